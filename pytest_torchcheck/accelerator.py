@@ -1,0 +1,159 @@
+"""What checks ask of an accelerator: the few calls that only a GPU answers, in one place, so that tests stand in for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from . import sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from .findings import Location
+
+_SYNC = "synchronizing CUDA operation"
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_INHERENT = tuple(os.path.join("torch", part, "") for part in ("amp", "optim"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSync:
+    """The host waited for the device.
+
+    Attributes:
+        location: The user's line; None in a part of torch that cannot do without, such as a scaler's step.
+        message: What torch said.
+    """
+
+    location: Location | None
+    message: str
+
+
+class Accelerator(Protocol):
+    """A device on which work is queued; :class:`Cuda` is the real one."""
+
+    def precision(self, *, tf32: bool) -> contextlib.AbstractContextManager[None]:
+        """Allow or forbid TF32 in products and convolutions, and let no benchmark choose kernels."""
+        ...
+
+    def host_syncs(self) -> contextlib.AbstractContextManager[list[HostSync]]:
+        """Note every operation for which the host waits, with the user's line."""
+        ...
+
+    def other_stream(self) -> contextlib.AbstractContextManager[None]:
+        """Queue work on a stream that is not the default one; both wait for each other at the ends."""
+        ...
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Record what a function queues, after it has run as a warm-up, and return what replays it."""
+        ...
+
+
+class Cuda:
+    """CUDA by torch's own calls; needs torch 2.11 or newer, and nothing newer."""
+
+    @contextlib.contextmanager
+    def precision(self, *, tf32: bool) -> Iterator[None]:
+        """Set the flags that decide how products are computed, and put them back."""
+        cudnn: Any = torch.backends.cudnn
+        parts: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+        saved, benchmark = [part.fp32_precision for part in parts], cudnn.benchmark
+        for part in parts:
+            part.fp32_precision = "tf32" if tf32 else "ieee"
+        cudnn.benchmark = False
+        try:
+            yield
+        finally:
+            for part, value in zip(parts, saved, strict=True):
+                part.fp32_precision = value
+            cudnn.benchmark = benchmark
+
+    @contextlib.contextmanager
+    def host_syncs(self) -> Iterator[list[HostSync]]:
+        """Turn on torch's own watch, whose warnings come while the user's line still runs."""
+        found: list[HostSync] = []
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = _noting(found)
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield found
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+
+    @contextlib.contextmanager
+    def other_stream(self) -> Iterator[None]:
+        """Let a new stream follow the current one, and the current one it."""
+        current, other = torch.cuda.current_stream(), torch.cuda.Stream()
+        other.wait_stream(current)
+        with torch.cuda.stream(other):
+            yield
+        current.wait_stream(other)
+        torch.cuda.synchronize()
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Warm up on another stream, as torch asks for, then capture a CUDA graph."""
+        with self.other_stream():
+            for _ in range(3):
+                run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+
+        def replay() -> None:
+            graph.replay()
+            torch.cuda.synchronize()
+
+        return replay
+
+
+def _noting(found: list[HostSync]) -> Callable[..., None]:
+    def note(message: Warning | str, *_rest: object, **_fields: object) -> None:
+        if _SYNC in str(message):
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and frame.f_globals.get("__name__") == "warnings":
+                frame = frame.f_back
+            place = None if _is_inherent(frame) else _user_line(frame)
+            found.append(HostSync(location=place, message=str(message).split("(")[0]))
+
+    return note
+
+
+def _is_inherent(frame: FrameType | None) -> bool:
+    return frame is not None and any(part in frame.f_code.co_filename for part in _INHERENT)
+
+
+def _user_line(frame: FrameType | None) -> Location | None:
+    """Return the user's innermost line within what this package called: its own callers wait for nothing."""
+    while frame is not None and not frame.f_code.co_filename.startswith(_HERE):
+        if sources.rank(frame.f_code.co_filename) == 2:
+            return sources.of_frame(frame, until=frame)
+        frame = frame.f_back
+    return None
+
+
+_CURRENT: list[Accelerator] = [Cuda()]
+
+
+def current() -> Accelerator:
+    """Return the accelerator that checks use."""
+    return _CURRENT[-1]
+
+
+@contextlib.contextmanager
+def replaced(other: Accelerator) -> Iterator[None]:
+    """Let checks use another accelerator inside, such as one that a test simulates."""
+    _CURRENT.append(other)
+    try:
+        yield
+    finally:
+        _CURRENT.pop()

@@ -1,0 +1,142 @@
+"""Other sizes from a real batch: cropping and wrapping around along the axes of a symbol.
+
+The values of a real batch keep their domain when they are indexed: ids stay ids, masks stay masks, labels stay labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pytest_torchcheck.specs.shapes import Expr
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Dims = tuple[Expr | None, ...]
+"""The size of every axis of a tensor as an expression; None where it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one tensor of the real batch follows the sizes.
+
+    Attributes:
+        dims: The size of every axis; None where it is not known.
+        sure: Whether the shape is known at every size.
+        follows_batch: Where it is not, whether it is known at other batch sizes.
+    """
+
+    dims: Dims
+    sure: bool
+    follows_batch: bool = True
+
+    def known(self, changed: set[str], batch: str | None) -> bool:
+        """Whether the shape can be told when these symbols change."""
+        return self.sure or not changed or (self.follows_batch and changed <= {batch})
+
+    def shape(self, real: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape at these sizes."""
+        return tuple(
+            size if dim is None else dim.value_at(sizes)
+            for dim, size in zip(self.dims, real, strict=True)
+        )
+
+
+def row_index(old: int, new: int, shift: int = 0) -> Tensor:
+    """Which old rows make ``new`` rows: in order, wrapping around, from ``shift`` on."""
+    if not old:
+        return torch.zeros(0, dtype=torch.int64)
+    return (torch.arange(new) + shift) % old
+
+
+def resample(
+    tensor: Tensor,
+    dims: Dims,
+    old: Mapping[str, int],
+    new: Mapping[str, int],
+    index: Mapping[str, Tensor],
+) -> Tensor:
+    """Take other sizes out of a real tensor.
+
+    Args:
+        tensor: The real one.
+        dims: The expressions of its axes.
+        old: Sizes before.
+        new: Sizes after.
+        index: Per symbol, which old rows become the new ones.
+
+    Returns:
+        A tensor of the new shape, made of the real one's elements.
+    """
+    for axis, dim in enumerate(dims):
+        if dim is None or dim.op == "number":
+            continue
+        rows = _axis_index(dim, old, new, index)
+        if len(rows) != tensor.shape[axis] or not torch.equal(rows, torch.arange(len(rows))):
+            tensor = tensor.index_select(axis, rows)
+    return tensor
+
+
+def _axis_index(
+    dim: Expr, old: Mapping[str, int], new: Mapping[str, int], index: Mapping[str, Tensor]
+) -> Tensor:
+    if dim.op == "symbol" and dim.name in index:
+        return index[dim.name]
+    if dim.op == "*" and all(arg.op in ("symbol", "number", "*") for arg in dim.args):
+        left, right = (_axis_index(arg, old, new, index) for arg in dim.args)
+        return (left.unsqueeze(1) * dim.args[1].value_at(old) + right).reshape(-1)
+    return row_index(dim.value_at(old), dim.value_at(new))
+
+
+def infer_dims(
+    shape: Sequence[int],
+    patterns: Sequence[tuple[Sequence[int], Dims]],
+    batch: tuple[Expr, int] | None,
+) -> Plan:
+    """Guess the axes of a tensor without a spec from the tensors that have one.
+
+    Every axis must be found, in the same order, among the axes of a declared tensor, in exactly one way; where that
+    fails, only the first axis is followed, and only if it has the batch's size.
+
+    Args:
+        shape: The tensor's shape.
+        patterns: Shapes and axes of declared tensors, the most telling first.
+        batch: The batch's symbol and the axis on which it stands, or None if there is no batch axis.
+    """
+    if not shape:
+        return Plan((), sure=True)
+    fallback: list[Expr | None] = [None] * len(shape)
+    if batch is not None and batch[1] < len(shape):
+        fallback[batch[1]] = batch[0]
+    if len(shape) == 1 and fallback[0] is not None:
+        return Plan(tuple(fallback), sure=True)
+    readings: set[Dims] = set()
+    for sizes, dims in patterns:
+        found = _embeddings(tuple(shape), tuple(sizes), dims, batch)
+        if len(found) == 1:
+            readings |= found
+        elif found:
+            break
+    if len(readings) == 1:
+        return Plan(readings.pop(), sure=True)
+    return Plan(tuple(fallback), sure=False, follows_batch=any(dim is not None for dim in fallback))
+
+
+def _embeddings(
+    shape: tuple[int, ...], sizes: tuple[int, ...], dims: Dims, batch: tuple[Expr, int] | None
+) -> set[Dims]:
+    """The ways in which ``shape`` is a subsequence of ``sizes``, as axes."""
+    found: set[Dims] = set()
+    for chosen in combinations(range(len(sizes)), len(shape)):
+        if any(sizes[i] != size for i, size in zip(chosen, shape, strict=True)):
+            continue
+        picked = tuple(dims[i] for i in chosen)
+        if batch is not None and batch[1] < len(picked) and picked[batch[1]] != batch[0]:
+            continue
+        found.add(picked)
+    return found

@@ -1,0 +1,489 @@
+"""Backward succeeds, and every parameter and input gets a gradient that is neither dead nor broken."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import sources, trees
+from ..diagnosis import gradients as explain
+from ..facts import forward_facts
+from ..state import isolated, seed_everything
+from ..subject import Subject, SubjectError, clear_gradients, gradient_stats
+from .registry import check, inconclusive, not_applicable, passed, violated
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from ..findings import Finding
+    from ..probes.provenance import GraphCut
+
+REDRAWS = ((1, 1), (2, 2), (0, 3))  # (batch, seed) of the further looks at a dead gradient
+_ROUTES = 10  # further batches for parameters that a router may have passed by
+_STARTS = (1, 2, 3, 4, 5, 6)  # other initialisations
+_NOISE = 1e-4  # of float32's share of the norm: what is noise is 1e8 times smaller in float64
+_REACHED = 1e-9  # above this share of the model's largest norm in its own dtype, far above it, a gradient is one
+_STRUCTURAL = 1e-12  # CHECKS R9: below this share of the model's norm, in float64, a gradient is zero by structure
+
+
+@check(
+    "backward",
+    "Backward of the loss succeeds, and again after a step.",
+    cost="3 FBS, and 1 FB beside a train_step, shared with other checks",
+)
+def backward(subject: Subject) -> Iterator[Finding]:
+    """Run forward, loss and backward, then a training step, then backward again."""
+    if not any(p.requires_grad for p in subject.model.parameters()):
+        output = subject.forward(train=True)
+        yield not_applicable(
+            f"no parameter requires a gradient; the forward ran and gave {_describe(output)}"
+        )
+        return
+    from .updates import trajectory
+
+    try:
+        moved = trajectory(subject)
+    finally:  # an error of the forward itself comes first; a plain step has shown the gradients already
+        first = subject.gradients()
+    if moved.error is not None:
+        raise moved.error
+    yield passed(
+        f"backward ran {len(moved.losses)} times, on a fresh model and after steps; loss {first.loss:.4g}",
+        evidence={"losses": list(moved.losses)},
+    )
+
+
+def _describe(output: object) -> str:
+    found = trees.tensors(output)
+    return (
+        ", ".join(f"{path} {list(t.shape)}" for path, t in list(found.items())[:3])
+        or type(output).__name__
+    )
+
+
+@check(
+    "gradients-exist",
+    "Every trainable parameter gets a gradient that is not always zero.",
+    cost="1 FB; up to 6 more only where a gradient is missing or zero",
+)
+def gradients_exist(subject: Subject) -> Iterator[Finding]:
+    """Look for None and zero gradients; look again over batches, seeds and steps before judging."""
+    if not any(p.requires_grad for p in subject.model.parameters()):
+        yield not_applicable("no parameter requires a gradient")
+        return
+    first = subject.gradients()
+    live = set(first.names("live"))
+    dead = {name: kind_of(first.stats[name].kind) for name in first.stats if name not in live}
+    dead = {
+        name: kind
+        for name, kind in dead.items()
+        if not subject.is_promised("MayLackGradient", name)
+    }
+    for index, seed in REDRAWS:
+        if not dead:
+            break
+        again = subject.gradients(index, seed=seed)
+        _merge(dead, again.stats)
+    if dead:
+        _after_steps(subject, dead)
+    elsewhere = unreached(subject, set(dead)) if dead else set()
+    for name in elsewhere:
+        dead.pop(name, None)
+    shifts = shared_shifts(subject, [name for name, kind in dead.items() if kind == "zero"])
+    for name in shifts:
+        del dead[name]
+    rounding = _structural_zeros(subject, set(first.names("live")))
+    untrained = [
+        (name, parameter)
+        for name, parameter in subject.named_parameters().items()
+        if not parameter.requires_grad and subject.is_promised("Trainable", name)
+    ]
+    for name, _ in untrained:
+        yield violated(
+            "grad-off",
+            f"{name} is promised to be trainable but does not require a gradient",
+            culprits=[explain.parameter(subject, name, "requires_grad=False")],
+            observed="requires_grad is False",
+            cause="the parameter is frozen",
+            because=f"{name}.requires_grad is False in the model as built",
+            location=explain.switched_off(subject, name),
+            fix=f"call requires_grad_(True) on {name}, or drop it from Trainable(...)",
+        )
+    none = [name for name, kind in dead.items() if kind == "none"]
+    zero = [name for name, kind in dead.items() if kind == "zero"]
+    total = len(first.stats)
+    if none:
+        yield from explain.missing(subject, none, total)
+    if zero or rounding:
+        yield from explain.zero(subject, [*zero, *rounding], total, rounding=rounding)
+    if elsewhere:
+        yield inconclusive(
+            f"{explain.names_text(sorted(elsewhere))} got no gradient here, but other data or another initialisation "
+            "reaches them or their siblings: a routing or a rectifier left them out by chance",
+            code="not-reached",
+        )
+    elif not none and not zero and not rounding and not untrained:
+        promised = sum(subject.is_promised("MayLackGradient", name) for name in first.stats)
+        told = f"{total - len(shifts) - promised} of {total} parameters have a gradient"
+        if shifts:
+            told += f"; {explain.names_text(sorted(shifts))} shifts what the loss compares only among itself"
+        if promised:
+            told += f"; {promised} may lack one"
+        yield passed(told, evidence={"norm": first.norm})
+
+
+_SHIFTS = ("cancels", "normalised")
+
+
+def routed(subject: Subject, dead: set[str]) -> set[str]:
+    """Name the parameters without a gradient whose siblings are reached by some batches and not by others.
+
+    Siblings differ in a number of their name only, such as the experts of a mixture. Where the same
+    siblings are live in every batch, nothing is routed, and a missing gradient is a mistake.
+    """
+    families: dict[str, set[str]] = {}
+    for name in subject.gradients().stats:
+        families.setdefault(re.sub(r"\d+", "*", name), set()).add(name)
+    found: set[str] = set()
+    for siblings in families.values():
+        suspects = siblings & dead
+        if not suspects or suspects == siblings:
+            continue
+        looks = []
+        for index in range(_ROUTES):
+            stats = subject.gradients(index + 3, seed=index + 3).stats
+            looks.append(frozenset(name for name in siblings if stats[name].kind == "live"))
+            suspects -= looks[-1]
+        reached = siblings & dead - suspects  # another batch reaches them after all
+        if len(set(looks)) > 1:
+            found |= suspects | reached
+        else:
+            found |= reached
+    return found
+
+
+def _live_in_another_instance(subject: Subject, dead: set[str]) -> set[str]:
+    """Name the parameters that get a gradient in a model built from another seed: dead by chance, not by mistake."""
+    if not dead or not subject.contract.is_factory:
+        return set()
+    found: set[str] = set()
+    for seed in (1, 2):
+        with isolated():
+            model = subject.build(subject.seed + seed).train()
+            batch = subject.batch().clone()
+            seed_everything(subject.seed)
+            loss = subject.compute_loss(subject.call(model, batch), batch)
+            with subject.phase("backward", batch):
+                loss.backward()
+            stats = gradient_stats(model)
+        found |= {name for name in dead if name in stats and stats[name].kind == "live"}
+    return found
+
+
+def unreached(subject: Subject, names: set[str]) -> set[str]:
+    """Name the parameters whose missing gradient is a matter of chance: routed elsewhere, or dead in this instance."""
+    elsewhere = routed(subject, names)
+    return elsewhere | _live_in_another_instance(subject, names - elsewhere)
+
+
+def shared_shifts(subject: Subject, names: Collection[str]) -> set[str]:
+    """Name the biases whose gradient cancels: a shift of all scores, which comparisons of scores ignore.
+
+    A ranking loss takes differences, a softmax or a normalisation drops what all entries share; such a
+    bias has no influence in a correct model (CHECKS E12). A weight without influence is a mistake.
+    """
+    from ..probes.provenance import find_zero_gradients
+
+    parameters = subject.named_parameters()
+    biases = [
+        name for name in names if parameters[name].dim() < 2 and "bias" in name.rpartition(".")[2]
+    ]
+    if not biases:
+        return set()
+    with subject.pristine():
+        found = find_zero_gradients(explain.forward_and_loss(subject), subject.model, biases)
+    return {name for name in biases if name in found and found[name].kind in _SHIFTS}
+
+
+def kind_of(kind: str) -> str:
+    """Return ``none`` or ``zero`` for a gradient that is not live."""
+    return "none" if kind == "none" else "zero"
+
+
+def _merge(dead: dict[str, str], stats: Mapping[str, object]) -> None:
+    """Drop what turned out to be live, and upgrade None to zero."""
+    for name in list(dead):
+        stat = stats.get(name)
+        kind = getattr(stat, "kind", "none")
+        if kind == "live":
+            del dead[name]
+        elif kind == "zero":
+            dead[name] = "zero"
+
+
+def _after_steps(subject: Subject, dead: dict[str, str]) -> None:
+    """Look once more after two steps: zero-initialised heads, gates and LoRA come alive then."""
+    with subject.pristine(steps=True) as model:
+        model.train()
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        for step in range(3):
+            batch = subject.batch(step % 2).clone()
+            clear_gradients(model)
+            seed_everything(subject.seed + 10 + step)
+            loss = subject.compute_loss(subject.call(model, batch), batch)
+            with subject.phase("backward", batch):
+                loss.backward()
+            _merge(dead, gradient_stats(model))
+            if not dead:
+                return
+            _normalised_step(trainable)
+
+
+@torch.no_grad()
+def _normalised_step(parameters: list[torch.nn.Parameter], relative: float = 1e-2) -> None:
+    """Move each parameter along its gradient by a share of its own size, whatever the gradient's scale."""
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is None:
+            continue
+        grad = trees.dense(grad)
+        norm = torch.linalg.vector_norm(grad)
+        if not torch.isfinite(norm) or norm == 0:
+            continue
+        size = torch.linalg.vector_norm(parameter.detach()).clamp_min(
+            math.sqrt(parameter.numel()) * 1e-1
+        )
+        parameter.sub_((grad * (relative * size / norm)).to(parameter.dtype))
+
+
+def _structural_zeros(subject: Subject, live: set[str]) -> list[str]:
+    """Name the parameters whose gradient is rounding noise of an exact zero, by the float64 oracle.
+
+    Biases are left out: a bias before a normalisation, or of the keys of an attention, has no influence
+    in a correct model (CHECKS E12). A whole weight matrix without influence is a mistake.
+    """
+    first = subject.gradients()
+    largest = max((s.norm for s in first.stats.values() if math.isfinite(s.norm)), default=0.0)
+    parameters = subject.named_parameters()
+    doubtful = [
+        name
+        for name in live
+        if first.stats[name].finite
+        and first.stats[name].norm < 1e-5 * largest
+        and parameters[name].dim() >= 2
+        and not subject.is_promised("MayLackGradient", name)
+    ]
+    if not doubtful:
+        return []
+    confirmed = set(doubtful) - _reached_in_double(subject, doubtful, largest)
+    if not confirmed:
+        return []
+    for index, seed in ((0, 0), *REDRAWS[:2]):
+        norms = _double_norms(subject, index, seed)
+        if norms is None:
+            return []
+        top = max(norms.values(), default=0.0)
+        narrow = subject.gradients(index, seed=seed).stats
+        widest = max((s.norm for s in narrow.values() if math.isfinite(s.norm)), default=0.0)
+        confirmed = {
+            n
+            for n in confirmed
+            if norms.get(n, 0.0) < _STRUCTURAL * top
+            # noise shrinks with the dtype's rounding; a gradient that is merely small does not
+            and norms.get(n, 0.0) * widest <= _NOISE * narrow[n].norm * top
+        }
+        if not confirmed:
+            break
+    if confirmed and subject.contract.is_factory:
+        # a rectifier that is on one side for every sample may cancel what another start lets through
+        for seed in _STARTS:
+            with isolated():
+                model = subject.convert(subject.build(subject.seed + seed), torch.float64)
+                norms = _norms_of(subject, model, 0, 0) or {}
+            top = max(norms.values(), default=0.0)
+            confirmed = {n for n in confirmed if norms.get(n, 0.0) < _STRUCTURAL * top}
+            if not confirmed:
+                break
+    return [name for name in doubtful if name in confirmed]
+
+
+def _reached_in_double(subject: Subject, names: list[str], largest: float) -> set[str]:
+    """Name those of some parameters that two samples give a gradient in float64, which is then no structural zero.
+
+    Only their gradients are computed: a cheap look that spares most models the whole step in float64.
+    """
+    from ..subject import SubjectError
+
+    batch, symbol = subject.batch(), subject.source.batch_symbol
+    if symbol is not None and batch.sizes.get(symbol, 0) > 2:
+        batch = subject.source.rows(batch, torch.arange(2))
+    with subject.in_double() as model:
+        batch = batch.to(dtype=torch.float64).clone()
+        model.train()
+        seed_everything(subject.seed)
+        parameters = dict(model.named_parameters())
+        try:
+            with torch.enable_grad():
+                loss = subject.compute_loss(subject.call(model, batch), batch)
+            with subject.phase("backward", batch):
+                gradients = torch.autograd.grad(
+                    loss, [parameters[name] for name in names], allow_unused=True
+                )
+        except SubjectError:
+            return set()
+        return {
+            name
+            for name, gradient in zip(names, gradients, strict=True)
+            if gradient is not None
+            and float(torch.linalg.vector_norm(trees.dense(gradient))) > _REACHED * largest
+        }
+
+
+def _double_norms(subject: Subject, index: int, seed: int) -> dict[str, float] | None:
+    """Gradient norms in float64, or None where the model does not run in it."""
+    with subject.in_double() as model:
+        clear_gradients(model)
+        return _norms_of(subject, model, index, seed)
+
+
+def _norms_of(
+    subject: Subject, model: torch.nn.Module, index: int, seed: int
+) -> dict[str, float] | None:
+    """Gradient norms of a model in float64, or None where it does not run in it."""
+    batch = subject.batch(index).to(dtype=torch.float64).clone()
+    model.train()
+    seed_everything(subject.seed + seed)
+    try:
+        loss = subject.compute_loss(subject.call(model, batch), batch)
+        with subject.phase("backward", batch):
+            loss.backward()
+    except SubjectError:
+        return None
+    return {name: stat.norm for name, stat in gradient_stats(model).items()}
+
+
+@check(
+    "gradients-finite",
+    "Loss and gradients of ordinary batches are finite.",
+    cost="2 FB, shared with gradients-exist",
+)
+def gradients_finite(subject: Subject) -> Iterator[Finding]:
+    """Look for NaN and infinity in outputs, loss and gradients of the base batch."""
+    if not any(p.requires_grad for p in subject.model.parameters()):
+        output = subject.forward(train=False)
+        broken = [
+            path
+            for path, t in trees.floats(output).items()
+            if not bool(torch.isfinite(trees.dense(t)).all())
+        ]
+        if broken:
+            yield from explain.non_finite(subject, outputs=broken, grads=[], loss=None)
+        else:
+            yield passed("the outputs are finite; no parameter requires a gradient")
+        return
+    seen = subject.gradients()
+    broken = [name for name, stat in seen.stats.items() if not stat.finite]
+    if broken or not math.isfinite(seen.loss):
+        yield from explain.non_finite(subject, outputs=[], grads=broken, loss=seen.loss)
+        return
+    yield passed(
+        f"loss {seen.loss:.4g} and {len(seen.stats)} gradients are finite, norm {seen.norm:.3g}"
+    )
+
+
+@check(
+    "inputs-unchanged",
+    "The forward changes neither its inputs nor the containers that hold them.",
+    cost="2 F, shared",
+)
+def inputs_unchanged(subject: Subject) -> Iterator[Finding]:
+    """Compare every input before and after a forward in both modes."""
+    for train in (False, True):
+        seen = forward_facts(subject, train=train)
+        if seen.changed_inputs:
+            yield from explain.changed_inputs(subject, list(seen.changed_inputs), train=train)
+            return
+        if seen.containers[0] != seen.containers[1]:
+            yield violated(
+                "input-container",
+                "the forward changes a list or dict that its caller owns",
+                observed=f"entries before the call: {_short(seen.containers[0])}; "
+                f"after it: {_short(seen.containers[1])}",
+                cause="forward adds, removes or replaces an entry of a container it was given",
+                because="the containers' entries differ before and after the call",
+                fix="copy the container first: batch = dict(batch)",
+                location=sources.of_object(type(subject.model).forward),
+            )
+            return
+    if not seen.inputs:
+        yield inconclusive("the model takes no tensor that could be changed")
+        return
+    yield passed(f"{seen.inputs} inputs are bit-equal after a forward in eval and train mode")
+
+
+def _short(shape: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(path for path, _ in shape[:6]) or "none"
+
+
+@check(
+    "sampling-paths",
+    "Normal draws that the loss depends on are reparameterised, so that their parameters learn from them.",
+    needs=("loss",),
+    cost="shared by the loss checks; 1 F more where torch.normal is given live tensors",
+    axes="once",
+)
+def sampling_paths(subject: Subject) -> Iterator[Finding]:
+    """Look for draws from live means or deviations whose value goes on through trainable operations.
+
+    A draw that only meets its own log-probability (a policy gradient) is no mistake, nor is a discrete one.
+    """
+    from ..probes.provenance import find_stops
+    from .loss import evidence
+
+    if evidence(subject).samples == 0:
+        yield not_applicable("the forward draws from no normal distribution with live parameters")
+        return
+    with subject.pristine() as model:
+        stops = find_stops(explain.forward_and_loss(subject), model)
+    drawn = [
+        stop
+        for stop in stops
+        if stop.kind == "sampling" and stop.op is not None and "normal" in stop.op.name
+    ]
+    used = [stop for stop in drawn if _feeds_parameters(subject, stop)]
+    if not used:
+        yield passed(f"{len(drawn)} draws do not go on through trainable operations")
+        return
+    for stop in used:
+        yield explain.not_reparameterised(subject, stop)
+
+
+def _feeds_parameters(subject: Subject, stop: GraphCut) -> bool:
+    """Say whether what is drawn goes on into operations with trainable parameters."""
+    from ..probes.watch import Watch, name_of, tensors_in
+
+    fed: list[bool] = []
+    drawn: dict[int, torch.Tensor] = {}
+    parameters = {id(p) for p in subject.model.parameters() if p.requires_grad}
+
+    class Follow(Watch):
+        def after(
+            self, func: object, args: object, kwargs: object, result: object, token: object
+        ) -> None:
+            inputs = list(tensors_in((args, kwargs)))
+            made = list(tensors_in(result))
+            if name_of(func).endswith("normal") and any(t.requires_grad for t in inputs):  # type: ignore[arg-type]
+                drawn.update((id(t), t) for t in made)
+            elif any(id(t) in drawn for t in inputs):
+                if any(id(t) in parameters for t in inputs):
+                    fed.append(True)
+                drawn.update((id(t), t) for t in made)
+
+    with subject.pristine() as model, Follow(model):
+        model.train()
+        seed_everything(subject.seed)
+        subject.call(model, subject.batch().clone())
+    return bool(fed)

@@ -1,0 +1,540 @@
+"""Samples keep to themselves, eval mode is deterministic and pure, and other sizes work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from .. import trees
+from ..diagnosis import behaviour as explain
+from ..facts import copied, forward_facts, outputs
+from ..state import seed_everything, seed_torch
+from ..subject import Subject, SubjectError
+from .registry import check, inconclusive, not_applicable, passed, suspicious
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..batches import Batch
+    from ..findings import Finding
+
+EXACT = 1e-9
+"""Largest relative difference in float64 that reordering of sums explains (CHECKS R2)."""
+ROUNDING = 3e-4
+"""The same in float32, for models that do not run in float64."""
+_ROUNDED = 1e-5
+"""What other kernels for other sizes make of float32: 1.4e-6 was measured (CHECKS E2), more in deep models."""
+_QUANTIZED = ("quantized", "ao.nn")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Which dimension of each output is the batch.
+
+    Attributes:
+        dims: By path of the output; outputs without a batch dimension are left out.
+        others: Outputs whose shape does not follow the batch.
+    """
+
+    dims: dict[str, int]
+    others: tuple[str, ...]
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Say whether a module is quantized: its scales follow the whole batch by design."""
+    return any(any(word in type(m).__module__ for word in _QUANTIZED) for m in model.modules())
+
+
+def is_stochastic(subject: Subject) -> bool:
+    """Say whether the contract declares randomness in eval mode."""
+    return bool(subject.contract.promised("Stochastic"))
+
+
+def output_rows(subject: Subject) -> Rows | None:
+    """Find the batch dimension of every output by looking at two batch sizes; cached.
+
+    Returns:
+        None where there is no batch axis, or where fewer samples cannot be taken.
+    """
+    if "rows" not in subject.cache:
+        subject.cache["rows"] = _find_rows(subject)
+    found: Rows | None = subject.cache["rows"]
+    return found
+
+
+def _find_rows(subject: Subject) -> Rows | None:
+    symbol = subject.source.batch_symbol
+    batch = subject.batch()
+    if symbol is None or batch.sizes.get(symbol, 0) < 2:
+        return None
+    size = batch.sizes[symbol]
+    full = outputs(subject)
+    less, count = None, 0
+    for count in sorted({min(2, size - 1), size - 1}):  # few are cheap; some models refuse them
+        try:
+            less = outputs(subject, subject.source.rows(batch, torch.arange(count)))
+            break
+        except SubjectError:
+            continue  # other sizes are another check's business
+    if less is None:
+        return None
+    dims: dict[str, int] = {}
+    others: list[str] = []
+    for path, tensor in full.items():
+        other = less.get(path)
+        if other is None or tensor.is_nested or other.dim() != tensor.dim():
+            others.append(path)
+            continue
+        moved = [
+            dim
+            for dim in range(tensor.dim())
+            if tensor.shape[dim] == size and other.shape[dim] == count
+        ]
+        if len(moved) == 1 and all(
+            a == b
+            for d, (a, b) in enumerate(zip(tensor.shape, other.shape, strict=True))
+            if d != moved[0]
+        ):
+            dims[path] = moved[0]
+        else:
+            others.append(path)
+    return Rows(dims=dims, others=tuple(others))
+
+
+@check(
+    "batch-independence",
+    "A sample's output does not depend on its neighbours, nor on its place in the batch.",
+    cost="4 F in eval mode, one of them shared; 2 more in float64 only where bits differ",
+)
+def batch_independence(subject: Subject) -> Iterator[Finding]:
+    """Replace the neighbours of the first sample, and change the order of the samples."""
+    if subject.contract.batch_dim is None or subject.source.batch_symbol is None:
+        yield not_applicable("the inputs have no batch dimension")
+        return
+    if is_quantized(subject.model):
+        yield not_applicable("the activations of quantized modules share one scale over the batch")
+        return
+    batch = subject.batch()
+    symbol = subject.source.batch_symbol
+    size = batch.sizes.get(symbol, 0)
+    if size < 2:
+        yield inconclusive("the batch holds one sample, which has no neighbours")
+        return
+    rows = output_rows(subject)
+    if rows is None or not rows.dims:
+        yield inconclusive("no output could be split into samples")
+        return
+    other = subject.batch(1)
+    keep = torch.arange(size) == 0
+    mixed = _replace(subject, batch, other, keep)
+    if not _differs(subject, batch, mixed):
+        yield inconclusive("the neighbours' inputs could not be changed: all samples are equal")
+        return
+    leaks = _compare(
+        subject,
+        batch,
+        mixed,
+        rows,
+        torch.zeros(1, dtype=torch.int64),
+        torch.zeros(1, dtype=torch.int64),
+    )
+    if leaks is not None:
+        yield explain.mixed(subject, batch, mixed, rows, leaks)
+        return
+    if forward_facts(subject).consumed:
+        yield passed(
+            f"the first of {size} samples is unchanged by other neighbours; the output is random in eval mode"
+        )
+        return
+    order = torch.arange(size).roll(1)
+    turned = subject.source.rows(batch, order)
+    leaks = _compare(subject, batch, turned, rows, order, torch.arange(size))
+    if leaks is not None:
+        yield explain.placed(subject, batch, turned, rows, order, leaks)
+        return
+    yield passed(
+        f"{len(rows.dims)} outputs: the first of {size} samples is unchanged by other neighbours, "
+        "and samples keep their outputs in another order"
+    )
+
+
+def _replace(subject: Subject, batch: Batch, other: Batch, keep: torch.Tensor) -> Batch:
+    """Return the batch with the samples not in ``keep`` taken from another one."""
+    axes = subject.source.axes(subject.source.batch_symbol or "")
+    others = other.tensors()
+
+    def change(path: str, leaf: object) -> object:
+        if not isinstance(leaf, torch.Tensor) or path not in axes:
+            return leaf
+        fresh = others[path]
+        shape = [1] * leaf.dim()
+        shape[axes[path]] = len(keep)
+        mask = keep.view(shape).to(leaf.device)
+        return torch.where(mask, leaf.detach(), fresh.detach().to(leaf.device))
+
+    return batch.map(change)
+
+
+def _differs(subject: Subject, a: Batch, b: Batch) -> bool:
+    theirs = dict(b.input_leaves())
+    return any(
+        isinstance(leaf, torch.Tensor) and not trees.same(leaf, theirs[path])
+        for path, leaf in a.input_leaves()
+    )
+
+
+def _compare(
+    subject: Subject,
+    a: Batch,
+    b: Batch,
+    rows: Rows,
+    of_a: torch.Tensor,
+    of_b: torch.Tensor,
+    small: Batch | None = None,
+) -> dict[str, float] | None:
+    """Compare samples ``of_a`` of one run with samples ``of_b`` of another: None where they agree.
+
+    Bits first; where those differ, float64 decides, and rounding in the subject's own dtype where the
+    model does not run in float64.
+
+    Args:
+        small: Fewer samples of ``a``, ``of_a`` among them, which float64 runs instead where the difference
+            is as small as rounding makes it.
+    """
+    mine = outputs(subject, a)
+    gaps = _gaps(mine, outputs(subject, b), rows, of_a, of_b)
+    if all(gap == 0.0 for gap in gaps.values()):
+        return None
+    narrow = all(t.dtype != torch.float64 for t in mine.values())
+    if small is not None and narrow and all(gap <= _ROUNDED for gap in gaps.values()):
+        a = small  # at the full size rounding explains it; float64 has to confirm the principle
+    bound = ROUNDING
+    try:
+        wide_a, wide_b = a.to(dtype=torch.float64), b.to(dtype=torch.float64)
+        with subject.in_double() as model, torch.no_grad():
+            model.eval()
+            seed_everything(subject.seed)
+            first = trees.tensors(subject.call(model, wide_a.clone()))
+            seed_everything(subject.seed)
+            second = trees.tensors(subject.call(model, wide_b.clone()))
+        gaps, bound = _gaps(first, second, rows, of_a, of_b), EXACT
+    except SubjectError:
+        pass  # hard-wired float32: judged by rounding in the model's own dtype
+    wrong = {path: gap for path, gap in gaps.items() if not gap <= bound}
+    return wrong or None
+
+
+def _gaps(
+    first: dict[str, torch.Tensor],
+    second: dict[str, torch.Tensor],
+    rows: Rows,
+    of_a: torch.Tensor,
+    of_b: torch.Tensor,
+) -> dict[str, float]:
+    gaps = {}
+    for path, dim in rows.dims.items():
+        if path not in second:
+            gaps[path] = float("inf")
+            continue
+        x = trees.dense(first[path]).index_select(dim, of_a.to(first[path].device))
+        y = trees.dense(second[path]).index_select(dim, of_b.to(second[path].device))
+        gaps[path] = 0.0 if trees.same(x, y) else trees.worst(x, y) / max(trees.scale(x), 1e-30)
+    return gaps
+
+
+@check(
+    "batch-sizes",
+    "Other sizes of the declared symbols work; a sample alone gives what it gives in a batch.",
+    cost="1 F for each of the drawn sizes, and 1 F for the batch of one; 2 more in float64 only where bits differ",
+)
+def batch_sizes(subject: Subject) -> Iterator[Finding]:
+    """Run the declared sizes, edges first, in eval mode, and a batch of one sample."""
+    tried = 0
+    crash = None
+    if subject.source.declared_sizes:
+        from ..strategies import examples
+
+        for drawn in examples(subject.source, subject.examples, subject.seed):
+            batch = subject.place(drawn)
+            tried += 1
+            try:
+                subject.forward(batch)
+            except SubjectError as error:
+                crash = (batch, error)
+                break
+        if crash is not None:
+            yield explain.size_crash(subject, *crash)
+            return
+    batch = subject.batch()
+    symbol = subject.source.batch_symbol
+    rows = output_rows(subject)
+    if symbol is None or rows is None or not rows.dims or is_quantized(subject.model):
+        if tried:
+            yield passed(f"{tried} batches of other sizes ran")
+        else:
+            yield inconclusive("neither sizes are declared nor can samples be taken from the batch")
+        return
+    single = subject.source.rows(batch, torch.zeros(1, dtype=torch.int64))
+    full = outputs(subject)
+    try:
+        alone = outputs(subject, single)
+    except SubjectError as error:
+        yield explain.size_crash(subject, single, error)
+        return
+    for path, dim in rows.dims.items():
+        wanted = list(full[path].shape)
+        wanted[dim] = 1
+        if path not in alone or list(alone[path].shape) != wanted:
+            got = list(alone[path].shape) if path in alone else None
+            yield explain.single_shape(subject, single, path, wanted, got)
+            return
+    first = torch.zeros(1, dtype=torch.int64)
+    pair = subject.source.rows(batch, torch.arange(2)) if batch.sizes[symbol] > 2 else None
+    gaps = (
+        None
+        if is_stochastic(subject)
+        else _compare(subject, batch, single, rows, first, first, small=pair)
+    )
+    if gaps is not None and forward_facts(subject).consumed:
+        gaps = None  # the random numbers of a batch of one are others; eval-determinism judges that
+    if gaps is not None:
+        yield explain.size_dependent(subject, batch, single, rows, gaps)
+        return
+    yield passed(
+        f"{tried} batches of other sizes ran; the first sample gives the same alone and in the batch"
+    )
+
+
+@check(
+    "eval-determinism",
+    "In eval mode the same input gives the same output, whatever the random state.",
+    cost="3 F, shared with eval-purity; 1 more only where one of them differs",
+)
+def eval_determinism(subject: Subject) -> Iterator[Finding]:
+    """Run twice in eval mode with different seeds."""
+    for promise in subject.contract.promised("Stochastic"):
+        yield not_applicable(f"the contract promises {promise}")
+        return
+    seen = forward_facts(subject)
+    if seen.steady and seen.outputs:
+        yield passed(f"{len(seen.outputs)} output tensors are bit-equal over two seeds")
+        return
+    first, second = seen.outputs, outputs(subject, seed=1)
+    if not first:
+        yield inconclusive("the output holds no tensor")
+        return
+    moved = [
+        path for path in first if path not in second or not trees.same(first[path], second[path])
+    ]
+    if moved and not subject.kernel_exact:
+        again = outputs(subject, subject.batch().clone())  # a clone is run anew
+        floor = {path: trees.worst(first[path], again[path]) for path in moved}
+        moved = [p for p in moved if trees.worst(first[p], second[p]) > 4 * floor[p]]
+    if moved:
+        gap = max(trees.worst(first[p], second[p]) for p in moved if p in second)
+        yield explain.random_in_eval(subject, moved, gap)
+        return
+    yield passed(f"{len(first)} output tensors are bit-equal over two seeds")
+
+
+@check(
+    "eval-purity",
+    "A forward in eval mode changes no parameter and no buffer, and can be repeated.",
+    cost="3 F, shared with inference-memory; 2 more only where one of them differs",
+)
+def eval_purity(subject: Subject) -> Iterator[Finding]:
+    """Run twice in eval mode without putting anything back in between."""
+    seen = forward_facts(subject)
+    if seen.repeats:
+        yield passed(
+            f"{seen.compared} parameters and buffers are bit-equal after an eval forward, the output repeats"
+        )
+        return
+    with subject.pristine(steps=False) as model, torch.no_grad():
+        model.eval()
+        before = {
+            name: t.detach().clone()
+            for name, t in (*model.named_buffers(), *model.named_parameters())
+            if t.device.type != "meta" and t.layout == torch.strided
+        }
+        seed_everything(subject.seed)
+        first = trees.tensors(subject.call(model, subject.batch().clone()))
+        first = {path: trees.dense(t).clone() for path, t in first.items()}
+        after = dict((*model.named_buffers(), *model.named_parameters()))
+        saved = set(
+            model.state_dict(keep_vars=True)
+        )  # a cache that is not saved may grow: the output decides
+        changed = [
+            n
+            for n, t in before.items()
+            if n in after and n in saved and not trees.same(t, after[n])
+        ]
+        seed_everything(subject.seed)
+        second = trees.tensors(subject.call(model, subject.batch().clone()))
+        moved = [
+            path
+            for path in first
+            if path not in second or not trees.same(first[path], second[path])
+        ]
+        if moved and not subject.kernel_exact:
+            moved = [
+                p
+                for p in moved
+                if trees.worst(first[p], second[p]) > ROUNDING * max(trees.scale(first[p]), 1e-30)
+            ]
+    if changed and not all(subject.is_promised("MayChange", name) for name in changed):
+        yield explain.impure(subject, changed)
+        return
+    if moved:
+        yield explain.not_repeatable(subject, moved)
+        return
+    yield passed(
+        f"{len(before)} parameters and buffers are bit-equal after an eval forward, the output repeats"
+    )
+
+
+@check(
+    "mode-flags",
+    "eval() and train() reach every module.",
+    cost="none",
+    axes="once",
+)
+def mode_flags(subject: Subject) -> Iterator[Finding]:
+    """Call eval() and train() and look at every module's flag."""
+    with subject.pristine() as model:
+        model.eval()
+        training = [name for name, module in model.named_modules() if module.training]
+        model.train()
+        still = [name for name, module in model.named_modules() if not module.training]
+        count = sum(1 for _ in model.modules())
+    kept = [name for name in training if _has_mode(model, name)]
+    if kept:
+        yield explain.stuck_mode(subject, kept)
+        return
+    if training:
+        yield suspicious(
+            "mode-stuck",
+            f"eval() leaves {len(training)} modules in training mode",
+            observed=", ".join(training[:5]),
+            cause="an overridden train() does not reach them",
+            because="module.training is True after model.eval()",
+            fix="call super().train(mode) and return self",
+        )
+        return
+    note = f"; {len(still)} stay in eval mode after train(), on purpose or not" if still else ""
+    yield passed(f"eval() reaches {count} of {count} modules{note}")
+
+
+def _has_mode(model: nn.Module, name: str) -> bool:
+    module = model.get_submodule(name)
+    kinds = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+    return any(isinstance(m, kinds) for m in module.modules())
+
+
+@check(
+    "seeding",
+    "The same torch seed gives the same training forward; another seed gives other random numbers.",
+    cost="3 F in train mode, one of them shared; 2 where no random numbers are used",
+)
+def seeding(subject: Subject) -> Iterator[Finding]:
+    """Seed torch alone, and leave the generators of numpy and random where they are."""
+    seen = forward_facts(subject, train=True)
+    first, (again, consumed) = seen.outputs, _seeded(subject, 0)
+    if not first:
+        yield inconclusive("the output holds no tensor")
+        return
+    moved = [
+        path for path in first if path not in again or not trees.same(first[path], again[path])
+    ]
+    if moved and not subject.kernel_exact:
+        moved = [
+            p
+            for p in moved
+            if trees.worst(first[p], again[p]) > ROUNDING * max(trees.scale(first[p]), 1e-30)
+        ]
+    if moved:
+        yield explain.unseeded(subject, moved)
+        return
+    consumed = consumed or seen.consumed
+    other = _seeded(subject, 1)[0] if consumed else {}
+    if consumed and all(path in other and trees.same(first[path], other[path]) for path in first):
+        finding = explain.reseeded(subject)
+        if finding is not None:
+            yield finding
+            return
+    what = (
+        "random numbers come from torch's generator alone"
+        if consumed
+        else "no random numbers are used"
+    )
+    yield passed(f"the training forward repeats under torch.manual_seed; {what}")
+
+
+def _seeded(subject: Subject, number: int) -> tuple[dict[str, torch.Tensor], bool]:
+    """Return the outputs in train mode when torch alone is seeded, and whether its random state moved."""
+    import random
+    import sys
+
+    batch = subject.batch().clone()
+    numpy = sys.modules.get("numpy")
+    with subject.pristine() as model, torch.no_grad():
+        model.train()
+        random.seed(subject.seed + 1000 + number)
+        if numpy is not None:
+            numpy.random.seed((subject.seed + 1000 + number) % 2**32)
+        seed_torch(subject.seed + number)
+        before = torch.get_rng_state()
+        made = copied(subject.call(model, batch))
+        return made, not torch.equal(before, torch.get_rng_state())
+
+
+@check(
+    "output-spec",
+    "The output has the declared shape, dtype and range, and is finite.",
+    needs=("model", "output"),
+    cost="1 F for each of the drawn sizes",
+)
+def output_spec(subject: Subject) -> Iterator[Finding]:
+    """Compare the outputs of the base batch and of drawn sizes with the declared spec."""
+    batches = [subject.batch()]
+    if subject.source.declared_sizes:
+        from ..strategies import examples
+
+        batches += [
+            subject.place(b)
+            for b in examples(subject.source, min(subject.examples, 4), subject.seed)
+        ]
+    checked = 0
+    for batch in batches:
+        try:
+            output = subject.forward(batch)
+        except SubjectError:
+            if checked == 0:
+                raise
+            continue  # batch-sizes reports sizes that do not run
+        finding = explain.output_mismatch(subject, batch, output)
+        if finding is not None:
+            yield finding
+            return
+        checked += 1
+    yield passed(f"the output fits its spec over {checked} batches")
+
+
+@check(
+    "rng-hygiene",
+    "The forward changes no global setting, and does not reseed.",
+    cost="2 F, shared",
+    axes="once",
+)
+def rng_hygiene(subject: Subject) -> Iterator[Finding]:
+    """Look at default dtype, grad mode, threads and determinism flags after a forward."""
+    for train in (False, True):
+        before, after = forward_facts(subject, train=train).settings
+        changed = [name for name in before if before[name] != after[name]]
+        if changed:
+            yield explain.global_state(subject, changed, before, after)
+            return
+    yield passed(f"{len(before)} global settings are the same after a forward in either mode")

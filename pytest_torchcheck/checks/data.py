@@ -1,0 +1,280 @@
+"""What a training run takes from its dataset and loader: samples, labels, workers, order, splits."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_torchcheck.data import (
+    explain_labels,
+    explain_order,
+    explain_samples,
+    labels,
+    mutation,
+    pickling,
+    randomness,
+    splits,
+    validity,
+)
+from pytest_torchcheck.data.plan import Part, parts
+from pytest_torchcheck.data.reading import MOST_SAMPLES, Survey, survey
+from pytest_torchcheck.specs import Labels, as_spec_tree
+from pytest_torchcheck.subject import Subject, SubjectError
+
+from .registry import check, inconclusive, not_applicable, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pytest_torchcheck.findings import Finding
+
+_IGNORED = -100  # what torch's losses ignore by default
+
+
+def data_parts(subject: Subject) -> tuple[Part, ...]:
+    """Return the datasets of a contract with their loaders."""
+    return parts(subject.contract.dataset, subject.contract.loader)
+
+
+def surveys(subject: Subject) -> tuple[Survey, ...]:
+    """Read up to 256 samples of every dataset, once per subject."""
+    key = ("data", "survey")
+    if key not in subject.cache:
+        subject.cache[key] = tuple(
+            _in_data(survey, part, seed=subject.seed) for part in data_parts(subject)
+        )
+    found: tuple[Survey, ...] = subject.cache[key]
+    return found
+
+
+def _pickle_failures(subject: Subject, part: Part) -> list[pickling.Unpicklable]:
+    key = ("data", "pickling", part.role)
+    if key not in subject.cache:
+        subject.cache[key] = [
+            *pickling.unpicklable(part.dataset),
+            *pickling.unpicklable(part.plan.collate_fn, "collate_fn"),
+            *pickling.unpicklable(part.plan.worker_init_fn, "worker_init_fn"),
+        ]
+    found: list[pickling.Unpicklable] = subject.cache[key]
+    return found
+
+
+def _in_data(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call what reads the user's data, and say of its errors that they are the data's."""
+    try:
+        return function(*args, **kwargs)
+    except mutation.ReadingError as error:
+        raise SubjectError("data", error.cause) from error
+    except Exception as error:  # the user's dataset may raise anything
+        raise SubjectError("data", error) from error
+
+
+@check(
+    "samples-valid",
+    "Samples can be read, are finite, and are alike in structure, shape and dtype, so that they make batches.",
+    needs=("dataset",),
+    cost=f"{MOST_SAMPLES} reads of each dataset, shared",
+    axes="once",
+)
+def samples_valid(subject: Subject) -> Iterator[Finding]:
+    """Read evenly spread samples and look at every leaf; collate one batch of the least alike."""
+    for found in surveys(subject):
+        if found.errors:
+            yield explain_samples.read_error(found)
+            continue
+        if not found.samples:
+            yield inconclusive(
+                f"{found.part.prefix}{found.part.name} holds no sample", code="no-samples"
+            )
+            continue
+        collates = (
+            validity.try_collate(found)
+            if found.part.is_map_style and found.part.plan.makes_batches
+            else None
+        )
+        bad = [
+            *explain_samples.not_finite(found, subject.seed),
+            *explain_samples.elsewhere(found),
+            *explain_samples.inconsistent(found, collates),
+            *_out_of_range(subject, found),
+            *([explain_samples.identical(found)] if validity.identical_inputs(found) else []),
+        ]
+        yield from bad
+        if not bad:
+            leaves = len(found.samples[0].leaves)
+            yield passed(
+                f"{found.part.prefix}{found.read} were read: {leaves} leaves each, finite and alike"
+            )
+
+
+def _out_of_range(subject: Subject, found: Survey) -> Iterator[Finding]:
+    """Hold the inputs to the range that their spec declares, leaf by leaf in order."""
+    if subject.contract.inputs is None or not found.part.is_map_style:
+        return
+    specs = _flat(as_spec_tree(subject.contract.inputs, "inputs"))
+    leaves = found.samples[0].inputs
+    if len(specs) != len(leaves):
+        return
+    for spec, leaf in zip(specs, leaves, strict=True):
+        low, high = (getattr(spec.values, name, None) for name in ("low", "high"))
+        if not isinstance(low, int | float) or not isinstance(high, int | float):
+            continue
+        top = high - 1 if isinstance(high, int) and not spec.dtype.is_floating_point else high
+        for sample in found.samples:
+            own = next(one for one in sample.leaves if one.path == leaf.path)
+            if own.low is not None and own.high is not None and (own.low < low or own.high > top):
+                yield explain_samples.out_of_range(found, leaf.path, low, top, own, sample.index)
+                break
+
+
+def _flat(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return [leaf for value in tree.values() for leaf in _flat(value)]
+    if isinstance(tree, list | tuple):
+        return [leaf for value in tree for leaf in _flat(value)]
+    return [tree]
+
+
+@check(
+    "samples-unchanged",
+    "Reading a sample changes nothing: the same sample under the same seed is the same again.",
+    needs=("dataset",),
+    cost=f"{3 * mutation.MOST_REREAD} reads of each dataset",
+    axes="once",
+)
+def samples_unchanged(subject: Subject) -> Iterator[Finding]:
+    """Read items under a seed, under another, and under the first again."""
+    for part, found in zip(data_parts(subject), surveys(subject), strict=True):
+        if not part.is_map_style:
+            yield not_applicable(f"{part.prefix}{part.name} is a stream: its samples have no index")
+            continue
+        if found.errors:
+            yield _unreadable(found)
+            continue
+        again = _in_data(mutation.reread, part, seed=subject.seed)
+        if not again.comparable:
+            yield inconclusive(
+                f"{part.prefix}samples of {part.name} hold nothing that can be compared"
+            )
+        elif again.overwritten:
+            yield explain_samples.overwritten(part, again)
+        elif not again.differing or again.held_randomness:
+            why = " once its own generator is put back" if again.held_randomness else ""
+            yield passed(
+                f"{part.prefix}{len(again.indices)} samples are equal when read again under their seed{why}"
+            )
+        elif again.changes:
+            traced = None
+            if again.changes[0].held.kind != "attribute":
+                traced = mutation.trace_write(part, again.changes[0], seed=subject.seed)
+            yield explain_samples.damaged(part, again, traced)
+        elif subject.contract.promised("RandomAugmentation"):
+            yield inconclusive(
+                f"{part.prefix}samples differ under one seed; random-augmentation says why",
+                code="random",
+            )
+        else:
+            name, place = _in_data(randomness.find_divergence, part)
+            yield explain_samples.not_repeatable(part, again, name, place)
+
+
+def _unreadable(found: Survey) -> Finding:
+    return inconclusive(
+        f"{found.part.prefix}sample {found.errors[0].index} cannot be read (see samples-valid)",
+        code="blocked",
+        root="samples-valid/sample-raises",
+    )
+
+
+@check(
+    "dataset-labels",
+    "Labels have the dtype and range that the loss needs, vary, and belong to their samples.",
+    needs=("dataset",),
+    cost="shared with samples-valid",
+    axes="once",
+)
+def dataset_labels(subject: Subject) -> Iterator[Finding]:
+    """Compare labels with what is declared, and with the dataset's own column of labels."""
+    for found in surveys(subject):
+        part = found.part
+        if not found.samples:
+            yield (
+                _unreadable(found)
+                if found.errors
+                else inconclusive(f"{part.prefix}no sample was read")
+            )
+            continue
+        measured = labels.measure(found)
+        if measured is None:
+            yield inconclusive(
+                f"{part.prefix}no label can be told apart in a sample ({found.samples[0].structure})"
+            )
+            continue
+        classes, ignore, wants_float = _declared_labels(subject, part)
+        bad = list(explain_labels.labels_wrong(part, measured, classes, ignore, wants_float))
+        yield from bad
+        if not bad:
+            kinds = (
+                f"{len(measured.values)} values"
+                if measured.values
+                else f"{measured.low:g} to {measured.high:g}"
+            )
+            within = f", within {classes} classes" if classes is not None else ""
+            yield passed(
+                f"{part.prefix}{measured.count} labels of {measured.dtype}: {kinds}{within}"
+            )
+
+
+def _declared_labels(subject: Subject, part: Part) -> tuple[int | None, int, bool | None]:
+    """Return the number of classes, the ignored label, and whether targets are floats, as far as declared."""
+    contract = subject.contract
+    spec = _flat(as_spec_tree(contract.targets, "targets")) if contract.targets is not None else []
+    named = getattr(part.dataset, "classes", None)
+    classes = len(named) if isinstance(named, list | tuple) and named else None
+    if len(spec) == 1 and isinstance(spec[0], Labels):
+        return (
+            spec[0].classes,
+            _IGNORED if spec[0].ignore_index is None else spec[0].ignore_index,
+            False,
+        )
+    if contract.model is None or not contract.has_targets:
+        return classes, _IGNORED, None
+    targets = subject.batch().targets
+    if not isinstance(targets, torch.Tensor):
+        return classes, _IGNORED, None
+    return classes, _IGNORED, targets.is_floating_point()
+
+
+@check(
+    "split-hygiene",
+    "No sample of one split is in another.",
+    needs=("dataset",),
+    cost="one hash per sample, or one read where nothing is stored",
+    axes="once",
+)
+def split_hygiene(subject: Subject) -> Iterator[Finding]:
+    """Compare every pair of splits by indices, stored rows or contents."""
+    splits_ = [part for part in data_parts(subject) if part.is_map_style]
+    if len(splits_) < 2:
+        yield not_applicable(
+            'the contract declares one dataset; give {"train": ..., "eval": ...} to compare splits'
+        )
+        return
+    for first, second in itertools.combinations(splits_, 2):
+        found = _in_data(splits.overlap, first, second, seed=subject.seed)
+        if found is None:
+            yield inconclusive(f"{first.role} and {second.role} hold nothing that can be compared")
+        elif found.shared:
+            yield explain_order.leaked(first, second, found, subject.contract.location)
+        elif found.random or not found.is_complete:
+            why = "reading is random" if found.random else "not all were compared"
+            yield inconclusive(
+                f"no sample of {second.role} was seen in {first.role}, but {why}: "
+                f"{found.compared[0]} of {found.total[0]} with {found.compared[1]} of {found.total[1]}"
+            )
+        else:
+            yield passed(
+                f"{found.total[0]} samples of {first.role} and {found.total[1]} of {second.role}: none shared"
+            )

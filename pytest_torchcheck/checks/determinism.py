@@ -1,0 +1,169 @@
+"""Under deterministic algorithms a step runs, gives the same each time, and reads no memory that nobody wrote."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .. import sources
+from ..diagnosis.replay import replay
+from ..findings import Culprit, Finding
+from ..measure import parity
+from ..subject import SubjectError
+from .devices import on_meta
+from .registry import check, inconclusive, passed, violated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..subject import Subject
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_REFUSED = re.compile(r"^(?P<op>[\w:.]+) does not have a deterministic implementation", re.M)
+
+
+@check(
+    "deterministic-algorithms",
+    "Under torch.use_deterministic_algorithms a step runs, and gives the same each time.",
+    promise="Deterministic",
+    cost="3 FB",
+    axes="device",
+)
+def deterministic_algorithms(subject: Subject) -> Iterator[Finding]:
+    """Run a pass twice with deterministic algorithms demanded, from one seed, and compare bit by bit.
+
+    torch then also fills new memory with NaN, so that a pass that reads memory which nobody wrote gives NaN where
+    an ordinary one does not.
+    """
+    if on_meta(subject):
+        yield inconclusive(
+            "the model's parameters are on meta, so it cannot be run", code="no-values"
+        )
+        return
+    with _Zeroed():
+        plain = _once(subject)
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        try:
+            first, second = _once(subject), _once(subject)
+        except SubjectError as error:
+            refused = _REFUSED.search(str(error.error))
+            if refused is None:
+                if _WORKSPACE not in str(error.error):
+                    raise
+                yield inconclusive(
+                    f"cuBLAS is deterministic only where {_WORKSPACE}=:4096:8 is set before the run",
+                    code="needs-workspace",
+                )
+                return
+            yield _refused(subject, error, refused["op"])  # still demanded: it is run again
+            return
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned)
+    unwritten = [name for name in _broken(first) if name not in _broken(plain)]
+    if unwritten:
+        yield _unwritten(subject, unwritten)
+        return
+    apart = [gap for gap in parity.gaps(second, first).values() if gap.value != 0.0]
+    if apart:
+        worst = max(apart, key=lambda gap: gap.value)
+        yield violated(
+            "not-deterministic",
+            f"{worst.label} is another one each time, in spite of deterministic algorithms",
+            culprits=[
+                Culprit(
+                    kind="output" if worst.part == "output" else "parameter",
+                    name=worst.name,
+                    detail=f"{worst.value:.2g} away",
+                )
+            ],
+            location=sources.search(
+                type(subject.model), r"random|time\(|torch\.empty|set\(|os\.urandom"
+            )
+            or sources.of_object(type(subject.model).forward),
+            observed=f"relative difference {worst.value:.3g} between two passes from one seed",
+            cause="a source of randomness that torch's seed does not decide, or a kernel of one's own that adds in any order",
+            because="weights, inputs, seed and algorithms were the same",
+            fix="seed it from torch's generator, or sum in a fixed order",
+        )
+        return
+    yield passed(
+        f"two passes on {subject.device.type} are bit-equal, with deterministic algorithms demanded"
+    )
+
+
+class _Zeroed(TorchDispatchMode):
+    """Fills new memory with zeros: what lies there otherwise may be NaN by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if (
+            "empty" in func.overloadpacket.__name__
+            and isinstance(out, torch.Tensor)
+            and not out.is_meta
+        ):
+            out.zero_()
+        return out
+
+
+def _once(subject: Subject) -> parity.Run:
+    with subject.pristine() as model:
+        return parity.run(subject, model, subject.batch())
+
+
+def _broken(run: parity.Run) -> list[str]:
+    return [
+        name
+        for part in (run.output, run.gradient, run.buffer)
+        for name, tensor in part.items()
+        if bool(torch.isnan(tensor).any())
+    ]
+
+
+def _refused(subject: Subject, error: SubjectError, op: str) -> Finding:
+    place = sources.of_error(error.error)
+    if error.phase == "backward":  # anomaly mode knows the forward line
+        with subject.pristine() as model:
+            again = replay(
+                lambda: parity.run(subject, model, subject.batch()), model=model, anomaly=True
+            )
+        place = (again.saved_at if again is not None else None) or place
+    said = str(error.error).partition(", but")[0]
+    return violated(
+        "nondeterministic-op",
+        f"{op} has no deterministic implementation on {subject.device.type}",
+        culprits=[Culprit(kind="call", name=op, detail=f"in the {error.phase}", location=place)],
+        location=place,
+        observed=f"the {error.phase} raises under torch.use_deterministic_algorithms(True)",
+        cause=f"{op} may add or write in any order",
+        because=f"torch refused: {said}",
+        fix=f"use an operation with a fixed order in place of {op} (sort and segment, index_put_ with accumulate), or withdraw the promise",
+    )
+
+
+def _unwritten(subject: Subject, names: list[str]) -> Finding:
+    place = sources.search(type(subject.model), r"\bempty(_like|_strided)?\(|new_empty\(")
+    return violated(
+        "memory-unwritten",
+        f"{names[0]} depends on memory that nobody wrote",
+        culprits=[Culprit(kind="tensor", name=name) for name in names[:4]],
+        location=place or sources.of_object(type(subject.model).forward),
+        observed=f"{len(names)} tensors of the pass hold NaN once new memory is filled with NaN, none with zeros",
+        cause="torch.empty (or a view of it) is read before every element is written",
+        because="under deterministic algorithms torch fills new memory with NaN; nothing else was changed",
+        fix="use torch.zeros or torch.full, or write every element before it is read",
+    )

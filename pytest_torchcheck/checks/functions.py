@@ -1,0 +1,444 @@
+"""Custom autograd Functions and operators: found in the model's own run, checked, and counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .. import promises, sources
+from ..diagnosis.observation import observe
+from ..facts import forward_facts
+from ..functions.binding import function_behind, make_call
+from ..functions.coverage import CHECKED, CoverageRow, row_for
+from ..functions.discovery import RecordedCall, floats_of, recording, short_name
+from ..functions.engine import check_call
+from ..functions.modules import check_module
+from ..functions.operators import check_operator, definition_of, shadow_of
+from ..functions.target import Surrogate
+from ..state import isolated
+from ..subject import Subject, SubjectError
+from .registry import check, inconclusive, not_applicable, passed, suspicious
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..findings import Finding
+    from ..functions.calls import Call
+
+_SIGNATURES = 3
+"""How many different calls of one Function are looked at; the first one fully."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One Function, operator or module to check, and how it came up.
+
+    Attributes:
+        name: Its name.
+        kind: ``function``, ``operator`` or ``module``.
+        thing: The class, the overload, the module or the callable.
+        calls: What to call it with: recorded calls, or the declared inputs.
+        row: Its line of the coverage table, without a verdict.
+    """
+
+    name: str
+    kind: str
+    thing: Any
+    row: CoverageRow
+    calls: tuple[RecordedCall, ...] = ()
+    inputs: Any = None
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What the model's run applied, and what was found of it; kept while the contract runs."""
+
+    found: list[Found] = field(default_factory=list)
+    verdicts: dict[tuple[int, bool], list[Finding]] = field(default_factory=dict)
+    error: SubjectError | None = None
+
+
+def evidence(subject: Subject) -> Evidence:
+    """Take what one step in training and one forward in eval mode applied; cached."""
+    if "functions" not in subject.cache:
+        subject.cache["functions"] = _gather(subject)
+    known: Evidence = subject.cache["functions"]
+    if known.error is not None:
+        raise known.error
+    return known
+
+
+def _gather(subject: Subject) -> Evidence:
+    known = Evidence()
+    for name, (fn, inputs) in subject.contract.functions.items():
+        known.found.append(_declared(name, fn, inputs))
+    if subject.contract.model is None:
+        return known
+    calls: list[RecordedCall] = []
+    for shared, run in (
+        (_applied_in_training, lambda: _step(subject)),
+        (_applied_in_eval, lambda: subject.forward()),
+    ):
+        if (applied := shared(subject)) is not None:
+            calls += applied
+            continue
+        seen: list[RecordedCall] = []
+        try:
+            with recording() as seen:
+                run()
+        except SubjectError as error:  # another check reports it; what ran until then is known
+            known.error = error
+        calls += seen
+    for thing, same in _grouped(calls).items():
+        known.found.append(_recorded(thing, same))
+    if known.found:
+        known.error = None
+    return known
+
+
+def _applied_in_training(subject: Subject) -> tuple[RecordedCall, ...] | None:
+    """Return what the step that is watched anyway applied, or None where it is not the user's, or raised."""
+    if subject.contract.train_step is not None:
+        return None
+    try:
+        return observe(subject).applied
+    except SubjectError:
+        return None
+
+
+def _applied_in_eval(subject: Subject) -> tuple[RecordedCall, ...] | None:
+    """Return what a forward in eval mode that is run anyway applied, or None where it cannot be repeated."""
+    try:
+        seen = forward_facts(subject)
+    except SubjectError:
+        return None
+    return seen.applied if seen.repeats else None
+
+
+def _step(subject: Subject) -> None:
+    with subject.pristine(steps=True) as model, torch.enable_grad():
+        model.train()
+        if subject.contract.train_step is not None:
+            subject.train_step(model, subject.make_optimizer(model), subject.batch().clone())
+            return
+        batch = subject.batch().clone()
+        output = subject.call(model, batch)
+        try:
+            loss = subject.compute_loss(output, batch)
+        except SubjectError:
+            return  # another check reports the loss; the forward's Functions are known
+        if loss.requires_grad:
+            with subject.phase("backward", batch):
+                loss.sum().backward()
+
+
+def _grouped(calls: Sequence[RecordedCall]) -> dict[Any, list[RecordedCall]]:
+    grouped: dict[Any, list[RecordedCall]] = {}
+    for call in calls:
+        grouped.setdefault(call.function, []).append(call)
+    return grouped
+
+
+def _declared(name: str, fn: Any, inputs: Any) -> Found:
+    function = function_behind(fn)
+    thing: Any = fn
+    if isinstance(fn, nn.Module):
+        kind, label = "module", type(fn).__name__
+    elif isinstance(
+        fn,
+        torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch._library.custom_ops.CustomOpDef,
+    ):
+        kind, label = "operator", name
+    else:
+        kind = "function"
+        label = short_name(function) if function is not None else name
+    owner = function or fn
+    module = getattr(owner, "__module__", "") or ""
+    row = row_for(label, kind, module, sources.of_object(owner))
+    return Found(name=label, kind=kind, thing=thing, row=row, inputs=inputs)
+
+
+def _recorded(thing: Any, calls: Sequence[RecordedCall]) -> Found:
+    first = calls[0]
+    if first.kind == "operator":
+        definition = definition_of(thing)
+        module = getattr(getattr(definition, "_init_fn", None), "__module__", "") or thing.namespace
+    else:
+        module = thing.__module__
+    row = row_for(first.name, first.kind, module, first.defined or first.location)
+    return Found(name=first.name, kind=first.kind, thing=thing, row=row, calls=tuple(calls))
+
+
+def _verdicts(subject: Subject, found: Found, *, twice: bool = False) -> list[Finding]:
+    """Check one Function, once per contract."""
+    known = evidence(subject)
+    key = (id(found), twice)
+    if key not in known.verdicts:
+        with isolated():
+            known.verdicts[key] = _checked(subject, found, twice=twice)
+    return known.verdicts[key]
+
+
+def _checked(subject: Subject, found: Found, *, twice: bool) -> list[Finding]:
+    if found.kind == "module":
+        return check_module(found.thing, found.inputs, name=found.name, seed=subject.seed)
+    surrogate = _surrogate(subject, found.name)
+    if not found.calls:
+        if found.kind == "operator":
+            return check_operator(found.thing, found.inputs, twice=twice)
+        call = make_call(found.thing, found.inputs, seed=subject.seed)
+        return check_call(call, found.name, twice=twice, surrogate=surrogate)
+    if not any(call.requires for call in found.calls):
+        return [not_applicable(f"{found.name} is only applied where no gradient is asked of it")]
+    usable = [call for call in found.calls if call.whole]
+    findings: list[Finding] = []
+    compiled = _is_compiled(subject.model)
+    for position, recorded in enumerate(usable[:_SIGNATURES]):
+        made = _call_of(recorded, found.calls, subject.seed)
+        findings += check_call(
+            made,
+            found.name,
+            twice=twice or recorded.twice,
+            surrogate=surrogate,
+            autocast=recorded.autocast,
+            compiled=compiled,
+            redraw=True,
+            only_first=position > 0,
+            used_at=recorded.location,
+        )
+        if any(f.status == "violated" for f in findings):
+            break
+    if not findings:
+        findings = [
+            inconclusive(
+                f"{found.name} was only seen on tensors without values (fake, meta, functorch or sparse)",
+                "no-values",
+            )
+        ]
+    return _best(findings)
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    """Say whether a model or a part of it goes through torch.compile, so that its Functions must too."""
+    return any(
+        type(module).__name__ == "OptimizedModule"
+        or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+def _call_of(recorded: RecordedCall, calls: Sequence[RecordedCall], seed: int) -> Call:
+    """Bind a recorded call; inputs that never required a gradient may get None."""
+    floats = floats_of(recorded)
+    asked = {index for call in calls for index in call.requires}
+    definition = definition_of(recorded.function) if recorded.kind == "operator" else None
+    function = shadow_of(definition, recorded.name) if definition is not None else None
+    return make_call(
+        recorded.apply,
+        recorded.args,
+        kwargs=recorded.kwargs,
+        linked=recorded.linked,
+        wanted=floats,
+        optional=[index for index in floats if index not in asked],
+        function=function,
+        seed=seed,
+    )
+
+
+def _best(findings: Sequence[Finding]) -> list[Finding]:
+    """Keep what needs action; of several passes the first, which is the fullest."""
+    acting = [f for f in findings if f.status in ("violated", "suspicious")]
+    if acting:
+        return list({(f.code, f.summary): f for f in acting}.values())
+    held = [f for f in findings if f.status == "passed"]
+    return held[:1] or list(findings[:1])
+
+
+def _surrogate(subject: Subject, name: str) -> Surrogate | None:
+    for promise in subject.contract.promised("StraightThrough"):
+        assert isinstance(promise, promises.StraightThrough)
+        if any(
+            fnmatchcase(name, each) or name.rpartition(".")[2] == each for each in promise.functions
+        ):
+            return Surrogate(reason=promise.reason, of=promise.of)
+    return None
+
+
+@check(
+    "gradcheck",
+    "Every custom autograd Function's backward is the derivative of its forward.",
+    needs=("model-or-functions",),
+    cost="1 FB to find them; then each one alone on small float64 inputs, about 0.1 s",
+    axes="device",
+)
+def gradcheck(subject: Subject) -> Iterator[Finding]:
+    """Check each Function that the model applied, and each that is declared."""
+    found = [f for f in evidence(subject).found if f.kind != "operator"]
+    if not found:
+        yield not_applicable("the model applies no custom autograd Function, and none is declared")
+    seen: set[object] = set()
+    for each in found:
+        for finding in _verdicts(subject, each):
+            # a Function that is declared and applied by the model is at fault once
+            key = (finding.code, finding.location) if finding.status == "violated" else object()
+            if key not in seen:
+                seen.add(key)
+                yield finding
+    names = {f.name for f in found}
+    for promise in subject.contract.promised("StraightThrough"):
+        assert isinstance(promise, promises.StraightThrough)
+        for name in promise.functions:
+            if not any(fnmatchcase(n, name) or n.rpartition(".")[2] == name for n in names):
+                yield suspicious(
+                    "surrogate-unknown",
+                    f"promises.StraightThrough names {name}, which the model does not apply",
+                    observed=f"applied: {', '.join(sorted(names)) or 'no custom Function'}",
+                    cause="the Function has another name, or is no longer used",
+                    because="every Function that the model applies was recorded",
+                    fix="correct the name, or remove the promise",
+                )
+
+
+@check(
+    "double-backward",
+    "Second derivatives of every custom Function are right.",
+    needs=("model-or-functions",),
+    promise="TwiceDifferentiable",
+    cost="as gradcheck, with the gradient itself as the function",
+    axes="device",
+)
+def double_backward(subject: Subject) -> Iterator[Finding]:
+    """Check the derivative of each Function's gradient."""
+    found = [f for f in evidence(subject).found if f.kind == "function"]
+    if not found:
+        yield inconclusive(
+            "no custom autograd Function was found whose second derivative could be checked"
+        )
+    for each in found:
+        findings = _verdicts(subject, each, twice=True)
+        yield from _second_only(each, findings)
+
+
+def _second_only(found: Found, findings: Sequence[Finding]) -> Iterator[Finding]:
+    mine = [f for f in findings if f.code.startswith("double-backward")]
+    if mine:
+        yield from mine
+    elif any(f.status == "violated" for f in findings):
+        yield inconclusive(
+            f"the second derivative of {found.name} was not checked: its first one is wrong",
+            "blocked",
+            root=f"gradcheck/{next(f.code for f in findings if f.status == 'violated')}",
+        )
+    elif "second derivatives" in _held(findings[0]):
+        yield passed(
+            f"second derivatives of {found.name} agree with central differences of its gradient"
+        )
+    else:
+        yield findings[0]
+
+
+def _held(finding: Finding) -> list[Any]:
+    held = finding.evidence.get("held")
+    return held if isinstance(held, list) else []
+
+
+@check(
+    "custom-ops",
+    "Every operator registered with torch.library does what its schema, fake kernel and autograd formula say.",
+    needs=("model-or-functions",),
+    cost="opcheck on up to 3 recorded calls, about 10 F each",
+    axes="device",
+)
+def custom_ops(subject: Subject) -> Iterator[Finding]:
+    """Run opcheck and a gradient check on each operator that the model called."""
+    found = [f for f in evidence(subject).found if f.kind == "operator"]
+    if not found:
+        yield not_applicable("the model calls no operator registered with torch.library")
+    for each in found:
+        if not each.calls:
+            yield from _verdicts(subject, each)
+            continue
+        recorded = next((c for c in each.calls if c.whole), None)
+        registered: list[Finding] = []
+        if recorded is not None:
+            inputs = (
+                dict(recorded.kwargs) if recorded.kwargs and not recorded.args else recorded.args
+            )
+            registered = check_operator(
+                each.thing, inputs, used_at=recorded.location, derivatives=False
+            )
+        broken = [f for f in registered if f.status == "violated"]
+        yield from registered
+        if not broken and _trains(each):
+            yield from _verdicts(subject, each)
+
+
+def _trains(found: Found) -> bool:
+    definition = definition_of(found.thing)
+    return definition is not None and getattr(definition, "_backward_fn", None) is not None
+
+
+@check(
+    "function-coverage",
+    "Every custom Function and operator that the model uses is checked.",
+    needs=("model-or-functions",),
+    cost="none: reads what gradcheck and custom-ops found",
+    axes="once",
+)
+def function_coverage(subject: Subject) -> Iterator[Finding]:
+    """List each Function with its line and verdict."""
+    known = evidence(subject)
+    if not known.found:
+        yield not_applicable("the model uses no custom Function or operator")
+        return
+    rows = [_row(subject, each) for each in known.found]
+    lines = "; ".join(f"{r.name} ({r.file.rpartition('/')[2]}:{r.line}) {r.status}" for r in rows)
+    plain = {"coverage": [row.to_dict() for row in rows]}
+    missing = [row for row in rows if row.status not in CHECKED]
+    if missing:
+        names = ", ".join(row.name for row in missing)
+        yield inconclusive(
+            f"{len(missing)} of {len(rows)} custom Functions could not be checked: {names} ({missing[0].reason})",
+            "function-unchecked",
+            evidence=plain,
+            observed=lines,
+        )
+        return
+    yield passed(f"{len(rows)} custom Functions found and checked: {lines}", evidence=plain)
+
+
+def _row(subject: Subject, found: Found) -> CoverageRow:
+    verdicts = _verdicts(subject, found)
+    order = ("violated", "suspicious", "passed", "inconclusive", "not-applicable")
+    worst = min((f.status for f in verdicts), key=order.index)
+    reason = (
+        next((f.summary for f in verdicts if f.status == worst), "") if worst not in CHECKED else ""
+    )
+    return CoverageRow(
+        **{
+            **{k: getattr(found.row, k) for k in ("name", "kind", "module", "file", "line")},
+            "contracts": (subject.contract.name,),
+            "status": worst,
+            "reason": reason,
+        }
+    )
+
+
+@check(
+    "gradcheck-module",
+    "The whole model's gradients are its derivatives, of parameters and inputs.",
+    promise="Differentiable",
+    cost="1 FB and 2 F for every 16 parameters, in float64",
+    axes="device",
+)
+def gradcheck_module(subject: Subject) -> Iterator[Finding]:
+    """Compare directional derivatives of every parameter and floating input; locate the submodule that differs."""
+    batch = subject.batch().clone()
+    with subject.pristine() as model:
+        model.train()
+        inputs = batch.args if not batch.kwargs else batch.kwargs
+        yield from check_module(model, inputs, name=subject.contract.name, seed=subject.seed)

@@ -1,0 +1,239 @@
+"""Inputs matter, recomputation changes nothing, and the output keeps its form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import sources, trees
+from ..diagnosis import influence as explain
+from ..diagnosis.observation import observe
+from ..facts import forward_facts, outputs
+from ..probes.recomputation import watch_checkpointing
+from ..state import seed_everything
+from ..subject import Subject, SubjectError
+from .autograd import REDRAWS
+from .registry import check, inconclusive, not_applicable, passed, suspicious
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..batches import Batch
+    from ..findings import Finding
+
+_CLOSE = 1e-5  # relative: the order of summation differs between a kept and a recomputed activation
+
+
+@check(
+    "input-influence",
+    "Every input has an influence on the output.",
+    cost="1 FB with a random projection; up to 3 more, and 1 F per integer input, only in doubt",
+)
+def input_influence(subject: Subject) -> Iterator[Finding]:
+    """Look at the gradient of a random projection of the outputs to every floating input; change the others."""
+    batch = subject.batch()
+    inputs = {
+        path: leaf
+        for path, leaf in batch.input_leaves()
+        if isinstance(leaf, torch.Tensor) and leaf.numel()
+    }
+    if not inputs:
+        yield inconclusive("the model takes no tensor")
+        return
+    silent = {
+        path for path, leaf in inputs.items() if leaf.is_floating_point() or leaf.is_complex()
+    }
+    if silent:
+        for index, seed in ((0, 0), *REDRAWS[:2]):
+            silent &= _without_gradient(subject, index, seed)
+            if not silent:
+                break
+    # an input may act through comparisons and indices, which have no gradient: change it
+    silent |= {
+        path for path, leaf in inputs.items() if not (leaf.is_floating_point() or leaf.is_complex())
+    }
+    ignored = [path for path in inputs if path in silent and _has_no_effect(subject, path)]
+    # other values of an integer or boolean input are only certain to mean something else where their domain is declared
+    certain = [
+        path
+        for path in ignored
+        if inputs[path].is_floating_point()
+        or inputs[path].is_complex()
+        or subject.source.has_domain(path)
+    ]
+    if certain:
+        yield explain.ignored(subject, certain)
+    elif ignored:
+        yield inconclusive(
+            f"changing {', '.join(ignored)} changed no output, but what its values mean is not declared",
+            code="no-domain",
+        )
+    else:
+        yield passed(f"{len(inputs)} of {len(inputs)} inputs have an influence on the output")
+
+
+def _without_gradient(subject: Subject, index: int, seed: int) -> set[str]:
+    batch = subject.batch(index)
+    floating = {
+        path
+        for path, leaf in batch.input_leaves()
+        if isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+    }
+    try:
+        with subject.backward(batch, seed=seed, loss="probe", inputs_require_grad=True) as done:
+            leaves = dict(done.batch.input_leaves())
+            return {
+                p
+                for p in floating
+                if leaves[p].grad is None or not bool((trees.dense(leaves[p].grad) != 0).any())
+            }
+    except SubjectError:
+        return (
+            floating  # some operations refuse an input that requires a gradient: values decide then
+        )
+
+
+def _has_no_effect(subject: Subject, path: str) -> bool:
+    """Say whether other values of one input leave every output bit-equal, in either mode."""
+    batch = subject.batch()
+    tensor = dict(batch.input_leaves())[path]
+    changed = False
+    for index in (1, 2):
+        fresh = subject.batch(index).tensors()[path]
+        if trees.same(fresh, tensor):
+            fresh = tensor.flip(0) if tensor.dim() else tensor
+        if trees.same(fresh, tensor):
+            continue
+        changed = True
+        other = _with(batch, path, fresh)
+        for train in (True, False):
+            before = outputs(subject, train=train)
+            try:
+                after = outputs(subject, other, train=train)
+            except SubjectError:  # values that do not fit the other inputs: they are read
+                return False
+            if _differ(before, after):
+                return False
+        # a layer that is initialised to zero hides every input: look at other weights too
+        with subject.pristine(steps=True) as model, torch.no_grad():
+            model.train()
+            generator = torch.Generator().manual_seed(subject.seed)
+            for parameter in model.parameters():
+                if parameter.is_floating_point() and parameter.device.type != "meta":
+                    noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                    scale = 0.1 * float(parameter.detach().std(correction=0))
+                    parameter.add_(noise * max(scale, 0.02))
+            made = []
+            for each in (batch, other):
+                seed_everything(subject.seed)
+                made.append(subject.call(model, each.clone()))
+            if _differ(*made):
+                return False
+    return changed
+
+
+def _differ(first: Any, second: Any) -> bool:
+    a, b = trees.tensors(first), trees.tensors(second)
+    return any(name not in b or not trees.same(a[name], b[name]) for name in a)
+
+
+def _with(batch: Batch, path: str, value: torch.Tensor) -> Batch:
+    return batch.map(
+        lambda where, leaf: value.detach().clone() if where == path else leaf, targets=False
+    )
+
+
+@check(
+    "checkpointing",
+    "Activation checkpointing changes neither outputs nor gradients, buffers included.",
+    cost="1 FB, shared; 2 more where torch.utils.checkpoint is in use",
+)
+def checkpointing(subject: Subject) -> Iterator[Finding]:
+    """Run the same step with recomputation and without it, and compare values."""
+    if not any(p.requires_grad for p in subject.model.parameters()):
+        yield not_applicable("no parameter requires a gradient")
+        return
+    try:
+        used = observe(subject).regions > 0
+    except SubjectError:
+        used = True  # then the step itself tells what it raises
+    if used:
+        with watch_checkpointing() as seen:
+            kept = _step(subject)
+        used = seen.regions > 0
+    if not used:
+        yield not_applicable("the forward uses no torch.utils.checkpoint")
+        return
+    with watch_checkpointing(disable=True):
+        plain = _step(subject)
+    wrong = {
+        name: trees.worst(kept[name], value) / max(trees.scale(value), 1e-30)
+        for name, value in plain.items()
+        if name in kept and not trees.same(kept[name], value)
+    }
+    missing = sorted(set(plain) - set(kept))
+    gradients = {
+        n: gap for n, gap in wrong.items() if n.startswith(("gradient ", "output")) and gap > _CLOSE
+    }
+    if gradients or missing:
+        yield explain.recomputed(subject, gradients, missing, seen.regions)
+        return
+    buffers = [name.removeprefix("buffer ") for name in wrong if name.startswith("buffer ")]
+    if buffers:
+        owner = buffers[0].rpartition(".")[0]
+        yield suspicious(
+            "checkpoint-buffers",
+            f"{buffers[0]} is updated twice per step under activation checkpointing",
+            observed=f"{len(buffers)} buffers differ between a step with recomputation and one without",
+            cause="the recomputation runs the module's forward a second time, statistics included",
+            because="outputs and gradients are equal, these buffers are not",
+            fix="keep modules with running statistics out of the checkpointed region, or halve their momentum",
+            location=sources.of_parameter(subject.model, owner or buffers[0]),
+        )
+        return
+    yield passed(
+        f"{seen.regions} checkpointed regions: {len(plain)} outputs, gradients and buffers agree"
+    )
+
+
+def _step(subject: Subject) -> dict[str, torch.Tensor]:
+    """Return outputs, gradients and buffers of one step, copied."""
+    with subject.backward() as done:
+        made = {path: trees.dense(t).clone() for path, t in trees.floats(done.output).items()}
+        for name, parameter in subject.model.named_parameters():
+            if parameter.grad is not None:
+                made[f"gradient {name}"] = trees.dense(parameter.grad).clone()
+        for name, buffer in subject.model.named_buffers():
+            made[f"buffer {name}"] = trees.dense(buffer).clone()
+    return made
+
+
+@check(
+    "output-stability",
+    "The output has the same dtypes and ranks in train and in eval mode.",
+    cost="2 F, shared",
+    axes="once",
+)
+def output_stability(subject: Subject) -> Iterator[Finding]:
+    """Compare the structure of the output between the modes."""
+    train, evaluated = (forward_facts(subject, train=mode).structure for mode in (True, False))
+    first, second = dict(train), dict(evaluated)
+    differing = [path for path in first if path in second and first[path] != second[path]]
+    if differing:
+        path = differing[0]
+        yield suspicious(
+            "output-differs",
+            f"output{path} is {first[path]} in train mode and {second[path]} in eval mode",
+            observed=f"{len(differing)} of {len(first)} outputs differ in kind",
+            cause="the forward returns something else depending on the mode",
+            because=f"both forwards were given the same batch; train mode gave {first[path]}, eval mode {second[path]}",
+            fix="return the same kind of output in both modes",
+            location=sources.of_object(type(subject.model).forward),
+        )
+        return
+    extra = len(set(first) ^ set(second))
+    yield passed(
+        f"{len(first)} outputs keep dtype and rank"
+        + (f"; {extra} are there in one mode only" if extra else "")
+    )

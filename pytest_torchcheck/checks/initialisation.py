@@ -1,0 +1,372 @@
+"""A new model starts where it can learn: initialised, not symmetric, with signals that neither vanish nor explode."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.utils.deterministic
+from torch import nn
+
+from .. import sources, trees
+from ..diagnosis import initialisation as explain
+from ..diagnosis.losses import initialisation_line
+from ..diagnosis.observation import observe
+from ..findings import Culprit, Finding
+from ..probes.signals import LINEAR, Rectified
+from ..state import is_lazy, isolated
+from .devices import on_meta
+from .registry import check, inconclusive, not_applicable, passed, suspicious, violated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..subject import Subject
+
+HUGE = 1e15
+"""No initialisation draws such a weight; memory that was never written may hold it."""
+_TWINS = 1e-5  # largest relative difference between equal rows, or their gradients, that rounding explains
+_SEED_STEP = 7919
+
+
+def rebuilt(subject: Subject) -> nn.Module | None:
+    """Build another instance with another seed, in which memory that was never written holds NaN.
+
+    Returns:
+        None where there is no factory, or where it returns the same parameters again.
+    """
+    if not subject.contract.is_factory:
+        return None
+    with isolated(), _filled_memory():
+        other = subject.build(subject.seed + _SEED_STEP)
+    subject.cache["never-written"] = _unwritten(subject.model, other)
+    ours = {id(p) for p in subject.model.parameters()}
+    if any(id(p) in ours for p in other.parameters()) or other is subject.model:
+        return None
+    return other
+
+
+def _unwritten(model: nn.Module, other: nn.Module) -> list[str]:
+    """Return the parameters that hold NaN only where unwritten memory does: others hold NaN by computation."""
+    ours = dict(model.named_parameters())
+    found = []
+    for name, parameter in other.named_parameters():
+        if (
+            is_lazy(parameter)
+            or not parameter.is_floating_point()
+            or parameter.layout != torch.strided
+        ):
+            continue
+        if not bool(torch.isnan(parameter.detach().sum())):
+            continue
+        count = int(torch.isnan(parameter.detach()).sum())
+        mine = ours.get(name)
+        if count and (mine is None or int(torch.isnan(mine.detach()).sum()) != count):
+            found.append(name)
+    return found
+
+
+@contextlib.contextmanager
+def _filled_memory() -> Iterator[None]:
+    """Let torch fill new memory with NaN, as its deterministic mode does."""
+    filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    mode, warn = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    # torch.use_deterministic_algorithms would import the compiler first, which takes seconds
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(mode, warn_only=warn)
+        torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
+
+
+@check(
+    "initialisation",
+    "Parameters are initialised: finite, written, and not the same for every unit.",
+    cost="1 build of a factory, shared; 1 FB only where units are equal",
+    axes="device",
+)
+def initialisation(subject: Subject) -> Iterator[Finding]:
+    """Look for NaN, unwritten memory and huge values, and for layers whose units are and stay equal."""
+    if on_meta(subject):
+        yield inconclusive(
+            "the model's parameters are on meta, so they have no values", code="no-values"
+        )
+        return
+    parameters = subject.named_parameters()
+    if not parameters:
+        yield not_applicable("the model has no parameters")
+        return
+    if subject.contract.is_factory and "never-written" not in subject.cache:
+        rebuilt(subject)
+    unwritten: list[str] = subject.cache.get("never-written", [])
+    broken = [
+        (name, parameter)
+        for name, parameter in parameters.items()
+        if parameter.is_floating_point() and not _is_sane(parameter)
+    ]
+    findings = list(explain.unwritten(subject, unwritten)) if unwritten else []
+    findings += explain.broken(subject, [(name, p) for name, p in broken if name not in unwritten])
+    findings += _symmetric(subject)
+    yield from findings
+    if not findings:
+        how = (
+            ", and a build on memory filled with NaN leaves none"
+            if "never-written" in subject.cache
+            else ""
+        )
+        yield passed(
+            f"{len(parameters)} parameters are finite and below {HUGE:.0g} in magnitude{how}"
+        )
+
+
+def _is_sane(parameter: torch.Tensor) -> bool:
+    values = trees.dense(parameter)
+    if not values.numel():
+        return True
+    if not parameter.requires_grad:
+        return not bool(
+            torch.isnan(values).any()
+        )  # a mask that is kept as a parameter may hold -inf
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    low, high = torch.aminmax(values)  # NaN wins both
+    largest = max(abs(float(low)), abs(float(high)), key=lambda v: (v != v, v))
+    return math.isfinite(largest) and largest < HUGE
+
+
+def _symmetric(subject: Subject) -> Iterator[Finding]:
+    """Report layers whose units have equal weights and equal gradients: they stay equal for ever."""
+    yield from _copies(subject)
+    equal = [
+        name
+        for name, weight in _unit_weights(subject.model)
+        if _rows_equal(weight.detach(), zero=False)
+    ]
+    if not equal:
+        return
+    with subject.backward():
+        parameters = dict(subject.model.named_parameters())
+        gradients = {n: trees.dense(p.grad) for n, p in parameters.items() if p.grad is not None}
+        largest = max((trees.scale(g) for g in gradients.values()), default=0.0)
+        kept = [
+            name
+            for name in equal
+            if name in gradients
+            and (_rows_equal(gradients[name], zero=False) or _is_noise(gradients[name], largest))
+        ]
+    for name in kept:
+        weight = subject.named_parameters()[name]
+        place = initialisation_line(subject, name)
+        yield violated(
+            "units-equal",
+            f"all {weight.shape[0]} units of {name} are equal, and stay so",
+            culprits=[Culprit(kind="parameter", name=name, detail="equal rows", location=place)],
+            observed=f"the rows of {name} {list(weight.shape)} are equal, and so are the rows of its gradient",
+            cause="a constant initialisation gives every unit the same weights, and nothing tells them apart",
+            because="equal weights with equal gradients make equal steps, so the layer acts as one unit",
+            fix=f"initialise {name} at random (nn.init.kaiming_uniform_)"
+            + (f", line {place.line}" if place else ""),
+        )
+
+
+def _copies(subject: Subject) -> Iterator[Finding]:
+    """Report layers that are copies of each other and get equal gradients: branches that stay one."""
+    named = dict(_unit_weights(subject.model))
+    pairs = [
+        (a, b)
+        for (a, one), (b, two) in itertools.combinations(named.items(), 2)
+        if one is not two
+        and one.shape == two.shape
+        and one.flatten()[0] == two.flatten()[0]
+        and torch.equal(one.detach(), two.detach())
+        and not _rows_equal(one.detach(), zero=True)
+    ]
+    pairs = [(a, b) for a, b in pairs if not _is_replicated(subject, a, b)]
+    if not pairs:
+        return
+    with subject.backward():
+        grads = {n: p.grad for n, p in subject.model.named_parameters() if p.grad is not None}
+        twins = [
+            (a, b)
+            for a, b in pairs
+            if a in grads
+            and b in grads
+            and trees.scale(grads[a]) > 0
+            and trees.worst(grads[a], grads[b]) <= _TWINS * trees.scale(grads[a])
+        ]
+    if not twins:
+        return
+    first, second = twins[0]
+    names = sorted({name for pair in twins for name in pair})
+    yield violated(
+        "units-equal",
+        f"{first} and {second} are equal, and stay so",
+        culprits=[
+            Culprit(
+                kind="parameter",
+                name=name,
+                detail="a copy",
+                location=sources.of_parameter(subject.model, name),
+            )
+            for name in names[:8]
+        ],
+        observed=f"{len(names)} weights are equal in pairs, and so are their gradients",
+        cause="one layer was copied for several branches, and nothing tells the branches apart",
+        because="equal weights with equal gradients make equal steps, so the branches act as one",
+        fix=f"build {second} anew instead of copying it, or initialise each branch by itself",
+    )
+
+
+def _is_replicated(subject: Subject, a: str, b: str) -> bool:
+    """Say whether two weights are promised to be equal."""
+    return any(
+        {a, b} == {getattr(promise, "a", None), getattr(promise, "b", None)}
+        for kind in ("Replicated", "Tied")
+        for promise in subject.contract.promised(kind)
+    )
+
+
+def _unit_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Iterate over the trainable weight matrices whose rows are units."""
+    for prefix, module in model.named_modules():
+        if not isinstance(module, (*LINEAR, nn.RNNBase, nn.Bilinear)):
+            continue
+        for name, weight in module.named_parameters(recurse=False):
+            rows = weight.dim() > 1 and weight.shape[0] > 1 and weight[0].numel() > 1
+            if rows and weight.requires_grad and name.startswith("weight"):
+                yield f"{prefix}.{name}" if prefix else name, weight
+
+
+def _is_noise(gradient: torch.Tensor, largest: float) -> bool:
+    """Say whether a gradient is rounding around zero: behind equal units, errors that sum to zero cancel."""
+    return 0.0 < trees.scale(gradient) < 1e-6 * largest
+
+
+def _rows_equal(matrix: torch.Tensor, *, zero: bool) -> bool:
+    first = matrix[:1]
+    size = float(first.abs().max())
+    if matrix.shape[0] > 2 and not _rows_equal(matrix[:2], zero=True):
+        return False  # nearly always: the whole matrix is looked at only where two rows are equal
+    if size == 0.0:
+        return zero and not bool(matrix.any())
+    return bool((matrix - first).abs().max() <= _TWINS * size)
+
+
+@check(
+    "signal-propagation",
+    "The signal that tells samples apart neither vanishes nor explodes, forward or backward.",
+    cost="1 FB, shared",
+    axes="device",
+)
+def signal_propagation(subject: Subject) -> Iterator[Finding]:
+    """Compare the spread between samples, and the gradient, behind the first layers and behind the last ones."""
+    if on_meta(subject):
+        yield inconclusive(
+            "the model's parameters are on meta, so it cannot be run", code="no-values"
+        )
+        return
+    taps = explain.trunk(observe(subject).signals.taps)
+    if len(taps) < explain.DEPTH:  # a signal cannot fade over fewer
+        yield not_applicable(
+            f"the model has {len(taps)} layers with weights; a signal needs {explain.DEPTH} to fade"
+        )
+        return
+    if all(tap.spread is None for tap in taps):
+        yield inconclusive("the outputs of the layers cannot be split into two samples or more")
+        return
+    yield explain.judge_signal(subject, taps)
+
+
+@check(
+    "dead-units",
+    "Rectifiers let something through.",
+    cost="1 FB, shared; 2 F more only where nearly all outputs are zero",
+    axes="device",
+)
+def dead_units(subject: Subject) -> Iterator[Finding]:
+    """Look for rectifiers of which more than 99 % of the outputs are zero in three batches."""
+    if on_meta(subject):
+        yield inconclusive(
+            "the model's parameters are on meta, so it cannot be run", code="no-values"
+        )
+        return
+    seen = [
+        r
+        for r in observe(subject).signals.rectified
+        if r.size >= explain.FEW and not r.silent_input
+    ]
+    if not seen:
+        yield not_applicable("no rectifier ran on more than a few values")
+        return
+    suspects = {explain.place_of(r): r for r in seen if r.zeros > explain.DEAD}
+    for index in (1, 2):
+        if not suspects:
+            break
+        again: dict[tuple[str, str], Rectified] = {
+            explain.place_of(r): r for r in explain.rectified(subject, index)
+        }
+        suspects = {
+            key: max((first, again[key]), key=lambda r: -r.zeros)
+            for key, first in suspects.items()
+            if key in again and again[key].zeros > explain.DEAD
+        }
+    for found in suspects.values():
+        yield explain.dead(subject, found)
+    if not suspects:
+        worst = max(r.zeros for r in seen)
+        yield passed(f"{len(seen)} rectifiers ran; at most {worst:.0%} of one's outputs are zero")
+
+
+@check(
+    "nonlinearity",
+    "Layers do not collapse into one: a nonlinearity stands between them.",
+    cost="1 FB, shared; 2 F where only linear layers are left",
+    axes="device",
+)
+def nonlinearity(subject: Subject) -> Iterator[Finding]:
+    """Test whether the whole model is affine, and whether two linear layers follow one another directly."""
+    if on_meta(subject):
+        yield inconclusive(
+            "the model's parameters are on meta, so it cannot be run", code="no-values"
+        )
+        return
+    signals = observe(subject).signals
+    called = [
+        n for n, m in subject.model.named_modules() if isinstance(m, LINEAR) and signals.calls[n]
+    ]
+    if len(called) < 2:
+        yield not_applicable(f"{len(called)} linear layers are called; two could collapse")
+        return
+    affine = explain.is_affine(subject)
+    pairs = explain.collapsing(subject.model, signals.chains)
+    narrow = (
+        all(isinstance(subject.model.get_submodule(name), nn.Linear) for name in called)
+        and not pairs
+    )
+    if affine and not narrow:
+        yield explain.affine(subject, called, pairs)
+    elif pairs:
+        yield explain.collapsed(subject, pairs)
+    else:
+        yield passed(
+            f"{len(called)} linear layers are called, none directly after another of full rank"
+            + ("; the model is affine, a product of narrow factors" if affine else "")
+        )
+
+
+__all__ = [
+    "dead_units",
+    "initialisation",
+    "nonlinearity",
+    "rebuilt",
+    "signal_propagation",
+    "suspicious",
+]

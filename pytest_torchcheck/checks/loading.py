@@ -1,0 +1,229 @@
+"""How samples get from a dataset to the loop: pickling, workers, randomness, order, last batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_torchcheck.data import (
+    delivery,
+    explain_order,
+    explain_workers,
+    order,
+    randomness,
+    simulation,
+    validity,
+)
+
+from .data import _in_data, _pickle_failures, _unreadable, data_parts, surveys
+from .registry import check, inconclusive, not_applicable, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchcheck.data.plan import Part
+    from pytest_torchcheck.findings import Finding
+    from pytest_torchcheck.subject import Subject
+
+
+@check(
+    "dataset-pickling",
+    "Dataset, collate function and worker_init_fn can be sent to a spawned worker.",
+    needs=("dataset",),
+    cost="one pickling without the arrays' data",
+    axes="once",
+)
+def dataset_pickling(subject: Subject) -> Iterator[Finding]:
+    """Pickle as multiprocessing would, and name the smallest thing that refuses."""
+    for part in data_parts(subject):
+        found = _pickle_failures(subject, part)
+        if found:
+            yield explain_workers.not_picklable(part, found)
+        else:
+            yield passed(
+                f"{part.prefix}{part.name}, its collate function and worker_init_fn pickle"
+            )
+
+
+@check(
+    "worker-delivery",
+    "A spawned worker delivers two batches within a deadline.",
+    needs=("dataset",),
+    cost="one process, 1-3 s, only where the loader declares workers",
+    axes="once",
+)
+def worker_delivery(subject: Subject) -> Iterator[Finding]:
+    """Start a fresh interpreter that does what a spawned DataLoader worker does."""
+    for part in data_parts(subject):
+        if part.plan.num_workers == 0:
+            yield not_applicable(f"{part.prefix}the loader declares no workers")
+        elif _pickle_failures(subject, part):
+            yield inconclusive(
+                f"{part.prefix}{part.name} cannot be sent to a worker (see dataset-pickling)",
+                code="blocked",
+                root="dataset-pickling/not-picklable",
+            )
+        else:
+            made = delivery.deliver(part, seed=subject.seed)
+            if made.outcome == "delivered":
+                yield passed(
+                    f"{part.prefix}a spawned worker delivered {made.batches} batches in {made.seconds:.1f} s"
+                )
+            else:
+                yield explain_workers.undelivered(part, made, delivery.DEADLINE_S)
+
+
+@check(
+    "worker-sharding",
+    "The workers of an iterable dataset share its samples out, so that none comes twice.",
+    needs=("dataset",),
+    cost="64 reads in each of two simulated workers",
+    axes="once",
+)
+def worker_sharding(subject: Subject) -> Iterator[Finding]:
+    """Simulate two workers of a stream and compare what they deliver."""
+    for part in data_parts(subject):
+        if part.is_map_style:
+            yield not_applicable(
+                f"{part.prefix}{part.name} is read by index: the loader shares it out"
+            )
+        elif part.plan.num_workers < 2 and part.plan.declared:
+            yield not_applicable(
+                f"{part.prefix}the loader declares {part.plan.num_workers} workers"
+            )
+        else:
+            found = _in_data(order.shards, part)
+            if not found.items or found.repeated > found.items // 2:
+                yield inconclusive(f"{part.prefix}samples of {part.name} cannot be told apart")
+            elif found.shared * 2 > found.items and (
+                found.drawn is None or found.drawn * 2 > found.items
+            ):
+                yield explain_workers.shards_shared(part, found)
+            elif found.shared * 2 > found.items:
+                yield inconclusive(
+                    f"{part.prefix}samples of {part.name} are random: whether workers deliver the same ones cannot be told"
+                )
+            else:
+                yield passed(
+                    f"{part.prefix}two workers share {found.shared} of their first {found.items} samples"
+                )
+
+
+@check(
+    "random-augmentation",
+    "Random items differ between workers and between epochs, and repeat with the seed.",
+    needs=("dataset",),
+    promise="RandomAugmentation",
+    cost=f"{10 * simulation.ITEMS} reads in simulated workers",
+    axes="once",
+)
+def random_augmentation(subject: Subject) -> Iterator[Finding]:
+    """Simulate two workers and two epochs, and compare the states of the generators drawn from."""
+    applies = False
+    for part, survey in zip(data_parts(subject), surveys(subject), strict=True):
+        if part.evaluates or not part.is_map_style:
+            continue
+        applies = True
+        if survey.errors:
+            yield _unreadable(survey)
+            continue
+        found = _in_data(randomness.measure, part)
+        if not found.comparable:
+            yield inconclusive(
+                f"{part.prefix}items of {part.name} hold nothing that can be compared"
+            )
+        elif not found.random:
+            yield explain_workers.not_random(part, found, _in_data(randomness.find_reseeding, part))
+        elif not found.repeats:
+            yield explain_workers.unseeded(part, found, *_in_data(randomness.find_divergence, part))
+        elif found.duplicates:
+            yield from explain_workers.duplicated(part, found)
+        else:
+            between = f"{found.workers} workers and 2 epochs" if found.workers else "2 epochs"
+            yield passed(
+                f"{part.prefix}items differ between {between} and repeat with the seed: {', '.join(found.used)}"
+            )
+    if not applies:
+        yield not_applicable("no map-style training dataset is declared")
+
+
+@check(
+    "loader-order",
+    "The order of samples repeats with the seed, and a shuffled one is new in every epoch.",
+    needs=("dataset",),
+    cost="the indices of three epochs",
+    axes="once",
+)
+def loader_order(subject: Subject) -> Iterator[Finding]:
+    """Draw the indices of two epochs, and of the first again."""
+    for part in data_parts(subject):
+        if order.sampler_of(part) is None or not part.is_map_style:
+            yield not_applicable(f"{part.prefix}the order is torch's own: it repeats with the seed")
+            continue
+        found = _in_data(order.measure, part, seed=subject.seed)
+        bad = list(
+            explain_order.order_wrong(
+                part, found, order.sampler_of(part), subject.contract.location
+            )
+        )
+        yield from bad
+        if not bad:
+            epochs = (
+                "new in every epoch"
+                if found.renews
+                else "ascending"
+                if not found.shuffles
+                else "fixed"
+            )
+            yield passed(
+                f"{part.prefix}{found.count} indices repeat with the seed; the order is {epochs}"
+            )
+
+
+@check(
+    "last-batch",
+    "The last, partial batch is neither lost to evaluation nor too small to train on.",
+    needs=("dataset",),
+    cost="the indices of an epoch, and one forward where a model is declared",
+    axes="once",
+)
+def last_batch(subject: Subject) -> Iterator[Finding]:
+    """Look at the sizes of an epoch's batches; train on one as small as the smallest."""
+    for part, survey in zip(data_parts(subject), surveys(subject), strict=True):
+        if not part.plan.declared or not part.is_map_style or not part.plan.makes_batches:
+            yield not_applicable(f"{part.prefix}no loader that makes batches is declared")
+            continue
+        found = _in_data(order.epoch_of, part, seed=subject.seed)
+        bad = list(explain_order.last_batch_wrong(part, found, subject.contract.location))
+        if not bad and not survey.errors and found.batches:
+            bad = list(_small_batch(subject, part, found))
+        yield from bad
+        if not bad:
+            yield passed(
+                f"{part.prefix}{found.batches} batches of {found.samples} samples, the last of {found.last}"
+            )
+
+
+def _small_batch(subject: Subject, part: Part, found: order.Epoch) -> Iterator[Finding]:
+    """Train on a batch as small as the last one, where it is smaller than the others and the model takes it."""
+    if subject.contract.model is None or part.evaluates or found.last >= found.size:
+        return
+    if _try(subject, part, found.size) is not None:
+        return  # the samples are not the model's inputs: the loop prepares them first
+    error = _try(subject, part, found.last)
+    if error is not None:
+        yield explain_order.last_batch_fails(
+            part, found.last, error, _normalisation(subject, error)
+        )
+
+
+def _try(subject: Subject, part: Part, size: int) -> validity.CollateError | None:
+    with subject.pristine() as model:
+        return validity.try_last_batch(part, model, list(range(size)), subject.seed)
+
+
+def _normalisation(subject: Subject, error: validity.CollateError) -> str:
+    """Name the first normalisation over the batch, where that is what failed."""
+    if "more than 1 value" not in error.message:
+        return ""
+    named = subject.model.named_modules()
+    return next((name for name, module in named if "BatchNorm" in type(module).__name__), "")

@@ -1,0 +1,234 @@
+"""The user's own training step: the order of its calls, its rates, its clipping, what it leaves behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_torchcheck import promises
+from pytest_torchcheck.findings import Culprit, Finding
+from pytest_torchcheck.loop.clipping import clipping_of
+from pytest_torchcheck.loop.modes import mode_findings
+from pytest_torchcheck.loop.protocol import at, protocol_findings
+from pytest_torchcheck.loop.rates import (
+    first_rates,
+    meant_rates,
+    schedule_finding,
+    scheduler_findings,
+)
+from pytest_torchcheck.loop.recorder import STEPS, record, trace_of
+from pytest_torchcheck.loop.replay import where_graph_is_carried
+
+from .registry import check, inconclusive, not_applicable, passed, violated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchcheck.loop.trace import Trace
+    from pytest_torchcheck.subject import Subject
+
+MOST_STEPS = 16
+_SECOND = "backward through the graph a second time"
+
+
+def whole_trace(subject: Subject) -> Trace:
+    """Return the trace of the step, or raise what its first call raised."""
+    trace = trace_of(subject)
+    if trace.error is not None and trace.steps == 0:
+        raise trace.error
+    return trace
+
+
+@check(
+    "step-protocol",
+    "A training step clears, computes, clips and applies gradients in this order, each once.",
+    needs=("model", "train_step"),
+    cost=f"{STEPS} FBS, shared",
+    axes="once",
+)
+def step_protocol(subject: Subject) -> Iterator[Finding]:
+    """Record some calls of the step and read the order of what it calls."""
+    trace = whole_trace(subject)
+    if not trace.optimizer_steps() and trace.backwards():
+        windows = [
+            p.n
+            for p in subject.contract.promised("Accumulates")
+            if isinstance(p, promises.Accumulates)
+        ]
+        trace = record(subject, steps=max(MOST_STEPS, *(n + 1 for n in windows), 1))
+    found = list(protocol_findings(subject, trace))
+    if found:
+        yield from found
+        return
+    steps, passes = trace.optimizer_steps(), trace.backwards()
+    if not steps and not passes:
+        yield inconclusive(
+            "the step calls no backward and no torch optimizer", code="nothing-recorded"
+        )
+    elif not steps:
+        yield _never_steps(trace)
+    else:
+        yield passed(
+            f"{trace.steps} calls recorded: {len(passes)} backward passes and {len(steps)} optimizer steps, each gradient "
+            "applied once",
+            evidence={"calls": [event.name for event in trace.events[:40]]},
+        )
+
+
+def _never_steps(trace: Trace) -> Finding:
+    last = trace.backwards()[-1]
+    return violated(
+        "step-missing",
+        f"no optimizer steps in {trace.steps} calls of the training step",
+        culprits=(
+            Culprit(kind="call", name="optimizer.step", detail="missing", location=last.place),
+        ),
+        location=last.place,
+        observed=f"{len(trace.backwards())} backward passes, 0 optimizer steps; gradient norm {last.norm:.4g}",
+        cause="gradients are computed and never applied",
+        because=f"nothing after {at(last.place)} called a torch optimizer's step",
+        fix=f"call optimizer.step() after {at(last.place)}",
+    )
+
+
+@check(
+    "graph-kept",
+    "A step can be followed by another: nothing carries a graph from one to the next.",
+    needs=("model", "train_step"),
+    cost="shared with step-protocol",
+    axes="once",
+)
+def graph_kept(subject: Subject) -> Iterator[Finding]:
+    """Look for the tensor that carries a graph, where the second call fails for it."""
+    trace = whole_trace(subject)
+    if trace.error is None:
+        yield passed(f"{trace.steps} consecutive calls ran")
+        return
+    if _SECOND not in str(trace.error.error):
+        raise trace.error
+    names, place = where_graph_is_carried(subject)
+    if not names:
+        raise trace.error
+    yield violated(
+        "graph-carried",
+        f"{names[0]} carries the graph of one step into the next: the second backward fails",
+        culprits=tuple(
+            Culprit(kind="tensor", name=name, detail="has a grad_fn", location=place)
+            for name in names[:4]
+        ),
+        location=place,
+        observed=f"call {trace.steps} of the step raised after {trace.steps} that ran",
+        cause=f"{names[0]} is kept with its graph, which backward has already freed",
+        because=f"it has a grad_fn after {at(place)}, and torch said: Trying to {_SECOND}",
+        fix=f"detach it at {at(place)}: {names[0].partition('[')[0]} = ....detach()",
+    )
+
+
+@check(
+    "scheduler-order",
+    "A scheduler steps after its optimizer, and its rate does not fall to nothing in a few steps.",
+    needs=("model", "train_step"),
+    cost="shared with step-protocol",
+    axes="once",
+)
+def scheduler_order(subject: Subject) -> Iterator[Finding]:
+    """Compare the places of the scheduler's and the optimizer's steps."""
+    trace = whole_trace(subject)
+    if not any(trace.of("scheduler-step")):
+        yield not_applicable("the step calls no scheduler")
+        return
+    found = [
+        f
+        for f in scheduler_findings(trace)
+        if not (f.code == "rate-vanishes" and subject.contract.promised("Schedule"))
+    ]
+    yield from found
+    if not found:
+        rates = first_rates(trace)
+        yield passed(
+            f"the scheduler steps after the optimizer; rates from {rates[0]:g} to {rates[-1]:g}"
+        )
+
+
+@check(
+    "schedule",
+    "Every step runs with the learning rate meant for it.",
+    needs=("model", "optimizer"),
+    promise="Schedule",
+    cost=f"{MOST_STEPS} FBS",
+    axes="once",
+)
+def schedule(subject: Subject) -> Iterator[Finding]:
+    """Compare the rates at the optimizer's steps with the promise."""
+    for promise in subject.contract.promised("Schedule"):
+        assert isinstance(promise, promises.Schedule)
+        lr = promise.lr if callable(promise.lr) else tuple(promise.lr)
+        trace = record(subject, steps=MOST_STEPS if callable(lr) else min(len(lr), 4 * MOST_STEPS))
+        if trace.error is not None and trace.steps == 0:
+            raise trace.error
+        rates = first_rates(trace)
+        if not rates:
+            yield inconclusive(
+                "no torch optimizer stepped, so that no learning rate was seen",
+                code="nothing-recorded",
+            )
+            continue
+        finding = schedule_finding(subject, trace, lr)
+        if finding is not None:
+            yield finding
+        elif len(set(meant_rates(lr, len(rates)))) == 1 and len(rates) > 1 and callable(lr):
+            yield inconclusive(f"the schedule is constant over the first {len(rates)} steps")
+        else:
+            yield passed(
+                f"{len(rates)} steps ran with the rates meant for them, {rates[0]:g} to {rates[-1]:g}"
+            )
+
+
+@check(
+    "gradient-clipping",
+    "The total norm of the gradients is at most the promised one whenever the optimizer steps.",
+    needs=("model", "train_step"),
+    promise="ClipsGradients",
+    cost=f"{2 * STEPS} FBS",
+    axes="once",
+)
+def gradient_clipping(subject: Subject) -> Iterator[Finding]:
+    """Measure norms at every step; make gradients larger where none was too large by itself."""
+    for promise in subject.contract.promised("ClipsGradients"):
+        assert isinstance(promise, promises.ClipsGradients)
+        found = clipping_of(whole_trace(subject), promise.max_norm)
+        if found.finding is None and not found.clipped and found.largest > 0.0:
+            # no gradient was too large: multiply them all, or the clipping could not have failed
+            trace = record(subject, amplify=10.0 * promise.max_norm / found.largest)
+            found = clipping_of(trace, promise.max_norm)
+        if found.finding is not None:
+            yield found.finding
+        elif not found.clipped:
+            yield inconclusive(
+                f"no gradient was larger than {promise.max_norm:g}: the largest norm was {found.largest:.4g}"
+            )
+        else:
+            yield passed(
+                f"gradients of norm up to {found.largest:.4g} were brought to {promise.max_norm:g} "
+                f"before {found.clipped} steps"
+            )
+
+
+@check(
+    "evaluation-leaves-trace",
+    "What a step evaluates leaves no trace: modes, gradient mode and statistics are those of training.",
+    needs=("model", "train_step"),
+    cost="shared with step-protocol",
+    axes="once",
+)
+def evaluation_leaves_trace(subject: Subject) -> Iterator[Finding]:
+    """Compare the modes of the training forwards from call to call."""
+    trace = whole_trace(subject)
+    found = list(mode_findings(subject, trace))
+    yield from found
+    if found:
+        return
+    if trace.steps < 2:
+        yield inconclusive("only one call of the step ran", code="one-step")
+        return
+    modes = sum(1 for _ in trace.of("mode"))
+    yield passed(f"{trace.steps} calls ran in the same modes; {modes} changes of mode were undone")

@@ -1,0 +1,480 @@
+"""The loss is a connected scalar, falls when the fit gets better, and gets what it expects."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import sources, trees
+from ..diagnosis import losses as explain
+from ..probes.losses import Broadcast, LossCall, LossWatch, Producer, parameter_of
+from ..state import seed_everything
+from ..subject import SubjectError
+from .registry import check, inconclusive, not_applicable, passed, suspicious
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..batches import Batch
+    from ..findings import Finding, Location
+    from ..subject import Subject
+
+_LOGITS = ("F.cross_entropy", "F.log_softmax", "torch.log_softmax", "Tensor.log_softmax")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumed:
+    """What one loss function was given; plain data.
+
+    Attributes:
+        function: Such as ``F.cross_entropy``.
+        shape: Of its input.
+        distribution: Whether the input's rows sum to one and none is negative.
+        log_distribution: Whether its exponential's rows sum to one.
+        unit: Whether it lies within 0 and 1.
+        negative: Whether any element is negative.
+        zeros: Share of exact zeros.
+        spread: Standard deviation.
+        producer: What made it.
+        weight: The parameter that a linear producer multiplied with.
+        place: Line of the call.
+        classes: Size of the class dimension for cross entropy, else 0.
+        entropy: Mean cross entropy with the given class indices; NaN where there are none.
+        rising: Share of samples whose loss falls when their true class gets less likely; NaN if unknown.
+        top: Largest class index among the targets that count; -1 if unknown.
+        low: Smallest of them.
+        counted: How many targets count.
+    """
+
+    function: str
+    shape: tuple[int, ...]
+    distribution: bool = False
+    log_distribution: bool = False
+    unit: bool = False
+    negative: bool = True
+    zeros: float = 0.0
+    spread: float = 0.0
+    producer: Producer | None = None
+    weight: str | None = None
+    place: Location | None = None
+    classes: int = 0
+    entropy: float = math.nan
+    rising: float = math.nan
+    top: int = -1
+    low: int = -1
+    counted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossEvidence:
+    """How the user's loss consumed the output of one forward; plain data."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    value: float
+    leaf: bool
+    connected: bool
+    consumed: tuple[Consumed, ...] = ()
+    broadcasts: tuple[Broadcast, ...] = ()
+    producer: Producer | None = None
+    samples: int = 0
+    outputs: dict[str, float] = field(default_factory=dict)
+    away: dict[str, float] = field(default_factory=dict)
+
+
+def evidence(subject: Subject) -> LossEvidence:
+    """Watch one forward and its loss, with gradients to the outputs; cached."""
+    if "loss" not in subject.cache:
+        subject.cache["loss"] = _gather(subject)
+    found: LossEvidence = subject.cache["loss"]
+    return found
+
+
+def _gather(subject: Subject) -> LossEvidence:
+    batch = subject.batch().clone()
+    with subject.pristine() as model, torch.enable_grad():
+        model.train()
+        seed_everything(subject.seed)
+        watch = LossWatch(model)
+        inputs = {id(t) for _, t in batch.input_leaves() if isinstance(t, torch.Tensor)}
+        with watch:
+            output = subject.call(model, batch)
+            targets = [t for t in trees.tensors(batch.targets).values() if id(t) not in inputs]
+            watch.between(trees.tensors(output).values(), targets)
+            loss = subject.compute_loss(output, batch)
+        wanted = [call.input for call in watch.calls if call.input.requires_grad]
+        outputs = {path: t for path, t in trees.floats(output).items() if t.requires_grad}
+        grads: list[torch.Tensor | None] = [None] * (len(wanted) + len(outputs))
+        if loss.requires_grad and loss.dim() == 0:
+            with subject.phase("backward", batch):
+                grads = list(
+                    torch.autograd.grad(
+                        loss, [*wanted, *outputs.values()], allow_unused=True, retain_graph=False
+                    )
+                )
+        by_input = {id(t): g for t, g in zip(wanted, grads, strict=False)}
+        by_path = dict(zip(outputs, grads[len(wanted) :], strict=False))
+        first = next(iter(trees.floats(output).values()), None)
+        return LossEvidence(
+            shape=tuple(loss.shape),
+            dtype=str(loss.dtype).removeprefix("torch."),
+            value=float(loss.detach().float().mean()) if loss.numel() else math.nan,
+            leaf=loss.is_leaf and loss.requires_grad,
+            connected=loss.requires_grad,
+            consumed=tuple(
+                _describe(call, by_input.get(id(call.input)), model) for call in watch.calls
+            ),
+            broadcasts=tuple(watch.broadcasts),
+            producer=None if first is None else watch.producer(first),
+            samples=len(watch.samples),
+            outputs={
+                p: 0.0 if g is None else float(g.detach().abs().max())
+                for p, g in by_path.items()
+                if g is None or g.numel()
+            },
+            away=_away(subject, output, batch),
+        )
+
+
+@torch.no_grad()
+def _describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module) -> Consumed:
+    values = trees.dense(call.input).float()
+    made: dict[str, Any] = {
+        "function": call.op.name,
+        "shape": tuple(values.shape),
+        "place": call.op.location,
+    }
+    if call.producer is not None:
+        made |= {"producer": call.producer, "weight": parameter_of(model, call.producer)}
+    if values.numel() == 0 or not bool(torch.isfinite(values).all()):
+        return Consumed(**made)
+    low, high = float(values.min()), float(values.max())
+    made |= {
+        "negative": low < 0,
+        "unit": low >= 0 and high <= 1,
+        "zeros": float((values == 0).float().mean()),
+    }
+    made["spread"] = float(values.std()) if values.numel() > 1 else 0.0
+    dim = (
+        1
+        if call.op.name in ("F.cross_entropy", "F.nll_loss", "F.nll_loss_nd") and values.dim() > 1
+        else -1
+    )
+    if values.dim() and values.shape[dim] > 1:
+        sums = values.sum(dim)
+        made["distribution"] = low >= 0 and bool(((sums - 1).abs() < 1e-3).all())
+        made["log_distribution"] = high <= 0 and bool(
+            ((values.exp().sum(dim) - 1).abs() < 1e-3).all()
+        )
+    target = call.target
+    if (
+        target is not None
+        and dim == 1
+        and not target.is_floating_point()
+        and target.shape == values.shape[:1] + values.shape[2:]
+    ):
+        classes = values.shape[1]
+        ignore = int(call.options.get("ignore_index", -100))
+        counts = (target != ignore) & (target >= 0) & (target < classes)
+        if bool(counts.any()):
+            kept = target[counts]
+            made |= {
+                "classes": classes, "top": int(kept.max()), "low": int(kept.min()), "counted": int(counts.sum()),
+            }  # fmt: skip
+            rows = values.movedim(1, -1)[counts]
+            if call.op.name == "F.cross_entropy":
+                made["entropy"] = float(torch.nn.functional.cross_entropy(rows, kept))
+            if grad is not None:
+                slope = trees.dense(grad).movedim(1, -1)[counts].gather(1, kept[:, None])[:, 0]
+                moved = slope != 0
+                if bool(moved.any()):
+                    made["rising"] = float((slope[moved] > 0).float().mean())
+    return Consumed(**made)
+
+
+def _away(subject: Subject, output: Any, batch: Batch) -> dict[str, float]:
+    """Share of samples whose loss falls when the output moves away from a float target of its shape.
+
+    Each output is cut free first: where one is computed from another (a score from an image), the
+    slope through the model says nothing of the loss. An output is left out where its target is no goal
+    of it: a margin, a weight, a sign that all samples share.
+    """
+    targets = [t for t in trees.floats(batch.targets).values() if not t.is_complex()]
+    goals: dict[str, torch.Tensor] = {}
+    for path, tensor in trees.floats(output).items():
+        fitting = [t for t in targets if t.shape == tensor.shape and t is not tensor]
+        if tensor.requires_grad and not tensor.is_complex() and tensor.dim() and len(fitting) == 1:
+            goals[path] = trees.dense(fitting[0]).to(tensor.device, tensor.dtype)
+    found: dict[str, float] = {}
+    for path, goal in goals.items():
+        tensor = trees.tensors(output)[path]
+        slope = _slope(subject, output, batch, path)
+        if slope is None:
+            continue
+        towards = goal - trees.dense(tensor)
+        if bool(((goal == 0) | (goal == 1)).all()):
+            if bool((goal == goal.flatten()[0]).all()):
+                continue
+            towards = 2 * goal - 1
+        elif not _extreme(subject, output, batch, path, goal):
+            continue
+        work = (slope * towards).flatten(1).sum(1) if tensor.dim() > 1 else slope * towards
+        moved = work != 0
+        if bool(moved.any()):
+            found[path] = float((work[moved] > 0).float().mean())
+    return found
+
+
+def _slope(subject: Subject, output: Any, batch: Batch, path: str) -> torch.Tensor | None:
+    """Return the gradient of the loss to one output, with all outputs cut from the model; None without one."""
+    own = trees.tensors(output)
+    free = {id(t): t.detach() for t in own.values()}
+    leaf = own[path].detach().clone().requires_grad_(True)
+    free[id(own[path])] = leaf
+    try:
+        loss = _loss_of(subject, output, free, batch)
+    except (SubjectError, RuntimeError):
+        return None  # a loss may refuse what no model made
+    if loss is None or loss.dim() or not loss.requires_grad:
+        return None
+    (slope,) = torch.autograd.grad(loss, [leaf], allow_unused=True)
+    return None if slope is None else trees.dense(slope)
+
+
+def _loss_of(
+    subject: Subject, output: Any, free: dict[int, torch.Tensor], batch: Batch
+) -> torch.Tensor | None:
+    made = trees.substitute(output, free)
+    if made is None:
+        return None
+    seed_everything(subject.seed)
+    return subject.compute_loss(made, batch)
+
+
+def _extreme(subject: Subject, output: Any, batch: Batch, path: str, goal: torch.Tensor) -> bool:
+    """Say whether the loss falls, or rises, on both sides of the target: only then is it the goal."""
+    own = trees.tensors(output)
+    free = {id(t): t.detach() for t in own.values()}
+    way = trees.dense(own[path]) - goal
+    losses: list[float] = []
+    with torch.no_grad():
+        for share in (0.0, 0.1, -0.1):
+            free[id(own[path])] = goal + share * way
+            try:
+                loss = _loss_of(subject, output, free, batch)
+            except (SubjectError, RuntimeError):
+                return False
+            if loss is None or loss.dim():
+                return False
+            losses.append(float(loss))
+    at, above, below = losses
+    return at < min(above, below) or at > max(above, below)
+
+
+@check(
+    "loss-sound",
+    "The loss is a scalar, connected to the model and not made anew.",
+    needs=("loss",),
+    cost="1 F + a backward through the loss only, shared by the loss checks",
+    axes="device",
+)
+def loss_sound(subject: Subject) -> Iterator[Finding]:
+    """Look at the loss tensor itself."""
+    trains = any(p.requires_grad for p in subject.model.parameters())
+    seen = evidence(subject)
+    if seen.shape != () and seen.shape != (1,):
+        yield explain.not_scalar(subject, seen.shape)
+    elif seen.leaf:
+        yield explain.recreated(subject)
+    elif (trains and not seen.connected) or seen.dtype.startswith(("int", "bool")):
+        yield explain.disconnected(subject)
+    else:
+        yield passed(f"the loss is a connected {seen.dtype} scalar, {seen.value:.4g}")
+
+
+@check(
+    "loss-shapes",
+    "Output and targets meet with the shapes that were meant.",
+    needs=("loss", "targets"),
+    cost="shared by the loss checks",
+    axes="once",
+)
+def loss_shapes(subject: Subject) -> Iterator[Finding]:
+    """Look for outputs and targets that are stretched against each other by broadcasting."""
+    if subject.contract.loss == "output":
+        yield not_applicable("the model computes its own loss")
+        return
+    seen = evidence(subject)
+    mutual = [
+        b for b in seen.broadcasts
+        if b.result != b.output and b.result != b.target and len(b.output) != len(b.target)
+    ]  # fmt: skip
+    lopsided = [
+        b
+        for b in seen.broadcasts
+        if b not in mutual
+        and b.op.name.startswith("F.")
+        and math.prod(b.target) > 1
+        and math.prod(b.output) > 1
+    ]
+    if mutual:
+        yield explain.broadcast(subject, mutual[0], seen)
+    elif lopsided:
+        yield explain.stretched(subject, lopsided[0], seen)
+    else:
+        batch = subject.batch()
+        symbol = subject.source.batch_symbol
+        if symbol is not None and batch.sizes.get(symbol, 2) < 2:
+            yield inconclusive("the batch holds one sample, so that broadcasting could not be seen")
+        else:
+            yield passed("no output is stretched against its target")
+
+
+@check(
+    "loss-input",
+    "The loss gets logits where it expects logits, and probabilities where it expects those.",
+    needs=("loss",),
+    cost="shared by the loss checks",
+    axes="once",
+)
+def loss_input(subject: Subject) -> Iterator[Finding]:
+    """Compare what each loss function was given with what it expects."""
+    seen = evidence(subject)
+    if not seen.consumed:
+        yield not_applicable("the loss calls none of torch's classification or regression losses")
+        return
+    found = False
+    done: set[str] = set()
+    for used in seen.consumed:
+        made_by = used.producer.kind if used.producer is not None else ""
+        code = ""
+        if used.function in _LOGITS and used.distribution:
+            code = "double-softmax"
+        elif (
+            used.function in _LOGITS
+            and made_by in ("relu", "relu_")
+            and not used.negative
+            and used.zeros > 0.05
+        ):
+            code = "relu-logits"
+        elif used.function in _LOGITS and made_by == "sigmoid" and used.unit:
+            code = "sigmoid-logits"
+        elif (
+            used.function == "F.binary_cross_entropy_with_logits"
+            and used.unit
+            and made_by in ("sigmoid", "softmax")
+        ):
+            code = "double-sigmoid"
+        elif (
+            used.function in ("F.nll_loss", "F.nll_loss_nd", "F.ctc_loss")
+            and not used.log_distribution
+            and (used.distribution or made_by in (*explain.LINEAR, "relu", "softmax", "sigmoid"))
+        ):
+            code = "nll-without-log"
+        elif used.function == "F.kl_div" and used.distribution:
+            code = "kl-without-log"
+        if code and code not in done:
+            done.add(code)
+            found = True
+            yield explain.wrong_input(subject, code, used)
+    if not found:
+        names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
+        yield passed(f"{names}: the input has the form that is expected")
+
+
+@check(
+    "loss-sign",
+    "The loss falls when the output gets nearer to the target.",
+    needs=("loss", "targets"),
+    cost="shared by the loss checks",
+    axes="once",
+)
+def loss_sign(subject: Subject) -> Iterator[Finding]:
+    """Look at the slope of the loss towards the true class or the target value."""
+    seen = evidence(subject)
+    classes = [used for used in seen.consumed if not math.isnan(used.rising)]
+    wrong = [used for used in classes if used.rising > 0.95 and used.counted >= 2]
+    if wrong:
+        yield explain.wrong_sign(
+            subject,
+            f"raising the true class's logit raises the loss in {wrong[0].rising:.0%} of {wrong[0].counted} targets",
+            wrong[0].place,
+        )
+        return
+    # outputs that one target pulls apart are compared with each other, not with the target
+    away = seen.away if all(share > 0.95 for share in seen.away.values()) else {}
+    if away and not classes:
+        path, share = next(iter(away.items()))
+        yield explain.wrong_sign(
+            subject,
+            f"moving {path} towards its target raises the loss in {share:.0%} of the samples",
+            None,
+        )
+        return
+    if not classes and not seen.away:
+        yield inconclusive(
+            "no output could be matched with its target, so that the sign could not be seen"
+        )
+        return
+    yield passed("the loss falls towards the targets")
+
+
+@check(
+    "loss-at-start",
+    "Before training, cross entropy is near that of a uniform guess, not far above it.",
+    needs=("loss", "targets"),
+    cost="shared by the loss checks",
+    axes="once",
+)
+def loss_at_start(subject: Subject) -> Iterator[Finding]:
+    """Compare the first cross entropy with ln(classes), one-sidedly (CHECKS E19)."""
+    seen = evidence(subject)
+    used = next(
+        (u for u in seen.consumed if u.function == "F.cross_entropy" and not math.isnan(u.entropy)),
+        None,
+    )
+    if used is None:
+        yield not_applicable("the loss calls no F.cross_entropy with class indices")
+        return
+    uniform = math.log(used.classes)
+    if used.entropy <= uniform + 2.0 or used.spread <= 2.5:
+        yield passed(
+            f"cross entropy {used.entropy:.3f}; a uniform guess over {used.classes} classes has {uniform:.3f}"
+        )
+        return
+    gain = _gain(subject, used.weight)
+    if gain is not None and gain > 2.0:
+        yield explain.hot_start(subject, used, uniform, gain)
+    else:
+        yield suspicious(
+            "loss-at-start",
+            f"the first cross entropy is {used.entropy:.2f}, far above the {uniform:.2f} of a uniform guess",
+            observed=f"logits have a standard deviation of {used.spread:.2f} over {used.classes} classes",
+            cause="the model is confidently wrong before it has seen any data",
+            because="a fresh head usually gives logits with a deviation below 1",
+            fix="scale the head down at initialisation, unless margins or temperatures make this deliberate",
+            location=used.place,
+        )
+
+
+def _gain(subject: Subject, name: str | None) -> float | None:
+    """Return by how much a weight scales an input of unit variance: its RMS times sqrt(fan in)."""
+    if name is None:
+        return None
+    weight = subject.named_parameters().get(name)
+    if weight is None or weight.dim() < 2:
+        return None
+    fan_in = math.prod(weight.shape[1:])
+    return float(weight.detach().float().square().mean().sqrt()) * math.sqrt(fan_in)
+
+
+def loss_line(subject: Subject) -> Location | None:
+    """Return the line of the user's loss that returns, or where it is defined."""
+    loss = subject.contract.loss
+    if loss is None or isinstance(loss, str):
+        return None
+    function = loss.forward if isinstance(loss, torch.nn.Module) else loss
+    return sources.search(function, r"^\s*return\b") or sources.of_object(loss)

@@ -1,0 +1,312 @@
+"""Numbers stay sound at the edge of the domain, in low precision and in other memory layouts."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import sources, trees
+from ..batches import Batch, relayout
+from ..diagnosis import numerics as explain
+from ..diagnosis import precision
+from ..diagnosis.state import reference
+from ..findings import Culprit, Finding
+from ..subject import Subject, SubjectError
+from .devices import on_meta
+from .registry import check, inconclusive, not_applicable, passed, violated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..diagnosis.numerics import Pattern, Trouble
+
+_LAYOUT = 1e-4  # relative difference in float32 beyond which float64 decides
+_EXACT = 1e-9  # and in float64 (CHECKS R2)
+
+
+@check(
+    "degenerate-inputs",
+    "Zero, constant and equal inputs, and the shortest ones, give finite outputs and gradients.",
+    cost="1 FB; 1 FB more where sizes are declared or the batch is small; another is shared",
+    axes="device",
+)
+def degenerate_inputs(subject: Subject) -> Iterator[Finding]:
+    """Put degenerate samples into a batch, one per row; ``violated`` only within declared ranges and sizes."""
+    if on_meta(subject):
+        yield inconclusive(
+            "the model's parameters are on meta, so it cannot be run", code="no-values"
+        )
+        return
+    batch = subject.batch()
+    chosen = explain.patterns(subject, batch)
+    shortest = _shortest(subject)
+    if not chosen and shortest is None:
+        yield not_applicable("no floating-point input, and no declared size, has an edge to try")
+        return
+    seen = subject.gradients() if any(p.requires_grad for p in subject.model.parameters()) else None
+    if seen is not None and not (
+        math.isfinite(seen.loss) and all(stat.finite for stat in seen.stats.values())
+    ):
+        yield inconclusive(
+            "an ordinary batch is not finite already; gradients-finite explains it", code="blocked"
+        )
+        return
+    findings: list[Finding] = []
+    runs = _packed(subject, batch, chosen)
+    for patterns, packed in runs:
+        if _step(subject, packed):
+            found = _single_out(subject, batch, patterns)
+            if found is not None:
+                findings.append(found)
+                break
+    if shortest is not None and (trouble := _step(subject, shortest)):
+        sizes = ", ".join(f"{name}={size}" for name, size in shortest.sizes.items())
+        findings.append(
+            explain.edge(
+                subject,
+                shortest,
+                f"the smallest declared sizes ({sizes})",
+                trouble,
+                status="violated",
+            )
+        )
+    yield from findings
+    if findings:
+        return
+    names = [pattern.name for pattern in chosen] + (
+        ["the smallest sizes"] if shortest is not None else []
+    )
+    yield passed(f"outputs and gradients are finite for samples that are {', '.join(names)}")
+
+
+def _packed(
+    subject: Subject, batch: Batch, chosen: list[Pattern]
+) -> Iterator[tuple[list[Pattern], Batch]]:
+    """Yield batches that hold the patterns, as many as there are samples at a time; at most two batches."""
+    symbol = subject.source.batch_symbol
+    size = batch.sizes.get(symbol, 0) if symbol is not None else 0
+    if size < 2:
+        for pattern in chosen[:2]:
+            yield [pattern], explain.degenerate(subject, batch, [pattern], whole=True)
+        return
+    for start in range(0, min(len(chosen), 2 * size), size):
+        part = chosen[start : start + size]
+        yield part, explain.degenerate(subject, batch, part)
+
+
+def _step(subject: Subject, batch: Batch) -> Trouble | None:
+    """Look for NaN in one step; None where the batch is refused, which other checks judge."""
+    try:
+        found = explain.step(subject, batch)
+    except SubjectError:
+        return None
+    return found or None
+
+
+def _single_out(subject: Subject, batch: Batch, patterns: list[Pattern]) -> Finding | None:
+    """Find the pattern that does it by itself."""
+    for pattern in patterns:
+        alone = explain.degenerate(subject, batch, [pattern])
+        trouble = _step(subject, alone)
+        if trouble:
+            what = (
+                f"a sample with {pattern.name}"
+                if "equal to" in pattern.name
+                else f"a sample that is {pattern.name}"
+            )
+            return explain.edge(
+                subject,
+                alone,
+                what,
+                trouble,
+                status="violated" if pattern.declared else "suspicious",
+            )
+    return None
+
+
+def _shortest(subject: Subject) -> Batch | None:
+    """Return a batch with every declared size but the batch's at its smallest, or None where nothing changes."""
+    source = subject.source
+    now = subject.batch().sizes
+    low = {
+        name: max(span.low, 1)
+        for name, span in source.symbols.items()
+        if span.declared and not span.fixed and name != source.batch_symbol and name in now
+    }
+    if all(now[name] == size for name, size in low.items()):
+        return None
+    return subject.at(**low)
+
+
+@check(
+    "low-precision",
+    "In the declared low precision outputs and gradients are finite, and near those of float64.",
+    needs=("low-precision",),
+    cost="1 F and 1 FB in low precision, 4 F in float64",
+    axes="low-precision",
+)
+def low_precision(subject: Subject) -> Iterator[Finding]:
+    """Run eval and a training step in the declared dtype; compare with float64 and the same weights."""
+    dtype = str(subject.dtype).removeprefix("torch.")
+    try:
+        outputs = reference(subject)
+        trouble = explain.step(subject, subject.batch())
+    except SubjectError as error:
+        if precision.no_kernel(error.error):
+            yield inconclusive(
+                f"{subject.device} has no kernel in {dtype}: {error.error}", code="no-kernel"
+            )
+            return
+        raise
+    exact = explain.in_double(
+        subject, lambda model, batch: precision.evaluate(subject, model, batch)
+    )
+    bad = [
+        path
+        for path, tensor in outputs.items()
+        if tensor.is_floating_point()
+        and precision.breaks(tensor, exact.get(path) if exact else None)
+    ]
+    if bad:
+        found = explain.watched(subject, subject.batch(), train=False)
+        yield precision.overflow(subject, dtype, bad[0], found, train=False)
+        return
+    if trouble and not explain.in_double(
+        subject, lambda model, batch: precision.step_in(subject, model, batch)
+    ):
+        found = explain.watched(subject, subject.batch())
+        yield precision.overflow(subject, dtype, str(trouble), found, train=True)
+        return
+    if trouble:
+        yield inconclusive(
+            "the step is not finite in float64 either; gradients-finite explains it", code="blocked"
+        )
+        return
+    if not outputs or exact is None:
+        yield passed(
+            f"outputs, loss and gradients are finite in {dtype}; the model does not run in float64 to compare"
+        )
+        return
+    yield precision.accuracy(subject, dtype, outputs, exact)
+
+
+@check(
+    "layout-invariance",
+    "Inputs that lie otherwise in memory give the same outputs.",
+    cost="2 F, one of them shared; 1 F more for sequences, images and volumes",
+    axes="device",
+)
+def layout_invariance(subject: Subject) -> Iterator[Finding]:
+    """Run inputs with gaps, with two axes exchanged in memory, or channels-last; compare with contiguous memory."""
+    if on_meta(subject):
+        yield inconclusive(
+            "the model's parameters are on meta, so it cannot be run", code="no-values"
+        )
+        return
+    batch = subject.batch()
+    leaves = [
+        t
+        for _, t in batch.input_leaves()
+        if isinstance(t, torch.Tensor) and t.layout == torch.strided
+    ]
+    kinds = ["non_contiguous"] if any(t.dim() and t.numel() > 1 for t in leaves) else []
+    kinds += ["transposed"] if any(t.dim() == 3 for t in leaves) else []
+    kinds += ["channels_last"] if any(t.dim() in (4, 5) for t in leaves) else []
+    if not kinds:
+        yield not_applicable("no input has a layout to change")
+        return
+    expected = reference(subject)
+    findings = []
+    for kind in kinds:
+        other = explain.transposed(batch) if kind == "transposed" else relayout(batch, kind)  # type: ignore[arg-type]
+        try:
+            outputs = _outputs(subject, other)
+        except SubjectError as error:
+            findings.append(explain.moved(subject, kind, error))
+            continue
+        gaps = _gaps(outputs, expected)
+        path = max(gaps, key=lambda key: gaps[key], default="")
+        if not path or gaps[path] <= _LAYOUT:
+            continue
+        if (finding := _confirm(subject, kind, batch, other, path, gaps[path])) is not None:
+            findings.append(finding)
+    yield from findings
+    if not findings:
+        words = " and ".join(kind.replace("_", "-") for kind in kinds)
+        yield passed(f"{words} inputs give the outputs of contiguous ones")
+
+
+def _outputs(subject: Subject, batch: Batch) -> explain.Outputs:
+    return {path: trees.dense(t) for path, t in trees.tensors(subject.forward(batch)).items()}
+
+
+def _gaps(outputs: explain.Outputs, expected: explain.Outputs) -> dict[str, float]:
+    """Return the relative differences; infinite where the structure differs."""
+    if outputs.keys() != expected.keys():
+        return {next(iter(outputs.keys() ^ expected.keys())): math.inf}
+    return {
+        path: 0.0
+        if trees.same(t, expected[path])
+        else trees.worst(t, expected[path]) / max(trees.scale(t), 1e-30)
+        for path, t in outputs.items()
+    }
+
+
+def _confirm(
+    subject: Subject, kind: str, batch: Batch, other: Batch, path: str, gap: float
+) -> Finding | None:
+    """Let float64 decide, where the model runs in it: kernels differ by rounding, never by more."""
+    again = _gaps(_outputs(subject, batch), reference(subject))
+    if max(again.values(), default=0.0) > 0.0 and subject.kernel_exact:
+        return inconclusive(
+            "two equal runs in eval mode differ, so that layouts cannot be compared",
+            code="not-deterministic",
+        )
+    exact = explain.in_double(
+        subject,
+        lambda model, _: [
+            precision.evaluate(
+                subject,
+                model,
+                which.to(dtype=torch.float64).clone() if which is batch else _wide(which),
+            )
+            for which in (batch, other)
+        ],
+    )
+    if exact is not None:
+        gaps = _gaps(exact[1], exact[0])
+        if max(gaps.values(), default=0.0) <= _EXACT:
+            return None
+        path = max(gaps, key=lambda key: gaps[key])
+        gap = gaps[path]
+    words = kind.replace("_", "-")
+    return violated(
+        "layout-differs",
+        f"{path} differs for {words} inputs of the same values",
+        culprits=[Culprit(kind="output", name=path, detail=f"relative difference {gap:.3g}")],
+        location=sources.search(
+            type(subject.model), r"as_strided|data_ptr|\.storage\(|untyped_storage|\.stride\("
+        )
+        or sources.of_object(type(subject.model).forward),
+        observed=f"relative difference {gap:.3g} in {path}"
+        + (", in float64" if exact is not None else ""),
+        cause="something reads the memory of the input as if it were contiguous",
+        because="equal values in contiguous memory give other outputs, and rounding cannot explain the difference",
+        fix="call .contiguous() before code that uses strides or pointers",
+    )
+
+
+def _wide(batch: Batch) -> Batch:
+    """Return a batch in float64 with its strides: Batch.to would make them contiguous."""
+
+    def change(_path: str, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+            return leaf
+        made = torch.empty_strided(
+            leaf.shape, leaf.stride(), dtype=torch.float64, device=leaf.device
+        )
+        return made.copy_(leaf.detach())
+
+    return batch.map(change)

@@ -1,0 +1,382 @@
+"""Declared behaviour: causality, padding, permutations, and promises of a project's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import promises, trees
+from ..diagnosis import promised as explain
+from ..specs.sequences import Lengths
+from ..state import seed_everything
+from ..subject import Subject, SubjectError
+from .behaviour import EXACT, ROUNDING
+from .registry import check, inconclusive, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ..batches import Batch
+    from ..findings import Finding
+
+
+def find_input(batch: Batch, which: int | str) -> tuple[str, torch.Tensor] | None:
+    """Return path and tensor of an input by position or name."""
+    leaves = [(path, leaf) for path, leaf in batch.input_leaves() if isinstance(leaf, torch.Tensor)]
+    if isinstance(which, str):
+        if isinstance(value := batch.kwargs.get(which), torch.Tensor):
+            return next(((path, leaf) for path, leaf in leaves if leaf is value), None)
+        return next(
+            ((path, leaf) for path, leaf in leaves if path.rpartition(".")[2] == which), None
+        )
+    if which < len(batch.args) and isinstance(batch.args[which], torch.Tensor):
+        return next(((path, leaf) for path, leaf in leaves if leaf is batch.args[which]), None)
+    return leaves[which] if which < len(leaves) else None
+
+
+def with_inputs(batch: Batch, changed: Mapping[str, torch.Tensor]) -> Batch:
+    """Return the batch with some inputs, by path, replaced."""
+    return batch.map(lambda path, leaf: changed.get(path, leaf), targets=False)
+
+
+def run_wide(subject: Subject, batches: list[Batch]) -> tuple[list[Any], float]:
+    """Run batches in eval mode in float64 where the model can, with the bound that goes with the dtype.
+
+    Returns:
+        The outputs, and the largest relative difference that rounding explains.
+    """
+    try:
+        with subject.in_double() as model, torch.no_grad():
+            model.eval()
+            outputs = []
+            for batch in batches:
+                seed_everything(subject.seed)
+                outputs.append(subject.call(model, batch.to(dtype=torch.float64).clone()))
+            return outputs, EXACT
+    except SubjectError:
+        return [subject.forward(batch) for batch in batches], ROUNDING
+
+
+def perturbed(tensor: torch.Tensor, fresh: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with other finite values of its own kind where ``where`` is true."""
+    fresh = fresh.to(tensor.dtype)
+    if torch.equal(fresh[where], tensor[where]):
+        fresh = tensor.flip(0) if tensor.dim() else tensor
+    return torch.where(where, fresh, tensor)
+
+
+@check(
+    "causality",
+    "The output at position t does not depend on the input after t.",
+    promise="Causal",
+    cost="1 F for each of up to 3 positions",
+)
+def causality(subject: Subject) -> Iterator[Finding]:
+    """Change the input's suffix by finite values; the output's prefix must keep its bits."""
+    for promise in subject.contract.promised("Causal"):
+        assert isinstance(promise, promises.Causal)
+        yield _causal(subject, promise)
+
+
+def _causal(subject: Subject, promise: promises.Causal) -> Finding:
+    batch, other = subject.batch(), subject.batch(1)
+    found, fresh = find_input(batch, promise.input), find_input(other, promise.input)
+    if found is None or fresh is None:
+        return inconclusive(f"the batch has no tensor input {promise.input!r}", code="no-input")
+    path, tensor = found
+    if tensor.dim() <= promise.dim or tensor.shape[promise.dim] < 2:
+        return inconclusive(
+            f"{path} {list(tensor.shape)} has fewer than two positions along dimension {promise.dim}"
+        )
+    length = tensor.shape[promise.dim]
+    positions = sorted({0, length // 2, length - 2})
+    base = trees.pick(subject.forward(batch), promise.output)
+    if not isinstance(base, torch.Tensor) or base.dim() <= promise.output_dim:
+        return inconclusive(
+            "the chosen output is no tensor with that time dimension", code="no-output"
+        )
+    steps = base.shape[promise.output_dim]
+    if steps != length:
+        return inconclusive(
+            f"the output has {steps} positions along dimension {promise.output_dim}, the input {length}",
+            code="length-differs",
+        )
+    moved_anything = False
+    other_values = _fresh(subject, fresh[1], tensor)
+
+    def change_after(position: int) -> Batch:
+        return with_inputs(
+            batch, {path: perturbed(tensor, other_values, _after(tensor, promise.dim, position))}
+        )
+
+    for position in positions:
+        changed = change_after(position)
+        again = trees.pick(subject.forward(changed), promise.output)
+        keep = base.narrow(promise.output_dim, 0, position + 1)
+        then = again.narrow(promise.output_dim, 0, position + 1)
+        moved_anything = moved_anything or not trees.same(base, again)
+        if trees.same(keep, then):
+            continue
+        outputs, bound = run_wide(subject, [batch, changed])
+        keep, then = (
+            trees.pick(output, promise.output).narrow(promise.output_dim, 0, position + 1)
+            for output in outputs
+        )
+        gap = trees.worst(keep, then) / max(trees.scale(keep), 1e-30)
+        if gap > bound:
+            runs = {kept + 1: change_after(kept) for kept in {position, length // 2, length - 2}}
+            return explain.future(subject, promise, path, position, batch, runs, gap)
+    if not moved_anything:
+        return inconclusive("changing the input changed no output, so that nothing could leak")
+    return passed(
+        f"outputs up to t are bit-equal when {path} changes after t, for t in {positions}"
+    )
+
+
+def _after(tensor: torch.Tensor, dim: int, position: int) -> torch.Tensor:
+    index = torch.arange(tensor.shape[dim], device=tensor.device) > position
+    shape = [1] * tensor.dim()
+    shape[dim] = -1
+    return index.view(shape).expand(tensor.shape)
+
+
+def _fresh(subject: Subject, candidate: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return other values of the same kind: another batch's, or the same ones turned around."""
+    if not trees.same(candidate, tensor):
+        return candidate
+    return tensor.flip(tuple(range(tensor.dim())))
+
+
+@check(
+    "padding-invariance",
+    "What stands at padded positions, and how many there are, changes nothing else.",
+    promise="PaddingInvariant",
+    cost="3 F in float64",
+)
+def padding_invariance(subject: Subject) -> Iterator[Finding]:
+    """Append padding, and other values where a mask or lengths say so; compare the outputs of real positions."""
+    for promise in subject.contract.promised("PaddingInvariant"):
+        assert isinstance(promise, promises.PaddingInvariant)
+        yield _padding(subject, promise)
+
+
+def _padding(subject: Subject, promise: promises.PaddingInvariant, extra: int = 3) -> Finding:
+    batch = subject.batch()
+    found = find_input(batch, promise.ids)
+    mask = None if promise.mask is None else find_input(batch, promise.mask)
+    if found is None or (promise.mask is not None and mask is None):
+        return inconclusive(
+            f"the batch has no tensor input {promise.ids!r} or {promise.mask!r}", code="no-input"
+        )
+    path, ids = found
+    dim = promise.dim
+    if ids.dim() <= dim:
+        return inconclusive(f"{path} {list(ids.shape)} has no dimension {dim}", code="no-input")
+    length = ids.shape[dim]
+    longer, values = {}, {}
+    for name, tensor in batch.tensors().items():
+        if (
+            name not in dict(batch.input_leaves())
+            or tensor.dim() <= dim
+            or tensor.shape[dim] != length
+        ):
+            continue
+        if not _follows(subject, path, name, dim) and name not in (path, mask[0] if mask else ""):
+            continue
+        fill = promise.pad if name == path else 0
+        longer[name] = _pad(tensor, dim, extra, fill, promise.side)
+        values[name] = tensor
+    extended = with_inputs(batch, longer)
+    refilled = with_inputs(extended, {path: _refill(longer[path], ids, dim, extra, promise.side)})
+    told = (mask is not None and mask[0] in longer) or _has_lengths(subject, path, dim)
+    varied = told and not trees.same(refilled.tensors()[path], longer[path])
+    try:
+        outputs, bound = run_wide(subject, [batch, extended, *([refilled] if varied else [])])
+    except SubjectError as error:
+        return inconclusive(
+            f"a batch with {extra} more padded positions does not run ({type(error.error).__name__}: {error.error})",
+            code="longer-fails",
+        )
+    first = trees.floats(outputs[0])
+    compared = 0
+    for run, output in enumerate(outputs[1:]):
+        second = trees.floats(output)
+        for name, tensor in first.items():
+            other = second.get(name)
+            cut = None if other is None else _cut(tensor, other, extra, promise.side)
+            if cut is None:
+                continue
+            keep, then = tensor, cut
+            if mask is not None and tensor.dim() > dim and tensor.shape[:2] == mask[1].shape[:2]:
+                real = mask[1].bool()
+                keep, then = tensor[real], cut[real]
+            elif tensor.dim() > dim and tensor.shape[: dim + 1] == ids.shape[: dim + 1]:
+                real = ids != promise.pad
+                keep, then = tensor[real], cut[real]
+            compared += keep.numel() if run == 0 else 0
+            gap = trees.worst(keep, then) / max(trees.scale(keep), 1e-30)
+            if gap > bound:
+                return explain.padding(
+                    subject, promise, path, name, gap, extra, batch, extended, refilled, contents=run == 1
+                )  # fmt: skip
+    if compared == 0:
+        return inconclusive("no output could be compared between the shorter and the longer batch")
+    what = (
+        f"{extra} more padded positions, and what stands there,"
+        if varied
+        else f"{extra} more positions of {promise.pad}"
+    )
+    return passed(f"{what} change {compared} output values by less than {bound:g} relatively")
+
+
+def _has_lengths(subject: Subject, path: str, dim: int) -> bool:
+    """Say whether another input tells the model how long each row is, so that anything may stand behind."""
+    for symbol in subject.source.symbols:
+        if subject.source.axes(symbol).get(path) == dim:
+            return any(
+                isinstance(spec.values, Lengths) and spec.values.longest == symbol
+                for spec in subject.source.specs.values()
+            )
+    return False
+
+
+def _follows(subject: Subject, path: str, name: str, dim: int) -> bool:
+    """Say whether an input has the same symbol along the padded dimension."""
+    for symbol in subject.source.symbols:
+        axes = subject.source.axes(symbol)
+        if axes.get(path) == dim and axes.get(name) == dim:
+            return True
+    return False
+
+
+def _pad(tensor: torch.Tensor, dim: int, extra: int, value: float, side: str) -> torch.Tensor:
+    shape = list(tensor.shape)
+    shape[dim] = extra
+    block = (
+        torch.full(shape, value, dtype=tensor.dtype, device=tensor.device)
+        if tensor.dtype != torch.bool
+        else (torch.full(shape, bool(value), dtype=torch.bool, device=tensor.device))
+    )
+    return torch.cat([tensor, block] if side == "right" else [block, tensor], dim)
+
+
+def _refill(
+    longer: torch.Tensor, ids: torch.Tensor, dim: int, extra: int, side: str
+) -> torch.Tensor:
+    """Return the longer input with real values at the padded positions, to see where they get to."""
+    index = torch.arange(extra, device=ids.device) % ids.shape[dim]
+    block = ids.index_select(dim, index)
+    kept = longer.narrow(dim, 0 if side == "right" else extra, ids.shape[dim])
+    return torch.cat([kept, block] if side == "right" else [block, kept], dim)
+
+
+def _cut(tensor: torch.Tensor, longer: torch.Tensor, extra: int, side: str) -> torch.Tensor | None:
+    """Return the part of the longer output that belongs to the shorter one, or None."""
+    if tensor.dim() != longer.dim():
+        return None
+    for dim in range(tensor.dim()):
+        if longer.shape[dim] == tensor.shape[dim] + extra:
+            longer = longer.narrow(dim, 0 if side == "right" else extra, tensor.shape[dim])
+    return longer if longer.shape == tensor.shape else None
+
+
+@check(
+    "permutation-invariance",
+    "Permuting the declared inputs leaves the output as it is.",
+    promise="PermutationInvariant",
+    cost="3 F in float64",
+)
+def permutation_invariance(subject: Subject) -> Iterator[Finding]:
+    """Permute the inputs twice and compare outputs in float64."""
+    for promise in subject.contract.promised("PermutationInvariant"):
+        assert isinstance(promise, promises.PermutationInvariant)
+        yield _permute(subject, promise, None)
+
+
+@check(
+    "permutation-equivariance",
+    "Permuting the declared inputs permutes the output in the same way.",
+    promise="PermutationEquivariant",
+    cost="3 F in float64",
+)
+def permutation_equivariance(subject: Subject) -> Iterator[Finding]:
+    """Permute the inputs twice and compare the permuted outputs in float64."""
+    for promise in subject.contract.promised("PermutationEquivariant"):
+        assert isinstance(promise, promises.PermutationEquivariant)
+        output_dim = (
+            promise.output_dim
+            if promise.output_dim is not None
+            else next(iter(promise.dims.values()))
+        )
+        yield _permute(subject, promise, output_dim)
+
+
+def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
+    batch = subject.batch()
+    chosen = {}
+    sizes = set()
+    for which, dim in promise.dims.items():
+        found = find_input(batch, which)
+        if found is None or found[1].dim() <= dim:
+            return inconclusive(
+                f"the batch has no tensor input {which!r} with dimension {dim}", code="no-input"
+            )
+        chosen[found[0]] = (found[1], dim)
+        sizes.add(found[1].shape[dim])
+    if len(sizes) != 1 or (size := sizes.pop()) < 2:
+        return inconclusive(
+            f"the permuted dimensions have sizes {sorted(sizes) or [size]}; they must be equal and above one"
+        )
+    generator = torch.Generator().manual_seed(subject.seed)
+    orders = [torch.arange(size).roll(1), torch.randperm(size, generator=generator)]
+    turned = [
+        with_inputs(
+            batch, {path: t.index_select(d, order.to(t.device)) for path, (t, d) in chosen.items()}
+        )
+        for order in orders
+    ]
+    changed = any(
+        not trees.same(dict(turned[0].tensors())[path], t) for path, (t, _) in chosen.items()
+    )
+    if not changed:
+        return inconclusive(
+            "the inputs are equal along that dimension, so that permuting changes nothing"
+        )
+    outputs, bound = run_wide(subject, [batch, *turned])
+    base = trees.floats(outputs[0])
+    if not base:
+        return inconclusive("the output holds no floating tensor")
+    for order, variant, output in zip(orders, turned, outputs[1:], strict=True):
+        other = trees.floats(output)
+        for path, tensor in base.items():
+            wanted = tensor
+            if output_dim is not None:
+                if tensor.dim() <= output_dim or tensor.shape[output_dim] != size:
+                    continue
+                wanted = tensor.index_select(output_dim, order.to(tensor.device))
+            gap = trees.worst(
+                wanted, other.get(path, wanted.new_full(wanted.shape, float("nan")))
+            ) / max(trees.scale(tensor), 1e-30)
+            if gap > bound:
+                return explain.permutation(subject, promise, path, gap, batch, variant)
+    return passed(f"{len(base)} outputs agree over {len(orders)} permutations of {size} entries")
+
+
+@check(
+    "own-promises",
+    "The project's own promises hold.",
+    needs=("model", "own-promises"),
+    cost="as the promises' verify()",
+)
+def own_promises(subject: Subject) -> Iterator[Finding]:
+    """Run ``verify`` of every promise class that the project wrote itself."""
+    for promise in subject.contract.own_promises:
+        found = list(promise.verify(subject))
+        if not found:
+            yield inconclusive(
+                f"{type(promise).__name__}.verify yielded no finding", code="no-verdict"
+            )
+        for finding in found:
+            yield replace(finding, check=finding.check or "own-promises")

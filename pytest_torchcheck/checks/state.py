@@ -1,0 +1,295 @@
+"""State survives: checkpoints restore the model, copies are complete and independent, ties hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from .. import sources
+from ..diagnosis import copies, ties, unsaved
+from ..diagnosis import state as explain
+from ..diagnosis.explanation import counted, listed
+from ..diagnosis.observation import observe
+from ..diagnosis.state import CheckpointError, Outputs, gap, outputs_of, perturb, reference
+from ..findings import Culprit, Finding
+from ..subject import Gradients, Subject, SubjectError
+from .devices import on_meta
+from .initialisation import rebuilt
+from .registry import check, inconclusive, not_applicable, passed, suspicious, violated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@check(
+    "state-dict-roundtrip",
+    "state_dict, saved and loaded strictly into another instance, restores the outputs.",
+    cost="2 F and 1 FB, shared in part; 1 build of a factory; 3 F more where training changes what is not saved",
+    axes="device",
+)
+def state_dict_roundtrip(subject: Subject) -> Iterator[Finding]:
+    """Save, load into an instance with other values, compare outputs in eval mode, bit by bit on the CPU."""
+    if on_meta(subject):
+        yield inconclusive(
+            "the model's parameters are on meta, so it cannot be run", code="no-values"
+        )
+        return
+    expected = reference(subject)
+    if not expected:
+        yield inconclusive("the model returns no tensor to compare")
+        return
+    if not subject.model.state_dict():
+        yield not_applicable("the model has no state")
+        return
+    other = rebuilt(subject)
+    if other is not None:
+        yield from _into_other(subject, other, expected)
+    else:
+        yield from _in_place(subject, expected)
+    yield from _growing(subject)
+    yield from _unsaved_by_training(subject)
+
+
+def _unsaved_by_training(subject: Subject) -> Iterator[Finding]:
+    """Report state outside of the state dict that a training forward changes and the evaluation reads."""
+    try:
+        changed = observe(subject).changed
+    except SubjectError:
+        return  # the loss or the backward raised, which other checks explain
+    if changed and (finding := unsaved.lost_by_training(subject, list(changed))) is not None:
+        yield finding
+
+
+def _into_other(subject: Subject, other: nn.Module, expected: Outputs) -> Iterator[Finding]:
+    """Load into an instance that the factory built with another seed."""
+    with subject.pristine() as model:
+        perturb(explain.saved_tensors(other))
+        stopped = _load(model, other)
+        yield from stopped
+        if any(finding.status != "suspicious" for finding in stopped):
+            return
+        difference = gap(outputs_of(subject, other), expected)
+        if difference is None:
+            yield _held(subject, other, expected, "an instance built with another seed")
+            return
+        pairs = explain.lost_state(model, other)
+        given = explain.copy_over(pairs)
+        confirmed = bool(given) and gap(outputs_of(subject, other), expected) is None
+        lost = given if confirmed else [lost for lost, *_ in pairs]
+    yield _lost(subject, expected, lost, difference, confirmed=confirmed)
+
+
+def _in_place(subject: Subject, expected: Outputs) -> Iterator[Finding]:
+    """Save, change every value that training can change, load, compare: for a module that cannot be built anew."""
+    if drawn := list(unsaved.drawn_anew(subject, expected)):
+        yield from drawn
+        return
+    with subject.pristine(steps=True) as model:
+        hidden = explain.trainable_holdings(model)
+        values = {path: tensor.detach().clone() for path, tensor, _ in hidden}
+
+        def change() -> None:
+            perturb([*explain.saved_tensors(model), *(tensor for _, tensor, _ in hidden)])
+
+        stopped = _load(model, model, change)
+        yield from stopped
+        if any(finding.status != "suspicious" for finding in stopped):
+            return
+        difference = gap(outputs_of(subject, model), expected)
+        if difference is None:
+            yield _held(
+                subject, model, expected, "the instance itself, with every value changed in between"
+            )
+            return
+        with torch.no_grad():
+            for path, tensor, _ in hidden:
+                tensor.data.copy_(values[path])
+        confirmed = bool(hidden) and gap(outputs_of(subject, model), expected) is None
+        lost = [explain.Lost.of(path, holding) for path, _, holding in hidden]
+    yield _lost(subject, expected, lost, difference, confirmed=confirmed)
+
+
+def _lost(
+    subject: Subject,
+    expected: Outputs,
+    lost: list[explain.Lost],
+    difference: tuple[str, float],
+    *,
+    confirmed: bool,
+) -> Finding:
+    """Explain a difference after loading, unless two runs of one instance differ too."""
+    if (noise := gap(_again(subject), expected)) is not None:
+        return _not_deterministic(noise)
+    return explain.explain_lost(subject, lost, difference, confirmed=confirmed)
+
+
+def _load(
+    model: nn.Module, other: nn.Module, between: Callable[[], None] = lambda: None
+) -> list[Finding]:
+    """Save one instance and load into the other; return what stands in the way."""
+    try:
+        saved, refused = explain.through_file(model.state_dict(), alias=other is not model)
+    except CheckpointError as error:
+        return [_unsaved(error)]
+    between()
+    try:
+        other.load_state_dict(saved, strict=True)
+    except Exception as error:  # load_state_dict and its hooks are the user's to override
+        return [_not_loaded(model, error)]
+    return [_refused(model, refused)] if refused else []
+
+
+def _again(subject: Subject) -> Outputs:
+    with subject.pristine() as model:
+        return outputs_of(subject, model)
+
+
+def _held(subject: Subject, other: nn.Module, expected: Outputs, where: str) -> Finding:
+    """Report a pass, unless the outputs could not have shown a loss."""
+    if not _depends(subject) and _is_blind(subject, other, expected):
+        return inconclusive(
+            "the outputs do not depend on the state, so that a lost value cannot be seen"
+        )
+    return passed(f"saved, and loaded strictly into {where}: {len(expected)} outputs are equal")
+
+
+def _depends(subject: Subject) -> bool:
+    """Say whether another check has already seen a gradient, so that the outputs do depend on the state."""
+    return any(
+        isinstance(seen, Gradients) and any(stat.kind == "live" for stat in seen.stats.values())
+        for seen in subject.cache.values()
+    )
+
+
+def _is_blind(subject: Subject, other: nn.Module, expected: Outputs) -> bool:
+    perturb(explain.saved_tensors(other))
+    try:
+        return gap(outputs_of(subject, other), expected) is None
+    except SubjectError:
+        return False  # with other values the model raises: they do decide the output
+
+
+def _growing(subject: Subject) -> Iterator[Finding]:
+    """Report keys that a forward adds or reshapes: a checkpoint taken then does not fit a new instance."""
+    grown = explain.grown_keys(subject)
+    if not grown:
+        return
+    place = sources.of_parameter(subject.model, grown[0])
+    yield suspicious(
+        "state-grows",
+        f"the forward adds {listed(grown)} to state_dict(), or changes their shape",
+        culprits=[
+            Culprit(kind="buffer", name=key, location=sources.of_parameter(subject.model, key))
+            for key in grown
+        ],
+        location=place or sources.of_object(type(subject.model).forward),
+        observed=f"{counted(len(grown), 'key is', 'keys are')} new or of another shape after one forward",
+        cause="a buffer is registered or resized in forward, and is persistent",
+        because="state_dict() of the model as built and after one forward differ, so a strict load into a new one fails",
+        fix="register it in __init__, or with persistent=False",
+    )
+
+
+def _not_deterministic(noise: tuple[str, float]) -> Finding:
+    return inconclusive(
+        f"two equal runs in eval mode differ in {noise[0]} by {noise[1]:.3g}, so that outputs cannot be compared",
+        code="not-deterministic",
+    )
+
+
+def _unsaved(error: CheckpointError) -> Finding:
+    return violated(
+        "state-unpicklable",
+        f"state_dict() cannot be {'saved' if error.phase == 'save' else 'loaded'}: {type(error.error).__name__}",
+        location=sources.of_error(error.error),
+        observed=str(error.error).splitlines()[0]
+        if str(error.error)
+        else type(error.error).__name__,
+        cause="the extra state of a module holds an object that cannot be pickled",
+        because=f"torch.{error.phase} raised {type(error.error).__name__}",
+        fix="return tensors and plain values from get_extra_state",
+    )
+
+
+def _refused(model: nn.Module, message: str) -> Finding:
+    own = [m for m in model.modules() if type(m).get_extra_state is not nn.Module.get_extra_state]
+    return suspicious(
+        "state-unsafe",
+        "the checkpoint needs weights_only=False to be loaded",
+        observed=f"the extra state of the model holds {message}"
+        if message.startswith("an object")
+        else message,
+        location=sources.of_object(type(own[0]).get_extra_state) if own else None,
+        cause="state_dict() holds objects that are neither tensors nor plain values",
+        because="torch.load(weights_only=True), the default, refused it",
+        fix="return tensors and plain values from get_extra_state",
+    )
+
+
+def _not_loaded(model: nn.Module, error: Exception) -> Finding:
+    own = [
+        name
+        for name in ("state_dict", "load_state_dict")
+        if getattr(type(model), name) is not getattr(nn.Module, name)
+    ]
+    message = " ".join(str(error).split())
+    if own:
+        return inconclusive(
+            f"{type(model).__name__} overrides {listed(own)}, and a strict load of its own state raises: {message[:200]}",
+            code="state-overridden",
+        )
+    keys = [part.strip().strip('".') for part in str(error).split('"')[1::2]]
+    return violated(
+        "state-strict",
+        f"{type(model).__name__} cannot load its own state_dict strictly",
+        culprits=[
+            Culprit(kind="buffer", name=key, location=sources.of_parameter(model, key))
+            for key in keys[1:5] or keys[:1]
+        ],
+        location=sources.of_error(error),
+        observed=message[:300],
+        cause="two instances of the model have different keys or shapes",
+        because=f"load_state_dict(strict=True) raised {type(error).__name__}",
+        fix="register every parameter and buffer in __init__, with the same name and shape each time",
+    )
+
+
+@check(
+    "copy-and-pickle",
+    "A deep copy and a pickled copy give the same outputs, and a deep copy does not depend on the original.",
+    cost="2 F, and 1 copy of the model",
+    axes="device",
+)
+def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
+    """Copy the model, change the original, run the copy; pickle it, run what comes back."""
+    if on_meta(subject):
+        yield inconclusive(
+            "the model's parameters are on meta, so it cannot be run", code="no-values"
+        )
+        return
+    expected = reference(subject)
+    if not expected:
+        yield inconclusive("the model returns no tensor to compare")
+        return
+    found = list(copies.check_pickle(subject, expected))
+    if found[0].status != "violated":  # copying goes the way of pickling
+        found += copies.check_copy(subject, expected)
+    if any(f.status in ("violated", "inconclusive") for f in found) and (
+        noise := gap(_again(subject), expected)
+    ):
+        yield _not_deterministic(noise)
+        return
+    yield from found
+
+
+@check(
+    "tied-weights",
+    "Tied weights stay one through copying, conversion and loading.",
+    cost="nothing where no weights are tied; else 1 copy of the model",
+    axes="once",
+)
+def tied_weights(subject: Subject) -> Iterator[Finding]:
+    """Group names by storage before and after each operation that can untie them."""
+    yield from ties.check_ties(subject)

@@ -1,0 +1,228 @@
+"""Everything that the forward uses is registered, once, and used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from .. import sources
+from ..diagnosis import registration as explain
+from ..diagnosis.entries.devices import attribute_line
+from ..diagnosis.explanation import listed
+from ..diagnosis.hidden import hidden
+from ..diagnosis.observation import observe
+from ..diagnosis.placement import placed_by_hand
+from ..diagnosis.portability import portability
+from ..findings import Culprit, Finding
+from ..probes.holdings import Holding, holdings
+from ..state import seed_everything
+from .devices import on_meta
+from .registry import check, inconclusive, not_applicable, passed, suspicious, violated
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator
+
+    from ..probes.placement import Stray
+    from ..subject import Subject
+
+_FORGETTABLE = (
+    nn.modules.dropout._DropoutNd, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Softplus,
+    nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd,
+)  # fmt: skip
+
+
+@check(
+    "registration",
+    "Modules and parameters are registered, each entry of a list of layers with weights of its own.",
+    cost="1 FB, shared",
+    axes="device",
+)
+def registration(subject: Subject) -> Iterator[Finding]:
+    """Look for modules and parameters in plain containers, and for one instance that stands in a list many times."""
+    if on_meta(subject):
+        yield inconclusive(
+            "the model's parameters are on meta, so it cannot be run", code="no-values"
+        )
+        return
+    found = hidden(subject)
+    by_attribute: dict[str, list[Holding]] = {}
+    for holding in found.trained.values():
+        by_attribute.setdefault(holding.attribute, []).append(holding)
+    for attribute, group in by_attribute.items():
+        yield explain.unregistered(attribute, group)
+    for path, why in found.on_purpose.items():
+        yield suspicious(
+            "module-hidden-on-purpose",
+            f"{path} gets gradients but is not registered; {why}",
+            culprits=[
+                Culprit(kind="module", name=path, location=attribute_line(subject.model, path))
+            ],
+            observed=f"{path} is in neither parameters() nor state_dict()",
+            cause="it is held by a plain container",
+            because=why,
+            fix=f"register it, or call requires_grad_(False) on {path}",
+        )
+    for path, holding in found.stateful.items():
+        yield suspicious(
+            "module-mode-lost",
+            f"{path} is not registered, so train() and eval() do not reach it",
+            culprits=[Culprit(kind="module", name=path, location=holding.location)],
+            observed=f"{path} ran; it is not in modules()",
+            cause=f"it is held through a {holding.via}, and contains dropout or batch normalisation",
+            because="only registered modules get train() and eval()",
+            fix=f"hold {holding.attribute} in an nn.ModuleList or an attribute of its own",
+        )
+    others = [*explain.made_in_forward(subject), *explain.repeated(subject)]
+    yield from others
+    if not (by_attribute or found.on_purpose or found.stateful or others):
+        total = len(list(subject.model.modules()))
+        yield passed(
+            f"{total} modules are registered; attributes hold none beside them that trains"
+        )
+
+
+@check(
+    "unregistered-tensors",
+    "Tensors that the forward uses are parameters or buffers: they move, are saved and train with the model.",
+    cost="nothing where attributes hold no tensor; else 1 F, shared",
+    axes="once",
+)
+def unregistered_tensors(subject: Subject) -> Iterator[Finding]:
+    """Look for tensors in plain attributes that ``.to()`` leaves behind."""
+    if on_meta(subject):
+        yield inconclusive(
+            "the model's parameters are on meta, so it cannot be run", code="no-values"
+        )
+        return
+    held = [h for h in holdings(subject.model) if h.kind == "tensor"]
+    if not held:
+        yield passed("no attribute holds a tensor beside the parameters and buffers")
+        return
+    findings = [_used(stray) for stray in _left_behind(subject, held)]
+    yield from findings
+    if not findings:
+        names = [h.path for h in held]
+        yield passed(
+            f"{len(names)} tensors in plain attributes ({listed(names, 3)}) stay behind in no operation",
+            evidence={"tensors": list(names)},
+        )
+
+
+def _left_behind(subject: Subject, held: list[Holding]) -> Iterator[Stray]:
+    """Iterate over the attributes that device-portability found on the CPU; its finding explains them."""
+    paths = {h.path: h for h in held}
+    if subject.device.type != "cpu" or subject.contract.devices == ("cpu",):
+        return
+    for mixture in portability(subject).pretended.mixtures:
+        stray = mixture.stray
+        if stray is None or stray.name not in paths or stray.name in hidden(subject).trained:
+            continue
+        if placed_by_hand(paths[stray.name]) is None:
+            yield stray
+
+
+def _used(stray: Stray) -> Finding:
+    word = stray.name.rpartition(".")[2]
+    return violated(
+        "tensor-unregistered",
+        f"{stray.name} takes part in the forward but is neither parameter nor buffer",
+        culprits=[Culprit(kind="tensor", name=stray.name, location=stray.location)],
+        observed=f"{stray.dtype} {list(stray.shape)}, used beside the model's own tensors",
+        cause="it is held by a plain attribute, list, dict, closure or class",
+        because="named_parameters() and named_buffers() do not contain it, and .to() leaves it behind",
+        fix=f'write self.register_buffer("{word}", ...)',
+        root="device-portability/cpu-tensor",
+    )
+
+
+@check(
+    "dead-modules",
+    "Every module takes part in training.",
+    cost="1 FB, shared; 2 F more where a module did not run",
+    axes="once",
+)
+def dead_modules(subject: Subject) -> Iterator[Finding]:
+    """Name modules that never ran: forgotten dropout, activations and norms, and frozen layers without use."""
+    if on_meta(subject):
+        yield inconclusive(
+            "the model's parameters are on meta, so it cannot be run", code="no-values"
+        )
+        return
+    seen = observe(subject).signals
+    idle = [
+        (name, module)
+        for name, module in subject.model.named_modules()
+        if name and not any(True for _ in module.children()) and not seen.calls[name]
+    ]
+    if not seen.calls:
+        yield not_applicable("no module's forward is called; the model is one function")
+        return
+    found = []
+    for name, module in idle:
+        if not isinstance(module, _FORGETTABLE) or _is_choice(subject.model, name, seen.calls):
+            continue
+        if any(p.requires_grad for p in module.parameters()):
+            continue  # its gradients are missing: gradients-exist says so
+        place = sources.of_parameter(subject.model, name)
+        if place is not None and sources.rank(place.file) == 2 and _acts(module):
+            found.append((name, module, place))
+    if found:
+        awake = _called_later(subject)
+        found = [item for item in found if item[0] not in awake]
+    if not found:
+        yield passed(f"{len(seen.calls)} modules ran; no layer that should act was left out")
+        return
+    name, module, place = found[0]
+    yield suspicious(
+        "module-idle",
+        f"{name} ({type(module).__name__}) is built but never called"
+        + (f", and {len(found) - 1} more" if len(found) > 1 else ""),
+        culprits=[
+            Culprit(kind="module", name=n, detail=f"{type(m).__name__}, 0 calls", location=p)
+            for n, m, p in found[:6]
+        ],
+        observed=f"0 calls in one training forward, while {len(seen.calls)} modules ran",
+        cause="the forward does not use it",
+        because=f"a hook on {name} counted no call",
+        fix=f"call self.{name.rpartition('.')[2]} in forward, or delete line {place.line}",
+    )
+
+
+def _is_choice(model: nn.Module, name: str, calls: Counter[str]) -> bool:
+    """Say whether a module stands in a list of which other entries ran: experts, optional blocks."""
+    parts = name.split(".")
+    for depth in range(1, len(parts)):
+        parent = model.get_submodule(".".join(parts[:depth]))
+        if isinstance(parent, nn.ModuleList | nn.ModuleDict):
+            prefix = ".".join(parts[:depth]) + "."
+            if any(called.startswith(prefix) for called in calls):
+                return True
+    return False
+
+
+def _called_later(subject: Subject) -> set[str]:
+    """Return the modules that run in either mode on two further batches."""
+    called: set[str] = set()
+    for index, train in ((1, True), (2, False)):
+        with subject.pristine() as model, torch.no_grad():
+            handles = [
+                module.register_forward_pre_hook(lambda _module, _args, name=name: called.add(name))
+                for name, module in model.named_modules()
+                if not isinstance(module, torch.jit.ScriptModule)
+            ]
+            try:
+                model.train(train)
+                seed_everything(subject.seed + index)
+                subject.call(model, subject.batch(index).clone())
+            finally:
+                for handle in handles:
+                    handle.remove()
+    return called
+
+
+def _acts(module: nn.Module) -> bool:
+    """Say whether leaving the module out changes what the model computes: a dropout with p=0 does not count."""
+    return not (isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0)

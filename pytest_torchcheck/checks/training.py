@@ -1,0 +1,341 @@
+"""Ways of training that must come to the same: accumulated or whole, resumed or not, replica or replica."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from pytest_torchcheck import promises, sources
+from pytest_torchcheck.loop import accumulation, resume
+from pytest_torchcheck.loop import explain_equivalences as explain
+from pytest_torchcheck.loop.recorder import STEPS, record, trace_of
+from pytest_torchcheck.loop.replay import last_write, where_changed
+from pytest_torchcheck.subject import SubjectError
+
+from .registry import check, inconclusive, not_applicable, passed
+from .updates import STEPS as UPDATES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchcheck.findings import Finding
+    from pytest_torchcheck.loop.trace import Trace
+    from pytest_torchcheck.subject import Subject
+
+_ACCUMULATED = 1e-5  # float64 leaves 1e-12; losses that compute in float32 inside leave 1e-7
+_AVERAGED = 1e-5
+
+
+@check(
+    "accumulation",
+    "Accumulated micro-batches give the full batch's gradient, also with unequal counts of targets.",
+    needs=("loss", "targets", "step-or-accumulates"),
+    cost="2 (n + 1) FB in float64, where the step accumulates",
+    axes="once",
+)
+def accumulated(subject: Subject) -> Iterator[Finding]:
+    """Compare the accumulated gradient with the full batch's, on the batch as it is and with targets ignored.
+
+    Without the promise, a step that runs several backward passes before its optimizer's step may mean
+    anything by them. Only what cannot be meant is told then: the full batch's gradient times their number,
+    and the last micro-batch's alone.
+    """
+    if not subject.contract.promised("Accumulates"):
+        yield _unpromised(subject)
+    for promise in subject.contract.promised("Accumulates"):
+        assert isinstance(promise, promises.Accumulates)
+        if subject.contract.train_step is None and promise.micro_step is None:
+            yield inconclusive(
+                "Accumulates needs a train_step, or micro_step=, to run", code="nothing-to-run"
+            )
+            continue
+        yield _accumulation(subject, promise)
+
+
+def _unpromised(subject: Subject) -> Finding:
+    trace = trace_of(subject)
+    passes = _passes(trace)
+    if passes < 2:
+        return not_applicable("no optimizer step follows several backward passes")
+    made = accumulation.compare(subject, passes, None, unequal=False)
+    if made is None or made.passes != passes:
+        return not_applicable("the backward passes of the step share nothing out")
+    limit = _ACCUMULATED if made.dtype == "float64" else 1e-3
+    if made.error <= limit:
+        return passed(f"{passes} passes give the full batch's gradient up to {made.error:.1e}")
+    added = made.residual <= limit and abs(made.ratio - passes) <= limit * passes
+    if added or (max(made.last, made.applied) <= limit and made.residual > 100 * limit):
+        return explain.not_accumulated(made, passes, trace)
+    return not_applicable(
+        f"the step's {passes} backward passes are no micro-batches of the declared loss: their sum is "
+        f"{made.error:.1%} off the full batch's gradient"
+    )
+
+
+def _passes(trace: Trace) -> int:
+    """Return how many backward passes ran before the first optimizer step, cleared in between or not."""
+    count = 0
+    for event in trace.events:
+        if event.kind == "backward":
+            count += 1
+        elif event.kind == "optimizer-step":
+            break
+    return count
+
+
+def _accumulation(subject: Subject, promise: promises.Accumulates) -> Finding:
+    trace = trace_of(subject) if subject.contract.train_step is not None else None
+    found = None
+    for unequal in (False, True):
+        made = accumulation.compare(subject, promise.n, promise.micro_step, unequal=unequal)
+        if made is None:
+            continue
+        found = made
+        if made.passes < 2:
+            break
+        if made.error > (_ACCUMULATED if made.dtype == "float64" else 1e-3):
+            return explain.not_accumulated(made, promise.n, trace)
+    if found is None or found.passes < 2:
+        steps = [] if trace is None else trace.optimizer_steps(step=0)
+        if trace is not None and len(steps) > 1 and len(trace.backwards(step=0)) > 1:
+            return explain.stepped_each(trace, promise.n)
+        return inconclusive(
+            f"the step ran {found.passes if found else 0} backward passes before the optimizer stepped, "
+            "so that nothing was accumulated"
+        )
+    counts = f" with {', '.join(map(str, found.counts))} valid targets" if found.counts else ""
+    return passed(
+        f"{found.passes} passes{counts} give the full batch's gradient up to {found.error:.1e} in {found.dtype}"
+    )
+
+
+@check(
+    "resume",
+    "A run resumed from the states of model, optimizer, schedulers and scaler is the uninterrupted one, bit by bit.",
+    needs=("model", "optimizer"),
+    cost=f"{UPDATES} FBS; {8 * resume.STEPS} more at most, where it ends elsewhere",
+    axes="once",
+)
+def resumed(subject: Subject) -> Iterator[Finding]:
+    """Run through, and again with a checkpoint in the middle."""
+    if not subject.kernel_exact:
+        yield not_applicable("bit-equal runs are promised on the CPU only")
+        return
+    try:
+        held = resume.is_resumed(subject)
+    except SubjectError:
+        held = None  # it is raised again, or is no matter of resuming
+    if held is not None:
+        yield passed(f"1 + {UPDATES - 1} steps are the same bit by bit; saved: {', '.join(held)}")
+        return
+    found = resume.measure(subject)
+    if not found.differing:
+        yield passed(
+            f"{found.steps} + {found.steps} steps are the same bit by bit; saved: {', '.join(found.pieces)}"
+        )
+    elif found.iterators:
+        yield inconclusive(
+            f"the training step reads its data from an iterator ({', '.join(found.iterators[:3])}), whose place no "
+            "checkpoint holds: a resumed run goes on with other data",
+            code="data-order",
+        )
+    elif found.closures:
+        yield inconclusive(
+            f"the training step keeps state of its own ({', '.join(found.closures[:3])}), which no state_dict holds"
+            + (
+                ": a resumed run ends elsewhere without it, and as the uninterrupted one with it"
+                if found.decides
+                else ""
+            ),
+            code="state-in-closure",
+        )
+    elif not found.repeatable:
+        yield inconclusive(
+            "the uninterrupted run does not repeat bit by bit either (see seeding)",
+            code="not-repeatable",
+        )
+    else:
+        yield explain.not_resumed(found)
+
+
+@check(
+    "replicated",
+    "Replicated parameters stay equal after every step.",
+    needs=("model",),
+    promise="Replicated",
+    cost=f"{STEPS} FBS",
+    axes="once",
+)
+def replicated(subject: Subject) -> Iterator[Finding]:
+    """Compare the pairs after every step, bit by bit."""
+    promised = [
+        p for p in subject.contract.promised("Replicated") if isinstance(p, promises.Replicated)
+    ]
+    names = _names(subject.model)
+    known: list[tuple[str, str]] = []
+    for promise in promised:
+        pairs = _pairs(promise, names)
+        if not pairs:
+            missing = next((n for n in (promise.a, promise.b) if not _under(n, names)), promise.b)
+            yield inconclusive(
+                f"Replicated names {missing!r}, which the model does not have", code="unknown-name"
+            )
+        known += pairs
+    if not known:
+        return
+    trace = record(subject, pairs=known)
+    if trace.error is not None and trace.steps == 0:
+        raise trace.error
+    bad = False
+    for pair in known:
+        step = next((i for i, found in enumerate(trace.pairs) if found[pair] > 0.0), None)
+        if step is None:
+            continue
+        bad = True
+        place = None
+        if subject.contract.train_step is not None:
+            place = last_write(subject, *pair, before=step)
+        yield explain.parted(subject, pair, trace, step, trace.pairs[step][pair], place)
+    if not bad:
+        yield passed(f"{len(known)} pairs are bit-equal after each of {trace.steps} steps")
+
+
+def _names(model: nn.Module) -> set[str]:
+    return {*dict(model.named_parameters(remove_duplicate=False)), *dict(model.named_buffers())}
+
+
+def _under(name: str, names: set[str]) -> list[str]:
+    """Return the tensors that a name means: itself, or all of a module."""
+    return [name] if name in names else sorted(n for n in names if n.startswith(f"{name}."))
+
+
+def _pairs(promise: promises.Replicated, names: set[str]) -> list[tuple[str, str]]:
+    """Pair the tensors of two modules by their own names, or two parameters."""
+    a, b = _under(promise.a, names), _under(promise.b, names)
+    if a == [promise.a] and b == [promise.b]:
+        return [(promise.a, promise.b)]
+    others = {name.removeprefix(promise.b): name for name in b}
+    return [
+        (n, others[n.removeprefix(promise.a)]) for n in a if n.removeprefix(promise.a) in others
+    ]
+
+
+@check(
+    "non-finite-guard",
+    "A gradient that is NaN never reaches the weights.",
+    needs=("model", "train_step"),
+    promise="SkipsNonFinite",
+    cost="1 FBS",
+    axes="once",
+)
+def non_finite_guard(subject: Subject) -> Iterator[Finding]:
+    """Make every gradient NaN in one call of the step and look at the weights."""
+    broken: list[str] = []
+
+    def look(_: int, model: nn.Module) -> None:
+        broken.extend(
+            name for name, p in model.named_parameters() if not bool(torch.isfinite(p).all())
+        )
+
+    trace = record(subject, steps=1, amplify=math.nan, after_step=look)
+    if not trace.backwards() and trace.error is None:
+        yield inconclusive(
+            "the step runs no backward, so that no gradient could be made NaN",
+            code="nothing-recorded",
+        )
+    elif broken:
+        total = sum(1 for _ in subject.model.parameters())
+        yield explain.not_guarded(trace.optimizer_steps()[-1], broken, total)
+    elif trace.error is not None:
+        yield passed(
+            f"the step raises {type(trace.error.error).__name__} before the weights are touched"
+        )
+    else:
+        yield passed(
+            f"the weights are finite after a step whose gradients were NaN; {len(trace.optimizer_steps())} optimizer steps ran"
+        )
+
+
+@check(
+    "moving-average",
+    "The average is that of the trained weights after every step.",
+    needs=("model",),
+    promise="MovingAverage",
+    cost="1 FBS",
+    axes="once",
+)
+def moving_average(subject: Subject) -> Iterator[Finding]:
+    """Compare the averaged parameters after one step with the rule."""
+    for promise in subject.contract.promised("MovingAverage"):
+        assert isinstance(promise, promises.MovingAverage)
+        finding = _average(subject, promise)
+        yield finding
+
+
+def _average(subject: Subject, promise: promises.MovingAverage) -> Finding:
+    modules = dict(subject.model.named_modules(remove_duplicate=False))
+    for name in (promise.target, promise.source):
+        if name not in modules:
+            return inconclusive(
+                f"MovingAverage names {name!r}, which the model does not have", code="unknown-name"
+            )
+    target, source = modules[promise.target], modules[promise.source]
+    sources_ = dict(source.named_parameters())
+    pairs = {n: p for n, p in target.named_parameters() if n in sources_ and p.is_floating_point()}
+    for name, p in pairs.items():
+        if p.data_ptr() == sources_[name].data_ptr():
+            place = sources.of_assignment(subject.model, promise.target.partition(".")[0])
+            return explain.not_averaged(
+                promise.target, promise.source, promise.decay, name, None, 0.0, place, same=True
+            )
+    if not pairs:
+        return inconclusive(
+            f"{promise.target} and {promise.source} have no parameter of one name",
+            code="unknown-name",
+        )
+    before = {name: p.detach().clone() for name, p in pairs.items()}
+    start = {name: sources_[name].detach().clone() for name in pairs}
+    after: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def look(_: int, model: nn.Module) -> None:
+        after.update(
+            {n: (p.detach().clone(), sources_[n].detach().clone()) for n, p in pairs.items()}
+        )
+
+    # a copy of its source shows nothing in the first step's direction alone: the source must move first
+    trace = record(subject, steps=1, after_step=look)
+    if trace.error is not None:
+        raise trace.error
+    moved = [name for name in pairs if not torch.equal(start[name], after[name][1])]
+    if not moved:
+        return inconclusive(
+            f"{promise.source} did not move in one step, so that no average could differ"
+        )
+    for name in moved:
+        old, (new, current) = before[name], after[name]
+        meant = promise.decay * old + (1 - promise.decay) * current
+        error = float((new - meant).abs().max())
+        scale = float((current - old).abs().max()) or 1.0
+        if error > _AVERAGED * max(scale, float(meant.abs().max())):
+            direction = (old - current).double().flatten()
+            size = float(direction @ direction)
+            measured = (
+                float((new - current).double().flatten() @ direction) / size if size else None
+            )
+            place = where_changed(subject, f"{promise.target}.{name}")
+            return explain.not_averaged(
+                promise.target,
+                promise.source,
+                promise.decay,
+                name,
+                measured,
+                error,
+                place,
+                same=False,
+            )
+    return passed(
+        f"{len(moved)} parameters of {promise.target} are the average with decay {promise.decay:g}"
+    )

@@ -1,0 +1,407 @@
+"""A training step moves what should move, keeps what should stay, and can be repeated."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..data.contents import raw_bytes
+from ..diagnosis import optimizers as explain
+from ..probes.leaks import LiveBytes, count_hooks
+from ..state import seed_everything
+from ..subject import (
+    Subject,
+    SubjectError,
+    clear_gradients,
+    gradient_stats,
+    optimizers_of,
+    schedulers_of,
+)
+from .autograd import REDRAWS, shared_shifts, unreached
+from .registry import check, inconclusive, not_applicable, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..findings import Finding
+
+STEPS = 3
+_WARM_UP = 12  # further steps while every learning rate is still 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Which parameters an optimizer holds.
+
+    Attributes:
+        missing: Trainable parameters in no optimizer.
+        twice: Parameters that stand in more than one group or optimizer.
+        frozen: Parameters that require no gradient but stand in an optimizer.
+        foreign: Shapes of tensors in an optimizer that are none of the model's parameters.
+        optimizers: Class names.
+    """
+
+    missing: tuple[str, ...]
+    twice: tuple[str, ...]
+    frozen: tuple[str, ...]
+    foreign: tuple[tuple[int, ...], ...]
+    optimizers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """Evidence of some consecutive training steps from the pristine state.
+
+    Attributes:
+        losses: Loss of every step that succeeded.
+        error: What a later step raised, or None.
+        moved: By parameter: ``max|after - before|``.
+        sizes: By parameter: ``max|before|``.
+        buffers: Buffers whose values changed.
+        live: Parameters that had a nonzero gradient in some step, as seen after the step.
+        seen: Parameters whose gradient could be seen at all after a step.
+        rates: Largest learning rate of every step.
+        warmed: True when rates were raised to ``initial_lr`` because a schedule began at 0.
+        coverage: What the optimizer holds.
+        modes: Modules whose training flag is not what it was before the steps.
+        live_bytes: Live bytes that the steps after the first made, after each of them.
+        hooks: Hooks on modules and parameters, after each of them.
+        end: By parameter and buffer: checksum of its bits after ``STEPS`` steps. None where the contract declares
+            no optimizer, or the steps were not those that a user's loop would do.
+    """
+
+    losses: tuple[float, ...]
+    error: SubjectError | None
+    moved: dict[str, float]
+    sizes: dict[str, float]
+    buffers: tuple[str, ...]
+    live: frozenset[str]
+    seen: frozenset[str]
+    rates: tuple[float, ...]
+    warmed: bool
+    coverage: Coverage
+    modes: tuple[str, ...]
+    live_bytes: tuple[int, ...] = ()
+    hooks: tuple[int, ...] = ()
+    end: dict[str, int] | None = None
+
+    @property
+    def grows(self) -> bool:
+        """Whether the last step left more bytes or hooks behind than the one before it."""
+        return len(self.live_bytes) < STEPS - 1 or any(
+            counts[-1] > counts[-2] for counts in (self.live_bytes, self.hooks)
+        )
+
+
+def trajectory(subject: Subject) -> Trajectory:
+    """Run the user's step (or the plain one) a few times on the base batch; cached.
+
+    The first step runs as it is, so that what it shows of the gradients is what a plain backward gives:
+    where it is the plain step, :meth:`Subject.gradients` need not run another one. The further ones run
+    under a count of live bytes.
+    """
+    if "trajectory" not in subject.cache:
+        subject.cache["trajectory"] = _run(subject)
+    found: Trajectory = subject.cache["trajectory"]
+    return found
+
+
+def _run(subject: Subject) -> Trajectory:
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        made = subject.make_optimizer(model)
+        clear_gradients(model)
+        optimizers = optimizers_of(made)
+        schedulers = schedulers_of(made)
+        coverage = cover(model, optimizers)
+        modes = {name: module.training for name, module in model.named_modules()}
+        losses: list[float] = []
+        rates: list[float] = []
+        live: set[str] = set()
+        seen: set[str] = set()
+        error: SubjectError | None = None
+        counter = LiveBytes()
+        live_bytes: list[int] = []
+        hooks: list[int] = []
+        warmed, step = False, 0
+        while step < STEPS:
+            rate = max(
+                (float(g["lr"]) for o in optimizers for g in o.param_groups if "lr" in g),
+                default=math.nan,
+            )
+            if rate == 0.0 and not schedulers and (step or subject.contract.train_step is None):
+                warmed = _raise_rates(optimizers) or warmed
+            seed_everything(subject.seed + step)
+            try:
+                with counter if step else contextlib.nullcontext():
+                    value = subject.train_step(
+                        model,
+                        made,
+                        subject.batch().clone(),
+                        look=None if step or losses else subject.keep_gradients,
+                    )
+            except SubjectError as raised:
+                error = raised
+                break
+            losses.append(_number(value))
+            del value
+            if step:
+                live_bytes.append(counter.live)
+            hooks.append(count_hooks(model).total())
+            rates.append(rate)
+            for name, stat in gradient_stats(model).items():
+                if stat.kind != "none":
+                    seen.add(name)
+                if stat.kind == "live":
+                    live.add(name)
+            if subject.contract.train_step is None:
+                for scheduler in schedulers:
+                    scheduler.step()
+            step += 1
+            if step == STEPS and rates and max(rates) == 0.0 and len(rates) < STEPS + _WARM_UP:
+                step -= 1  # still warming up: one step more
+        exact = subject.kernel_exact and subject.contract.optimizer is not None
+        end = checksums(model) if exact and len(losses) == STEPS and not warmed else None
+        moved, sizes = {}, {}
+        for name, parameter in model.named_parameters():
+            before = subject.state.original(parameter)
+            if before is None or before.shape != parameter.shape:
+                continue
+            moved[name] = _largest(parameter.detach() - before)
+            sizes[name] = _largest(before)
+        buffers = tuple(
+            name
+            for name, buffer in model.named_buffers()
+            if (before := subject.state.original(buffer)) is not None
+            and (before.shape != buffer.shape or not torch.equal(before, buffer))
+        )
+        changed = tuple(
+            name
+            for name, module in model.named_modules()
+            if modes.get(name, module.training) != module.training
+        )
+        del made, optimizers, schedulers
+    return Trajectory(
+        losses=tuple(losses), error=error, moved=moved, sizes=sizes, buffers=buffers, live=frozenset(live),
+        seen=frozenset(seen), rates=tuple(rates), warmed=warmed, coverage=coverage, modes=changed,
+        live_bytes=tuple(live_bytes), hooks=tuple(hooks), end=end,
+    )  # fmt: skip
+
+
+def checksums(model: nn.Module) -> dict[str, int]:
+    """Return a checksum of the bits of every parameter and buffer."""
+    return {
+        name: zlib.crc32(raw_bytes(tensor), hash((tensor.dtype, tensor.shape)) & 0xFFFFFFFF)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if tensor.device.type == "cpu" and tensor.layout == torch.strided
+    }
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, torch.Tensor):
+        return float(value.detach().float().mean()) if value.numel() else math.nan
+    if isinstance(value, int | float):
+        return float(value)
+    return math.nan
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _raise_rates(optimizers: list[torch.optim.Optimizer]) -> bool:
+    """Set learning rates of 0 to the schedule's base, so that a warm-up does not look like a standstill."""
+    raised = False
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if group.get("lr") == 0.0 and group.get("initial_lr", 0.0) > 0.0:
+                group["lr"] = group["initial_lr"]
+                raised = True
+    return raised
+
+
+def cover(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Coverage:
+    """Compare the optimizers' parameters with the model's."""
+    held = [
+        p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+    ]
+    counts: dict[int, int] = {}
+    for parameter in held:
+        counts[id(parameter)] = counts.get(id(parameter), 0) + 1
+    named = dict(model.named_parameters())
+    own = {id(p) for p in named.values()}
+    return Coverage(
+        missing=tuple(name for name, p in named.items() if p.requires_grad and id(p) not in counts),
+        twice=tuple(name for name, p in named.items() if counts.get(id(p), 0) > 1),
+        frozen=tuple(name for name, p in named.items() if not p.requires_grad and id(p) in counts),
+        foreign=tuple(tuple(p.shape) for p in held if id(p) not in own),
+        optimizers=tuple(type(optimizer).__name__ for optimizer in optimizers),
+    )
+
+
+@check(
+    "optimizer-coverage",
+    "The optimizer holds every trainable parameter, each once.",
+    needs=("model", "optimizer"),
+    cost="shared with weights-update",
+    axes="once",
+)
+def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
+    """Compare the identities of the optimizer's parameters with the model's."""
+    made = trajectory(subject)
+    coverage = made.coverage
+    if not coverage.optimizers:
+        yield inconclusive(
+            "the optimizer function returned no torch.optim.Optimizer", code="no-optimizer"
+        )
+        return
+    missing = [
+        name
+        for name in coverage.missing
+        if not subject.is_promised("Frozen", name)
+        and not subject.is_promised("MayLackGradient", name)
+        # an averaged or copied weight that the user's own step writes is trained by that step
+        and not (subject.contract.train_step is not None and made.moved.get(name, 0.0) > 0.0)
+    ]
+    several = len(coverage.optimizers) > 1
+    if missing:
+        yield explain.missing(subject, missing, coverage)
+    twice = [] if several else list(coverage.twice)
+    if twice:
+        yield explain.twice(subject, twice, coverage)
+    if not missing and not twice:
+        total = sum(p.requires_grad for p in subject.model.parameters())
+        foreign = (
+            f"; {len(coverage.foreign)} tensors are not the model's" if coverage.foreign else ""
+        )
+        yield passed(
+            f"{', '.join(coverage.optimizers)} hold {total} of {total} trainable parameters{foreign}"
+        )
+
+
+_FAINT = 1e-12
+"""Share of the largest gradient below which no optimizer is to blame that a parameter stays."""
+
+
+@check(
+    "weights-update",
+    "Every trainable parameter moves in a training step.",
+    cost="3 FBS, shared with other checks",
+)
+def weights_update(subject: Subject) -> Iterator[Finding]:
+    """Compare every parameter before and after some steps with the user's optimizer."""
+    trainable = {
+        name: parameter
+        for name, parameter in subject.named_parameters().items()
+        if parameter.requires_grad
+    }
+    if not trainable:
+        yield not_applicable("no parameter requires a gradient")
+        return
+    made = trajectory(subject)
+    if made.error is not None and not made.losses:
+        raise made.error
+    still = [
+        name
+        for name in trainable
+        if made.moved.get(name, 0.0) == 0.0
+        and not subject.is_promised("MayLackGradient", name)
+        and not subject.is_promised("Frozen", name)
+    ]
+    if still:
+        first = subject.gradients()
+        gradless = [
+            name for name in still if first.stats[name].kind != "live" and name not in made.live
+        ]
+        excused = _move_elsewhere(subject, gradless)
+        excused |= unreached(subject, set(gradless) - excused)
+        excused |= shared_shifts(
+            subject, [n for n in gradless if n not in excused and first.stats[n].kind == "zero"]
+        )
+        still = [name for name in still if name not in excused]
+        largest = max((g.norm for g in first.stats.values() if math.isfinite(g.norm)), default=0.0)
+        faint = [n for n in still if 0.0 < first.stats[n].norm < _FAINT * largest]
+        still = [name for name in still if name not in faint]
+        if still:
+            yield explain.standstill(subject, still, made, total=len(trainable))
+            return
+        if faint:
+            yield inconclusive(
+                f"{', '.join(faint[:3])} did not move: a gate lets next to nothing of the gradient through on this batch"
+            )
+            return
+    note = " (learning rates of 0 were raised to the schedule's base)" if made.warmed else ""
+    yield passed(
+        f"{len(trainable)} of {len(trainable)} trainable parameters moved in {len(made.losses)} steps{note}",
+        evidence={"losses": list(made.losses), "rates": list(made.rates)},
+    )
+
+
+def _move_elsewhere(subject: Subject, names: list[str]) -> set[str]:
+    """Name the parameters that other batches reach: experts, rows, stochastic depth."""
+    reached: set[str] = set()
+    for index, seed in REDRAWS:
+        left = [name for name in names if name not in reached]
+        if not left:
+            break
+        stats = subject.gradients(index, seed=seed).stats
+        reached |= {name for name in left if name in stats and stats[name].kind == "live"}
+    return reached
+
+
+@check(
+    "frozen-stays",
+    "What is frozen keeps its values and its statistics through training steps.",
+    promise="Frozen",
+    cost="shared with weights-update",
+)
+def frozen_stays(subject: Subject) -> Iterator[Finding]:
+    """Compare frozen parameters, and the buffers of promised modules, before and after some steps."""
+    frozen = [
+        name
+        for name, parameter in subject.named_parameters().items()
+        if subject.is_promised("Frozen", name)
+    ]
+    buffers = [
+        name for name, _ in subject.model.named_buffers() if subject.is_promised("Frozen", name)
+    ]
+    if not frozen and not buffers:
+        globs = [g for promise in subject.contract.promised_names("Frozen") for g in promise.globs]
+        yield explain.no_match(subject, "Frozen", globs)
+        return
+    made = trajectory(subject)
+    if made.error is not None and not made.losses:
+        raise made.error
+    drifted = [name for name in frozen if made.moved.get(name, 0.0) > 0.0]
+    moving = [name for name in buffers if name in made.buffers]
+    if drifted:
+        yield explain.drifted(subject, drifted, made)
+    if moving:
+        yield explain.statistics(subject, moving)
+    if not drifted and not moving:
+        yield passed(
+            f"{len(frozen)} frozen parameters and {len(buffers)} buffers are bit-equal after {len(made.losses)} steps"
+        )
+
+
+@check(
+    "repeatable-steps",
+    "Consecutive steps work: no graph is carried from one to the next.",
+    cost="shared with weights-update",
+)
+def repeatable_steps(subject: Subject) -> Iterator[Finding]:
+    """Run further steps without rebuilding anything."""
+    if not any(p.requires_grad for p in subject.model.parameters()):
+        yield not_applicable("no parameter requires a gradient")
+        return
+    made = trajectory(subject)
+    if made.error is not None:
+        raise made.error
+    yield passed(f"{len(made.losses)} consecutive steps ran")

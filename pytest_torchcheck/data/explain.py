@@ -1,0 +1,38 @@
+"""Words that the findings on data share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcheck.findings import Culprit, Location
+
+if TYPE_CHECKING:
+    from .plan import Part
+
+
+def dataset_culprit(
+    part: Part, name: str, detail: str = "", location: Location | None = None
+) -> Culprit:
+    """Name something of a dataset, with its role where there are several."""
+    return Culprit(kind="dataset", name=f"{part.prefix}{name}", detail=detail, location=location)
+
+
+def line_ref(location: Location | None) -> str:
+    """Return ``data.py:12``, or ``__getitem__`` where no line is known."""
+    return (
+        "__getitem__" if location is None else f"{location.file.rpartition('/')[2]}:{location.line}"
+    )
+
+
+def where(path: str) -> str:
+    """Name a leaf of a sample: ``sample[0]``, ``sample['image']``."""
+    parts = [f"[{part}]" if part.isdigit() else f"[{part!r}]" for part in path.split(".") if part]
+    return "sample" + "".join(parts)
+
+
+def few(values: Any) -> str:
+    """Return the first values of a sequence, and how many more there are."""
+    shown = list(values)
+    return ", ".join(str(value) for value in shown[:4]) + (
+        f" and {len(shown) - 4} more" if len(shown) > 4 else ""
+    )

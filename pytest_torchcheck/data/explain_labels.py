@@ -1,0 +1,157 @@
+"""From evidence on labels to findings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcheck.checks.registry import suspicious, violated
+
+from . import validity
+from .explain import dataset_culprit, line_ref, where
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchcheck.findings import Finding, Location
+
+    from .labels import Labels
+    from .plan import Part
+
+
+def labels_wrong(
+    part: Part, labels: Labels, classes: int | None, ignore: int, wants_float: bool | None
+) -> Iterator[Finding]:
+    """Labels of a wrong dtype or range, constant or shifted; yields nothing where they are right."""
+    column = labels.column or labels.shifted or labels.ignored
+    place = validity.return_line(part, 0) if part.is_map_style and part.length else None
+    name = column.path if column is not None else where(labels.path)
+    shown = f"{labels.dtype}, {labels.count} labels from {labels.low:g} to {labels.high:g}" if labels.low is not None and labels.high is not None else labels.dtype  # fmt: skip
+    culprit = dataset_culprit(part, name, shown, place)
+    common: dict[str, Any] = {"culprits": (culprit,), "location": place, "observed": shown}
+    if labels.shifted is not None:
+        yield violated(
+            "label-shifted",
+            f"{part.prefix}sample i gets the label of sample i{labels.shift:+d}: {labels.shifted.path} is read one off",
+            cause="the index of the label is not the index of the sample",
+            because=f"all {labels.count} labels read equal {labels.shifted.path}[i{labels.shift:+d}], not {labels.shifted.path}[i]",
+            fix=f"read {labels.shifted.path}[i] at {line_ref(place)}",
+            **common,
+        )
+    if labels.ignored is not None:
+        many = len(set(map(str, labels.ignored.value.tolist() if hasattr(labels.ignored.value, "tolist") else labels.ignored.value)))  # fmt: skip
+        yield violated(
+            "label-constant",
+            f"{part.prefix}every sample has the label {labels.low:g}, while {labels.ignored.path} holds {many} values",
+            cause="the index is not used to choose the label",
+            because=f"every label read is {labels.ignored.path}[0]",
+            fix=f"read {labels.ignored.path}[i] at {line_ref(place)}",
+            **common,
+        )
+    elif len(labels.values) == 1 and labels.count >= 8 and labels.shape in ((), (1,)):
+        make = violated if classes is not None and classes > 1 else suspicious
+        yield make(
+            "label-constant",
+            f"{part.prefix}every label of {part.name} is {labels.low:g}",
+            cause="the labels are constant, so that there is nothing to learn",
+            because=f"one value in {labels.count} labels",
+            fix=f"return the sample's own label at {line_ref(place)}",
+            **common,
+        )
+    yield from _label_dtype(part, labels, classes, wants_float, common, name)
+    yield from _label_range(part, labels, classes, ignore, place, common, name)
+
+
+def _label_dtype(
+    part: Part,
+    labels: Labels,
+    classes: int | None,
+    wants_float: bool | None,
+    common: dict[str, Any],
+    name: str,
+) -> Iterator[Finding]:
+    if labels.is_floating and (
+        wants_float is False or (classes is not None and wants_float is None and labels.whole)
+    ):
+        yield violated(
+            "label-dtype",
+            f"{part.prefix}{name} gives labels of {labels.dtype} where class indices (int64) are declared",
+            cause="class labels are floats",
+            because=f"the contract's targets are integers; the samples hold {labels.dtype}",
+            fix="return int(label), or a tensor of torch.long",
+            **common,
+        )
+    elif not labels.is_floating and wants_float:
+        yield violated(
+            "label-dtype",
+            f"{part.prefix}{name} gives targets of {labels.dtype} where floats are declared",
+            cause="the loss takes floats, and the dataset returns whole numbers",
+            because=f"the contract's targets are floats; the samples hold {labels.dtype}",
+            fix="return float(label), or a tensor of torch.float32",
+            **common,
+        )
+    elif (
+        labels.is_floating
+        and labels.whole
+        and wants_float is None
+        and classes is None
+        and _looks_like_classes(labels)
+    ):
+        yield suspicious(
+            "label-dtype",
+            f"{part.prefix}{name} gives class-like labels as {labels.dtype}",
+            cause="all labels are small whole numbers, but floats",
+            because=f"{len(labels.values)} values, {min(labels.values)} to {max(labels.values)}, each whole",
+            fix="return int(label) for cross_entropy; declare targets where floats are meant",
+            **common,
+        )
+
+
+def _looks_like_classes(labels: Labels) -> bool:
+    values = sorted(labels.values)
+    return (
+        len(values) > 2 and values[0] in (0, 1) and values == list(range(values[0], values[-1] + 1))
+    )
+
+
+def _label_range(
+    part: Part, labels: Labels, classes: int | None, ignore: int, place: Location | None,
+    common: dict[str, Any], name: str,
+) -> Iterator[Finding]:  # fmt: skip
+    if labels.is_floating or not labels.values:
+        return
+    values = {value: count for value, count in labels.values.items() if value != ignore}
+    if not values:
+        return
+    low, high = min(values), max(values)
+    if classes is not None and (low < 0 or high >= classes):
+        one_based = low >= 1 and high == classes
+        yield violated(
+            "label-range",
+            f"{part.prefix}{name} reaches {high if high >= classes else low} but there are {classes} classes, "
+            f"0..{classes - 1}",
+            cause="labels count from 1" if one_based else "labels lie outside of the classes",
+            because=f"0 never occurs in {labels.count} labels; {high} occurs {values[high]} times"
+            if one_based
+            else f"{sum(c for v, c in values.items() if v < 0 or v >= classes)} of {labels.count} labels are outside",
+            fix=f"return label - 1 at {line_ref(place)}" if one_based
+            else f"map labels to 0..{classes - 1} at {line_ref(place)}, or declare the true number of classes",
+            **common,
+        )  # fmt: skip
+    elif classes is None and low == 1 and len(values) == high and high >= 2:
+        yield suspicious(
+            "label-one-based",
+            f"{part.prefix}{name} counts classes from 1 to {high}",
+            cause="labels count from 1, while a head of as many classes counts from 0",
+            because=f"0 never occurs in {labels.count} labels",
+            fix=f"return label - 1 at {line_ref(place)}",
+            **common,
+        )
+    elif classes is None and low < 0:
+        yield suspicious(
+            "label-negative",
+            f"{part.prefix}{name} reaches {low}",
+            cause="a negative label that no loss ignores",
+            because=f"{values[low]} of {labels.count} labels are {low}",
+            fix="declare targets=Labels(classes=, ignore_index=), or leave these samples out",
+            **common,
+        )

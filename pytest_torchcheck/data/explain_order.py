@@ -1,0 +1,144 @@
+"""From evidence on order, splits and last batches to findings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcheck import sources
+from pytest_torchcheck.checks.registry import suspicious, violated
+from pytest_torchcheck.findings import Culprit, Finding
+
+from .declared import loader_line, making_line
+from .explain import dataset_culprit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchcheck.findings import Location
+
+    from . import validity
+    from .order import Epoch, Order
+    from .plan import Part
+    from .splits import Overlap
+
+
+def order_wrong(
+    part: Part, found: Order, sampler: Any, declared: Location | None = None
+) -> Iterator[Finding]:
+    """An order that no seed repeats, or that every epoch repeats; ``declared`` is where the contract stands."""
+    place = sources.search(type(sampler), r"def __iter__") if sampler is not None else None
+    if place is None or sources.rank(place.file) < 2:  # torch's own: what it was told is the user's
+        words = ("sampler", "batch_sampler", "generator", "shuffle")
+        place = loader_line(declared, part.role, words) or place
+    name = found.sampler or "the sampler"
+    culprit = (dataset_culprit(part, name, "", place),)
+    if not found.repeats:
+        yield violated(
+            "order-not-repeatable",
+            f"{part.prefix}{name} gives another order under the same seed",
+            culprits=culprit, location=place,
+            observed=f"{found.count} indices of one epoch were drawn twice under one seed; they differ",
+            cause="it draws from a generator that no seed reaches",
+            because="the seeds of torch, random and NumPy were equal",
+            fix="draw the order from torch's generator, or from one seeded by the epoch",
+        )  # fmt: skip
+    elif found.shuffles and not found.renews and found.count > 8:
+        make = violated if found.has_set_epoch else suspicious
+        cause = (
+            "set_epoch changes nothing"
+            if found.has_set_epoch
+            else "its generator is seeded anew in every epoch"
+        )
+        yield make(
+            "order-fixed",
+            f"{part.prefix}{name} shuffles every epoch into the same order",
+            culprits=culprit, location=place,
+            observed=f"two epochs of {found.count} indices are equal, and shuffled",
+            cause=cause,
+            because="epoch 0 and epoch 1 were drawn one after the other"
+            + (", with set_epoch(0) and set_epoch(1)" if found.has_set_epoch else ""),
+            fix="seed the order from seed + epoch in __iter__" if found.has_set_epoch
+            else "make the generator once, in __init__",
+        )  # fmt: skip
+
+
+def leaked(first: Part, second: Part, found: Overlap, declared: Location | None = None) -> Finding:
+    """Two splits share samples; ``declared`` is where the contract names them."""
+    place = making_line(declared, second.role)
+    share = found.shared / max(found.compared[1], 1)
+    certain = share > max(0.01, 3 * found.repeated)
+    a, b = found.pairs[0]
+    make = violated if certain else suspicious
+    how = {
+        "indices": "indices of one dataset",
+        "rows": f"rows of {found.where}",
+        "contents": "contents",
+    }[found.how]
+    return make(
+        "split-overlap",
+        f"{found.shared} of {found.compared[1]} samples of {second.role} are in {first.role} too",
+        culprits=tuple(
+            Culprit(
+                kind="dataset",
+                name=f"{part.role}[{index}]",
+                detail="",
+                location=making_line(declared, part.role) or sources.of_object(part.dataset),
+            )
+            for part, index in ((second, b), (first, a))
+        ),
+        location=place or sources.of_object(second.dataset),
+        observed=f"{how} compared: {found.compared[0]} of {found.total[0]} with {found.compared[1]} of {found.total[1]}; "
+        f"{share:.1%} shared",
+        cause="the splits are not disjoint"
+        if certain
+        else "the data repeats itself, or the splits share a few samples",
+        because=f"{second.role}[{b}] equals {first.role}[{a}]; {found.repeated:.1%} of {first.role} occurs there more than once",
+        fix="split once, by shuffled indices, before any dataset is made",
+        evidence={"pairs": [list(pair) for pair in found.pairs], "shared": found.shared},
+    )
+
+
+def last_batch_wrong(
+    part: Part, found: Epoch, declared: Location | None = None
+) -> Iterator[Finding]:
+    """An epoch that leaves samples out, or has none; ``declared`` is where the contract stands."""
+    place = loader_line(declared, part.role)
+    size, missing = part.plan.batch_size, part.length - found.samples
+    culprit = (dataset_culprit(part, "drop_last", f"batch_size={size}"),)
+    if part.plan.drop_last and found.batches == 0 and part.length:
+        yield violated(
+            "loader-empty",
+            f"{part.prefix}an epoch has no batch: {part.length} samples, batch_size={size}, drop_last=True",
+            culprits=culprit, location=place, observed=f"0 batches of {part.length} samples",
+            cause="the only batch is partial, and drop_last leaves it out",
+            because=f"batch_size={size} is more than the {part.length} samples", fix="drop_last=False, or a smaller batch_size",
+        )  # fmt: skip
+    elif part.evaluates and part.plan.drop_last and missing > 0:
+        yield violated(
+            "evaluation-drops-samples",
+            f"{part.prefix}{missing} of {part.length} samples are never evaluated: drop_last=True",
+            culprits=culprit, location=place, observed=f"an epoch reads {found.samples} of {part.length} samples",
+            cause="drop_last leaves the partial batch out of the evaluation",
+            because=f"{part.length} samples in batches of {size} leave {missing}", fix="drop_last=False for evaluation",
+        )  # fmt: skip
+
+
+def last_batch_fails(part: Part, size: int, error: validity.CollateError, module: str) -> Finding:
+    """The model cannot train on the loader's last, smaller batch."""
+    return violated(
+        "last-batch-fails",
+        f"{part.prefix}the last batch of an epoch has {size} sample{'s' * (size > 1)}, which {module or 'the model'} "
+        f"cannot train on: {error.type}",
+        culprits=(
+            Culprit(
+                kind="module", name=module or "model", detail=error.type, location=error.location
+            ),
+        ),
+        location=error.location,
+        observed=f"{part.length} samples in batches of {part.plan.batch_size} leave {size}; it raised {error.type}",
+        cause="a normalisation over the batch needs more than one value per channel"
+        if module
+        else "the model does not work on so small a batch",
+        because=f"torch said: {error.message[:200]}",
+        fix="drop_last=True for training, or a batch_size that leaves no single sample",
+    )

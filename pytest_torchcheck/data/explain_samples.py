@@ -1,0 +1,350 @@
+"""From evidence on samples to findings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcheck.checks.registry import suspicious, violated
+from pytest_torchcheck.findings import Culprit, Finding, Location
+
+from . import validity
+from .explain import dataset_culprit, few, line_ref, where
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .describing import Leaf
+    from .mutation import Rereading, Write
+    from .plan import Part
+    from .reading import Survey
+
+
+def read_error(survey: Survey) -> Finding:
+    """A sample that cannot be read."""
+    part, error = survey.part, survey.errors[0]
+    at_end = (
+        survey.count is not None
+        and error.index == survey.count - 1
+        and error.type in ("IndexError", "KeyError")
+    )
+    others = f"; so do {len(survey.errors) - 1} more" if len(survey.errors) > 1 else ""
+    return violated(
+        "sample-raises",
+        f"{part.prefix}reading sample {error.index} of {part.name} raises {error.type}: {error.message}",
+        culprits=(dataset_culprit(part, f"{part.name}[{error.index}]", error.type, error.location),),
+        observed=f"{survey.read} could be read; sample {error.index} raises {error.type}{others}",
+        cause="__len__ promises more samples than there are" if at_end else "the reading fails for this sample",
+        because=f"len() is {survey.count}, and the last index raises {error.type}"
+        if at_end
+        else f"raised at {line_ref(error.location)}: {error.message}",
+        fix="return the number of readable samples from __len__" if at_end
+        else f"mend {line_ref(error.location)} for sample {error.index}, or leave it out of the dataset",
+        evidence={"errors": [[e.index, e.type, e.message] for e in survey.errors]},
+    )  # fmt: skip
+
+
+def not_finite(survey: Survey, seed: int) -> Iterator[Finding]:
+    """Samples with NaN, and with infinities."""
+    part = survey.part
+    for code, word, is_bad in (
+        ("sample-nan", "NaN", lambda leaf: leaf.nan > 0),
+        ("sample-inf", "infinite values", lambda leaf: leaf.inf > 0),
+    ):
+        bad = validity.flagged(survey, is_bad)
+        if not bad:
+            continue
+        indices = list(dict.fromkeys(sample.index for sample, _ in bad))
+        sample, leaf = bad[0]
+        origin = validity.Origin(line=None)
+        if part.is_map_style:
+            origin = validity.find_value(part, sample.index, seed + sample.index, is_bad)
+        held = origin.held
+        row = f"{held.path}[{sample.index}]" if held is not None else where(leaf.path)
+        # a mask of -inf is a way of life; where every sample has one, it is meant
+        make = (
+            suspicious if code == "sample-inf" and len(indices) == len(survey.samples) else violated
+        )
+        yield make(
+            code,
+            f"{part.prefix}{row} has {word} ({len(indices)} of {len(survey.samples)} samples read)",
+            culprits=(
+                dataset_culprit(part, row, f"{leaf.nan or leaf.inf} of its elements", held.location if held else None),
+            ),
+            location=origin.line,
+            observed=f"samples {few(indices)} hold {word} at {where(leaf.path)}, {leaf.dtype} {list(leaf.shape)}",
+            cause="the stored data holds them" if held else "the reading makes them",
+            because=f"{held.path} holds them before it is read" if held
+            else f"no stored array holds them; they are there after {line_ref(origin.line)}",
+            fix=f"drop or fill these rows where {held.path} is made" if held else f"leave these values out at {line_ref(origin.line)} (torch.nan_to_num, or a mask)",
+            evidence={"indices": [int(i) for i in indices[:64]]},
+        )  # fmt: skip
+
+
+def inconsistent(survey: Survey, collates: validity.CollateError | None) -> Iterator[Finding]:
+    """Samples that differ in structure, dtype or shape, and batches that cannot be made.
+
+    Where no loader is declared, samples may be collated in any way: only a few odd ones are worth a warning.
+    """
+    part = survey.part
+    plan = part.plan
+    if plan.collate_fn is None:
+        odd, what = validity.structure_deviation(survey), "structure"
+        if odd is None:
+            types = validity.deviations(survey, lambda leaf: f"{leaf.type} {leaf.dtype}".strip())
+            odd, what = (types[0] if types else None), "dtype"
+        if odd is not None and (plan.declared or _is_rare(odd, survey)):
+            yield _varies(survey, odd, what)
+            return
+        shapes = validity.deviations(survey, lambda leaf: str(list(leaf.shape)))
+        if shapes and not plan.declared and _is_rare(shapes[0], survey):
+            yield _unlike_shapes(survey, shapes[0], "")
+            return
+    if collates is not None and plan.declared:
+        yield _not_collatable(survey, collates)
+
+
+def _is_rare(odd: validity.Deviation, survey: Survey) -> bool:
+    return 4 * odd.count <= len(survey.samples)
+
+
+def _varies(survey: Survey, odd: validity.Deviation, what: str) -> Finding:
+    part = survey.part
+    place = (
+        validity.return_line(part, odd.index, survey.seed + odd.index)
+        if part.is_map_style
+        else None
+    )
+    make = violated if part.plan.declared and part.plan.batch_size != 1 else suspicious
+    return make(
+        f"sample-{what}-varies",
+        f"{part.prefix}sample {odd.index} is {odd.other} at {where(odd.path)} where most are {odd.usual}",
+        culprits=(dataset_culprit(part, f"{part.name}[{odd.index}]", odd.other, place),),
+        observed=f"{odd.count} of {len(survey.samples)} samples read differ: {odd.other} for {odd.usual}",
+        cause=f"the {what} of a batch depends on which samples meet in it",
+        because=f"sample {odd.index} is returned by {line_ref(place)}",
+        fix=f"return {odd.usual} for every sample at {line_ref(place)}",
+    )
+
+
+def _unlike_shapes(survey: Survey, odd: validity.Deviation, said: str) -> Finding:
+    part = survey.part
+    place = (
+        validity.return_line(part, odd.index, survey.seed + odd.index)
+        if part.is_map_style
+        else None
+    )
+    make = violated if part.plan.declared else suspicious
+    return make(
+        "samples-do-not-stack",
+        f"{part.prefix}sample {odd.index} has shape {odd.other} at {where(odd.path)} where most have {odd.usual}: "
+        "the batch cannot be stacked",
+        culprits=(dataset_culprit(part, f"{part.name}[{odd.index}]", f"shape {odd.other}", place),),
+        observed=f"{odd.count} of {len(survey.samples)} samples read have another shape",
+        cause="the default collate function stacks samples, which needs equal shapes",
+        because=f"torch said: {said}"
+        if said
+        else f"sample {odd.index} is returned by {line_ref(place)}",
+        fix="bring samples to one shape in __getitem__, or pad them in a collate_fn",
+    )
+
+
+def _not_collatable(survey: Survey, error: validity.CollateError) -> Finding:
+    part = survey.part
+    own = part.plan.collate_fn is not None
+    shapes = validity.deviations(survey, lambda leaf: str(list(leaf.shape)))
+    if shapes and not own:
+        return _unlike_shapes(survey, shapes[0], error.message)
+    opaque = next(
+        (leaf for leaf in survey.samples[0].leaves if leaf.kind in ("none", "other")), None
+    )
+    chosen = f"samples {few(error.indices)}"
+    place = error.location if own else validity.return_line(part, error.indices[0])
+    name = getattr(part.plan.collate, "__name__", type(part.plan.collate).__name__)
+    cause, fix = "the collate function fails on real samples", f"mend {line_ref(place)}"
+    if opaque is not None and not own:
+        cause = f"{where(opaque.path)} is a {opaque.type}, which the default collate function does not know"
+        fix = "return tensors, arrays or numbers, or give a collate_fn"
+    return violated(
+        "batch-not-collatable",
+        f"{part.prefix}{name} cannot make a batch of {chosen}: {error.type}: {error.message[:120]}",
+        culprits=(
+            dataset_culprit(part, where(opaque.path) if opaque and not own else name, "", place),
+        ),
+        location=place,
+        observed=f"{chosen} were collated by {name}; it raised {error.type}",
+        cause=cause,
+        because=f"it said: {error.message[:200]}",
+        fix=fix,
+    )
+
+
+def identical(survey: Survey) -> Finding:
+    """Every sample has the same input."""
+    part = survey.part
+    place = (
+        validity.return_line(part, survey.samples[0].index, survey.seed)
+        if part.is_map_style
+        else None
+    )
+    return violated(
+        "samples-identical",
+        f"{part.prefix}every sample of {part.name} has the same input",
+        culprits=(dataset_culprit(part, part.name, "one content hash", place),),
+        location=place,
+        observed=f"{survey.read} were read; all have one content hash",
+        cause="the index is not used to choose the data, or what is stored is constant",
+        because=f"samples {survey.samples[0].index} and {survey.samples[-1].index} are equal bit by bit",
+        fix=f"use the index at {line_ref(place)}",
+    )
+
+
+def elsewhere(survey: Survey) -> Iterator[Finding]:
+    """Samples on another device, or with an autograd graph."""
+    part = survey.part
+    checks: tuple[tuple[str, str, Any, str, str], ...] = (
+        ("sample-device", "is not on the CPU", lambda leaf: leaf.device != "cpu",
+         "workers cannot share it, and every batch is made by many small copies",
+         "keep the sample on the CPU and move the batch to the device in the loop"),
+        ("sample-graph", "carries an autograd graph", lambda leaf: leaf.attached,
+         "a sample that requires a gradient keeps its graph alive, and cannot be sent by a worker",
+         "detach it, or compute it under torch.no_grad()"),
+    )  # fmt: skip
+    for code, what, is_bad, cause, fix in checks:
+        bad = validity.flagged(survey, is_bad)
+        if not bad:
+            continue
+        sample, leaf = bad[0]
+        origin = (
+            validity.find_value(part, sample.index, survey.seed + sample.index, is_bad)
+            if part.is_map_style
+            else validity.Origin(line=None)
+        )
+        make = violated if part.plan.num_workers else suspicious
+        yield make(
+            code,
+            f"{part.prefix}{where(leaf.path)} {what}",
+            culprits=(dataset_culprit(part, where(leaf.path), leaf.device, origin.line),),
+            location=origin.line,
+            observed=f"{len(bad)} of {len(survey.samples)} samples read; sample {sample.index} is on {leaf.device}",
+            cause=cause,
+            because=f"it is so after {line_ref(origin.line)}",
+            fix=fix,
+        )
+
+
+def out_of_range(
+    survey: Survey, path: str, low: float, high: float, leaf: Leaf, index: int
+) -> Finding:
+    """An input leaves its declared range."""
+    part = survey.part
+
+    def is_bad(one: Leaf) -> bool:
+        alike = one.dtype == leaf.dtype and one.low is not None and one.high is not None
+        return alike and (one.high > high or one.low < low)  # type: ignore[operator]
+
+    origin = validity.find_value(part, index, survey.seed + index, is_bad)
+    hint = (
+        "bytes that were not scaled"
+        if leaf.high is not None and 200 < leaf.high <= 255 and high <= 1
+        else ""
+    )
+    return violated(
+        "sample-range",
+        f"{part.prefix}{where(path)} reaches [{leaf.low:g}, {leaf.high:g}] where [{low:g}, {high:g}] is declared",
+        culprits=(
+            dataset_culprit(part, where(path), f"[{leaf.low:g}, {leaf.high:g}]", origin.line),
+        ),
+        location=origin.line,
+        observed=f"sample {index} reaches [{leaf.low:g}, {leaf.high:g}], {leaf.dtype} {list(leaf.shape)}",
+        cause=hint or "the data is not scaled as the contract declares",
+        because=f"the value is there after {line_ref(origin.line)}",
+        fix="scale it, as by dividing bytes by 255"
+        if hint
+        else "scale it in __getitem__, or declare its true range",
+    )
+
+
+def damaged(part: Part, found: Rereading, write: Write | None) -> Finding:
+    """Reading writes into the dataset."""
+    change = found.changes[0]
+    name = change.held.path
+    first = found.differing[0]
+    alias, written = (write.alias, write.write) if write is not None else (None, None)
+    rows = f"rows {few(change.rows)} of {name}" if change.rows else name
+    culprits = [
+        dataset_culprit(
+            part, name, f"{change.elements} elements written", alias or change.held.location
+        )
+    ]
+    if written is not None:
+        culprits.append(
+            Culprit(
+                kind="call", name=written.text, detail="writes into the dataset", location=written
+            )
+        )
+    again = (
+        f"sample {found.error[0]} can be read only once: {found.error[1]}"
+        if found.error
+        else f"{len(found.differing)} of {len(found.indices)} samples differ when read again under the same seed"
+    )
+    fix = "copy before writing: .clone() of a tensor, .copy() of an array, dict or list"
+    if alias is not None:
+        fix = f"take a copy at {line_ref(alias)}: .copy() of an array, dict or list, .clone() of a tensor"
+    return violated(
+        "dataset-mutated",
+        f"{part.prefix}reading sample {first} of {part.name} writes into {name}: the next reading differs",
+        culprits=tuple(culprits),
+        location=alias or written or change.held.location,
+        observed=again
+        + (f"; largest change of {name} {write.largest:.4g}" if write and write.largest else ""),
+        cause=f"{write.name if write and write.name else 'a value'} shares memory with {name} and is changed in place",
+        because=f"{rows} changed while reading"
+        + (f"; the write is {line_ref(written)}: {written.text}" if written else ""),
+        fix=fix,
+        evidence={
+            "samples": list(found.differing[:64]),
+            "leaves": list(found.paths),
+            "changed": name,
+        },
+    )
+
+
+def overwritten(part: Part, found: Rereading) -> Finding:
+    """One buffer serves every sample: the next reading changes the sample before."""
+    buffer = found.buffer
+    name = buffer.path if buffer is not None else part.name
+    first = found.overwritten[0]
+    place = validity.return_line(part, first)
+    made = buffer.location if buffer is not None else None
+    return violated(
+        "sample-overwritten",
+        f"{part.prefix}sample {first} changes when the next sample is read: {name} serves them all",
+        culprits=(
+            dataset_culprit(part, name, "shared by all samples", made or place),
+            Culprit(
+                kind="call", name=f"{part.name}.__getitem__", detail="returns it", location=place
+            ),
+        ),
+        location=place,
+        observed=f"{len(found.overwritten)} samples were kept while {len(found.indices)} were read; they changed",
+        cause="__getitem__ fills one buffer and returns it, so that a batch holds the last sample several times",
+        because=f"sample {first} shares its memory with {name}"
+        if buffer is not None
+        else f"sample {first} had another content after the others were read",
+        fix=f"return a copy at {line_ref(place)}: .clone() of a tensor, .copy() of an array",
+    )
+
+
+def not_repeatable(part: Part, found: Rereading, name: str, place: Location | None) -> Finding:
+    """An item differs under the same seed although nothing stored has changed."""
+    return suspicious(
+        "sample-not-repeatable",
+        f"{part.prefix}sample {found.differing[0]} of {part.name} differs when read again under the same seed",
+        culprits=(dataset_culprit(part, name or part.name, "differs under equal seeds", place),),
+        location=place,
+        observed=f"{len(found.differing)} of {len(found.indices)} samples differ; nothing the dataset stores has changed",
+        cause="its randomness comes from a generator that no seed reaches",
+        because=f"the seeds of torch, random and NumPy were equal, and {name or 'the sample'} differs"
+        + (f" after {line_ref(place)}" if place else ""),
+        fix="draw from torch's generator, or seed the generator from torch.initial_seed()",
+    )

@@ -1,0 +1,249 @@
+"""From evidence on pickling, workers and their randomness to findings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcheck import sources
+from pytest_torchcheck.checks.registry import inconclusive, not_applicable, suspicious, violated
+from pytest_torchcheck.findings import Culprit, Finding, Location
+
+from . import delivery
+from .explain import dataset_culprit, few, line_ref
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .delivery import Delivery
+    from .order import Shards
+    from .pickling import Unpicklable
+    from .plan import Part
+    from .randomness import Augmentation, Duplicate, Reseeding
+
+_INSTEAD = {
+    "lambda": "a function at module level (functools.partial for what it closes over)",
+    "local function": "a function at module level",
+    "local class": "a class at module level",
+    "open file": "its path, opened at the first read in each worker",
+    "lock": "nothing: make it at the first use in each worker",
+    "generator": "what it is made of, and make it in __iter__ or at the first read",
+    "module": "an import at the top of the file",
+    "CUDA tensor": "a CPU tensor; the loop moves batches to the device",
+    "tensor with a graph": "its detach()ed value",
+    "object": "what it is made of, or give its class __getstate__",
+}
+
+
+def not_picklable(part: Part, found: Sequence[Unpicklable]) -> Finding:
+    """Something cannot go to a spawned worker."""
+    plan = part.plan
+    first = found[0]
+    culprits = tuple(dataset_culprit(part, one.path, one.kind, one.location) for one in found)
+    if plan.declared and plan.num_workers == 0:
+        return not_applicable(
+            f"{part.prefix}{first.path} cannot be pickled ({first.kind}), which matters only with workers; "
+            "the loader reads in the main process (num_workers=0)"
+        )
+    forked = plan.start_method == "fork" and not any(one.shares_handle for one in found)
+    make = violated if plan.num_workers > 0 and not forked else suspicious
+    method = plan.start_method or "spawn"
+    return make(
+        "not-picklable",
+        f"{part.prefix}{first.path} of {part.name} cannot be sent to a {method} worker: it is "
+        f"{'an' if first.kind[0] in 'aeiou' else 'a'} {first.kind}",
+        culprits=culprits,
+        location=first.location,
+        observed=f"pickle refuses {len(found)} thing{'s' * (len(found) > 1)}: {few([one.path for one in found])}",
+        cause="workers that are not forked (macOS, Windows, Python 3.14 on Linux) receive the dataset by pickle"
+        if not first.shares_handle
+        else "an open file cannot be sent, and forked workers would share its position",
+        because=first.error[:200],
+        fix=f"keep {_INSTEAD[first.kind]} in {first.path}",
+        evidence={"paths": [one.path for one in found], "num_workers": plan.num_workers},
+    )
+
+
+def undelivered(part: Part, made: Delivery, deadline_s: float) -> Finding:
+    """A spawned worker did not deliver."""
+    where_ = line_ref(made.location)
+    common: dict[str, Any] = {"location": made.location, "evidence": {
+        "phase": made.phase, "seconds": made.seconds, "payload_bytes": made.payload_bytes, "message": made.message,
+    }}  # fmt: skip
+    name = part.name if made.index is None else f"{part.name}[{made.index}]"
+    culprit = dataset_culprit(part, name, made.error_type or made.outcome, made.location)
+    if made.outcome == "too-large":
+        return inconclusive(
+            f"the pickled dataset has {made.payload_bytes} bytes, more than the {delivery.MOST_BYTES} tried here"
+        )
+    if made.outcome == "hung":
+        if made.phase in ("start", "main"):
+            return inconclusive(
+                f"the worker had not imported the main module within {delivery.START_S:g} s",
+                **common,
+            )
+        return violated(
+            "worker-hangs",
+            f"{part.prefix}a spawned worker hangs while it {_DOING[made.phase]} ({made.batches} batches in {deadline_s:g} s)",
+            culprits=(culprit,),
+            observed=f"{made.batches} of {delivery.BATCHES} batches came within {deadline_s:g} s",
+            cause="a lock, a queue or a process of the parent that the worker does not have",
+            because=f"its stack stood at {where_}" if made.location else "the deadline passed",
+            fix=f"make what {where_} waits for in the worker itself"
+            if made.location
+            else "look at its first read",
+            **common,
+        )
+    if made.outcome == "died":
+        return violated(
+            "worker-dies",
+            f"{part.prefix}a spawned worker dies with exit code {made.exit_code} while it {_DOING[made.phase]}",
+            culprits=(culprit,),
+            observed=f"exit code {made.exit_code} after {made.batches} batches",
+            cause="the process ended without an exception: os._exit, a signal, or memory",
+            because=made.message or "it wrote nothing to stderr",
+            fix="read one sample in a fresh interpreter to see what ends it",
+            **common,
+        )
+    return _raised(part, made, culprit, common)
+
+
+_DOING = {
+    "start": "starts", "main": "imports the main module", "unpickle": "unpickles the dataset",
+    "init": "runs worker_init_fn", "read": "reads a sample", "collate": "collates a batch",
+    "send": "sends a batch", "done": "ends",
+}  # fmt: skip
+
+
+def _raised(part: Part, made: Delivery, culprit: Culprit, common: dict[str, Any]) -> Finding:
+    where_ = line_ref(made.location)
+    observed = f"{made.error_type} in a fresh interpreter, after {made.batches} of {delivery.BATCHES} batches"
+    said = f"it said: {made.message[:200]}"
+    if made.phase == "main":
+        return violated(
+            "main-guard",
+            f"{part.prefix}a spawned worker cannot import the main module: {made.error_type}: {made.message[:100]}",
+            culprits=(culprit,), observed=observed, because=said,
+            cause="every spawned worker imports the main module anew, and this one runs code when imported",
+            fix='put what runs under if __name__ == "__main__":', **common,
+        )  # fmt: skip
+    if made.phase == "unpickle":
+        return violated(
+            "worker-cannot-unpickle",
+            f"{part.prefix}{part.name} cannot be rebuilt in a worker: {made.error_type}: {made.message[:100]}",
+            culprits=(culprit,), observed=observed, because=said,
+            cause="it was pickled here, and what it names is not there in a fresh process",
+            fix="define its class in a module that the worker can import, and state in __getstate__", **common,
+        )  # fmt: skip
+    if made.phase in ("collate", "send"):
+        shapes = "; ".join(made.shapes)
+        return violated(
+            "worker-collate",
+            f"{part.prefix}a worker cannot {'make' if made.phase == 'collate' else 'send'} a batch: "
+            f"{shapes or made.message[:120]}",
+            culprits=(culprit,), observed=observed + (f"; {shapes}" if shapes else ""), because=said,
+            cause="samples of one batch do not stack" if shapes else f"the worker fails as it {_DOING[made.phase]}",
+            fix="bring samples to one shape, or pad them in a collate_fn" if shapes
+            else "return detached CPU tensors" , **common,
+        )  # fmt: skip
+    return violated(
+        "worker-raises",
+        f"{part.prefix}a spawned worker raises {made.error_type} while it {_DOING[made.phase]}: {made.message[:100]}",
+        culprits=(culprit,), observed=observed, because=said,
+        cause="it works here but not in a fresh process: state that only the main process has"
+        if made.phase == "read" else "worker_init_fn fails in a fresh process",
+        fix=f"make what {where_} needs in the worker itself", **common,
+    )  # fmt: skip
+
+
+def duplicated(part: Part, found: Augmentation) -> Iterator[Finding]:
+    """Workers or epochs draw the same augmentations."""
+    for one in found.duplicates:
+        yield _duplicate(part, found, one)
+
+
+def _duplicate(part: Part, found: Augmentation, one: Duplicate) -> Finding:
+    culprits = [
+        dataset_culprit(
+            part, one.name, f"the same state in all {one.between}", one.made or one.drawn
+        )
+    ]
+    if one.seeded_by:
+        culprits.append(
+            Culprit(
+                kind="function", name=one.seeded_by, detail=f"sets {one.name}", location=one.made
+            )
+        )
+        fix = f"in {one.seeded_by}, seed from torch.initial_seed() % 2**32 (it differs by worker and epoch)"
+        cause = f"{one.seeded_by} gives every worker the same seed"
+    else:
+        fix = f"seed {one.name} in worker_init_fn from torch.initial_seed(), or draw from torch's own generator"
+        cause = "every worker receives a copy of the dataset's generator, in the same state" + (
+            ", anew in every epoch" if not part.plan.persistent_workers else ""
+        )
+    return violated(
+        "augmentation-duplicated",
+        f"{part.prefix}{one.name} draws the same augmentations in all {one.between}",
+        culprits=tuple(culprits),
+        location=one.made or one.drawn,
+        observed=f"{max(found.workers, 1)} workers, 2 epochs and {found.items} items were simulated",
+        cause=cause,
+        because=f"{one.name} stood in one state in different {one.between}, and {line_ref(one.drawn)} draws from it",
+        fix=fix,
+        evidence={"used": list(found.used), "drawn": line_ref(one.drawn)},
+    )
+
+
+def not_random(part: Part, found: Augmentation, fixed: Reseeding | None) -> Finding:
+    """Augmentation that is promised and does not happen, or is the same for ever."""
+    place = (
+        fixed.location
+        if fixed is not None
+        else sources.search(type(part.dataset), r"def __getitem__")
+    )
+    name = fixed.call if fixed is not None else "__getitem__"
+    return violated(
+        "augmentation-fixed",
+        f"{part.prefix}every reading of an item of {part.name} is equal, where random augmentation is promised: {name}"
+        if fixed
+        else f"{part.prefix}every reading of an item of {part.name} is equal, where random augmentation is promised",
+        culprits=(dataset_culprit(part, name, "", place),),
+        location=place,
+        observed=f"{found.items} items were read twice in two epochs; none differs",
+        cause="the generator is put into one state at every reading" if fixed else "nothing random reaches the items",
+        because=f"{name} at {line_ref(place)}, which runs at every reading" if fixed
+        else f"generators drawn from: {', '.join(found.used) or 'none'}",
+        fix=f"drop {line_ref(place)}; seed once, outside of the reading" if fixed
+        else "apply the augmentation in __getitem__, or drop the promise RandomAugmentation()",
+    )  # fmt: skip
+
+
+def unseeded(part: Part, found: Augmentation, name: str, place: Location | None) -> Finding:
+    """Augmentation that no seed repeats."""
+    return violated(
+        "augmentation-unseeded",
+        f"{part.prefix}{name or part.name} draws what no seed repeats",
+        culprits=(dataset_culprit(part, name or part.name, "differs under equal seeds", place),),
+        location=place,
+        observed=f"one worker was simulated twice with one seed; {found.items} items differ",
+        cause="a generator is made without a seed, or takes it from the clock or the system",
+        because=f"{name} is the first value that differs, after {line_ref(place)}"
+        if name
+        else "the items differ",
+        fix="draw from torch's generator, or seed this one from torch.initial_seed()",
+    )
+
+
+def shards_shared(part: Part, found: Shards) -> Finding:
+    """An iterable dataset that every worker reads whole."""
+    place = sources.search(type(part.dataset), r"def __iter__")
+    make = violated if part.plan.num_workers > 1 else suspicious
+    return make(
+        "worker-duplicates",
+        f"{part.prefix}every worker of {part.name} delivers the same samples",
+        culprits=(dataset_culprit(part, part.name, "the same stream in every worker", place),),
+        location=place,
+        observed=f"{found.shared} of the first {found.items} samples of a second worker are those of the first",
+        cause="__iter__ does not look at get_worker_info(), so that an epoch has every sample once per worker",
+        because="two workers were simulated under one seed and their samples compared bit by bit",
+        fix="start at get_worker_info().id and step by num_workers in __iter__",
+    )

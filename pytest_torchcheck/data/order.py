@@ -1,0 +1,192 @@
+"""In which order a loader reads: repeatable under the seed, new in every epoch, and what it leaves out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import BatchSampler
+
+from pytest_torchcheck.state import isolated
+
+from .contents import Contents
+from .describing import describe_sample
+from .plan import Part, indices
+from .reading import seed_process
+from .simulation import Workers
+from .snapshot import Snapshot
+
+MOST_INDICES = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Evidence on the order of a loader's epochs.
+
+    Attributes:
+        count: Indices of one epoch that were looked at.
+        repeats: Whether the same seed gives the same order.
+        shuffles: Whether the order is other than ascending.
+        renews: Whether the next epoch (``set_epoch`` called where there is one) has another order.
+        has_set_epoch: Whether the sampler has ``set_epoch``.
+        sampler: Class name of the sampler.
+    """
+
+    count: int
+    repeats: bool
+    shuffles: bool
+    renews: bool
+    has_set_epoch: bool
+    sampler: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """How an epoch is cut into batches.
+
+    Attributes:
+        batches: How many batches it has.
+        samples: How many samples are read.
+        size: Of the batches but the last.
+        last: Size of the last batch.
+    """
+
+    batches: int
+    samples: int
+    size: int
+    last: int
+
+
+def epoch_of(part: Part, *, seed: int = 0) -> Epoch:
+    """Count an epoch's batches: from the arguments, or by drawing from a batch sampler of the user's own.
+
+    Raises:
+        Exception: Whatever a sampler raises.
+    """
+    plan = part.plan
+    size = plan.batch_size
+    if size is None:
+        with isolated():
+            seed_process(seed)
+            sizes = [len(batch) for batch in islice(indices(part), MOST_INDICES)]
+        last = sizes[-1] if sizes else 0
+        return Epoch(batches=len(sizes), samples=sum(sizes), size=max(sizes, default=0), last=last)
+    count = len(plan.sampler) if hasattr(plan.sampler, "__len__") else part.length
+    full, rest = divmod(count, size)
+    if rest and not plan.drop_last:
+        return Epoch(batches=full + 1, samples=count, size=size if full else rest, last=rest)
+    return Epoch(batches=full, samples=full * size, size=size, last=size if full else 0)
+
+
+def sampler_of(part: Part) -> Any:
+    """Return the object that decides the order by the user's code, or None for torch's own."""
+    plan = part.plan
+    own = plan.batch_sampler if plan.batch_sampler is not None else plan.sampler
+    inner = getattr(own, "sampler", None)
+    return (
+        inner
+        if inner is not None and (type(own) is BatchSampler or hasattr(inner, "set_epoch"))
+        else own
+    )
+
+
+def measure(part: Part, *, seed: int = 0) -> Order:
+    """Draw the indices of three epochs; the loader and its sampler are put back.
+
+    Raises:
+        Exception: Whatever a sampler raises.
+    """
+    sampler = sampler_of(part)
+    holders = [
+        one
+        for one in (part.plan.loader, part.plan.sampler, part.plan.batch_sampler)
+        if one is not None
+    ]
+    snapshots = [Snapshot(Contents(one)) for one in holders]
+    generator = part.plan.generator
+    state = generator.get_state() if generator is not None else None
+
+    def put_back() -> None:
+        for snapshot in snapshots:
+            snapshot.restore()
+        if generator is not None:
+            generator.set_state(state)
+
+    def epoch(number: int) -> list[list[int]]:
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(number)
+        return [list(map(int, batch)) for batch in islice(indices(part), MOST_INDICES)]
+
+    with isolated():
+        try:
+            seed_process(seed)
+            first, second = epoch(0), epoch(1)
+            put_back()
+            seed_process(seed)
+            again = epoch(0)
+        finally:
+            put_back()
+    flat = [index for batch in first for index in batch]
+    return Order(
+        count=len(flat),
+        repeats=first == again,
+        shuffles=flat != sorted(flat),
+        renews=flat != [index for batch in second for index in batch],
+        has_set_epoch=hasattr(sampler, "set_epoch"),
+        sampler=type(sampler).__name__ if sampler is not None else "",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """What two workers of an iterable dataset deliver.
+
+    Attributes:
+        workers: How many were simulated.
+        items: How many items of each worker were compared.
+        shared: How many of the first worker's items the second one delivers too.
+        drawn: The same where each worker has its own seed, or None where the stream is not random.
+        repeated: How many of the first worker's items are equal to another of its own.
+    """
+
+    workers: int
+    items: int
+    shared: int
+    drawn: int | None
+    repeated: int
+
+
+def shards(part: Part, *, most: int = 64) -> Shards:
+    """Simulate two workers of an iterable dataset and compare what they deliver.
+
+    Both draw the same random numbers, so that an augmentation cannot hide that the samples are the same.
+    Where the stream is random, they are compared with their own seeds too: a stream that draws its
+    samples delivers other ones in every worker.
+    """
+    workers = Workers(part)
+
+    def stream(worker: int, seed: int | None) -> list[str | None]:
+        with workers.ready(worker):
+            if seed is not None:
+                seed_process(seed)
+            return [
+                describe_sample(i, item).digest
+                for i, item in enumerate(islice(iter(part.dataset), most))
+            ]
+
+    first, second = stream(0, 0), stream(1, 0)
+    random = first != stream(0, 1)
+    known = {digest for digest in first if digest is not None}
+    return Shards(
+        workers=workers.count,
+        items=min(len(first), len(second)),
+        shared=_shared(first, second),
+        drawn=_shared(stream(0, None), stream(1, None)) if random else None,
+        repeated=len(first) - len(known),
+    )
+
+
+def _shared(first: list[str | None], second: list[str | None]) -> int:
+    known = {digest for digest in first if digest is not None}
+    return sum(1 for digest in second if digest in known)

@@ -1,0 +1,227 @@
+"""How a dataset is read: the declared DataLoader, or its arguments, as one value."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    default_collate,
+)
+
+EVALUATION_ROLES = ("eval", "evaluation", "val", "valid", "validation", "test")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderPlan:
+    """What a DataLoader was told; fields are those of :class:`torch.utils.data.DataLoader`.
+
+    Attributes:
+        declared: False where the contract says nothing of a loader; the rest are then torch's defaults.
+        start_method: ``spawn``, ``forkserver``, ``fork``, or None where the platform decides.
+        collate_fn: None for torch's own.
+        sampler: None for sequential order, or random order where ``shuffle`` is set.
+        batch_size: None where the dataset or a batch sampler makes the batches.
+    """
+
+    declared: bool
+    batch_size: int | None = 1
+    shuffle: bool = False
+    sampler: Any = None
+    batch_sampler: Any = None
+    num_workers: int = 0
+    collate_fn: Callable[..., Any] | None = None
+    drop_last: bool = False
+    worker_init_fn: Callable[[int], None] | None = None
+    start_method: str | None = None
+    generator: Any = None
+    persistent_workers: bool = False
+    loader: DataLoader[Any] | None = None
+
+    @classmethod
+    def of(cls, loader: Any) -> LoaderPlan:
+        """Read a DataLoader, a mapping of its arguments, or None."""
+        if loader is None:
+            return cls(declared=False)
+        if isinstance(loader, DataLoader):
+            return cls._of_loader(loader)
+        arguments = dict(loader)
+        context = arguments.get("multiprocessing_context")
+        collate = arguments.get("collate_fn")
+        return cls(
+            declared=True,
+            batch_size=arguments.get("batch_size", 1)
+            if arguments.get("batch_sampler") is None
+            else None,
+            shuffle=bool(arguments.get("shuffle")),
+            sampler=arguments.get("sampler"),
+            batch_sampler=arguments.get("batch_sampler"),
+            num_workers=int(arguments.get("num_workers", 0) or 0),
+            collate_fn=None if collate is default_collate else collate,
+            drop_last=bool(arguments.get("drop_last")),
+            worker_init_fn=arguments.get("worker_init_fn"),
+            start_method=context if isinstance(context, str) else _start_method(context),
+            generator=arguments.get("generator"),
+            persistent_workers=bool(arguments.get("persistent_workers")),
+        )
+
+    @classmethod
+    def _of_loader(cls, loader: DataLoader[Any]) -> LoaderPlan:
+        sampler = getattr(loader, "sampler", None)
+        batch_sampler = loader.batch_sampler
+        own_batches = batch_sampler is not None and type(batch_sampler) is not BatchSampler
+        return cls(
+            declared=True,
+            batch_size=None if own_batches else loader.batch_size,
+            shuffle=isinstance(sampler, RandomSampler),
+            sampler=None
+            if type(sampler) in (RandomSampler, SequentialSampler)
+            else _real_sampler(sampler),
+            batch_sampler=batch_sampler if own_batches else None,
+            num_workers=loader.num_workers,
+            collate_fn=None if _is_default(loader.collate_fn) else loader.collate_fn,
+            drop_last=loader.drop_last,
+            worker_init_fn=loader.worker_init_fn,
+            start_method=_start_method(loader.multiprocessing_context),
+            generator=loader.generator,
+            persistent_workers=loader.persistent_workers,
+            loader=loader,
+        )
+
+    @property
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """The function that makes a batch of samples."""
+        return self.collate_fn if self.collate_fn is not None else default_collate
+
+    @property
+    def makes_batches(self) -> bool:
+        """Say whether the loader collates samples (and the dataset does not return whole batches)."""
+        return self.batch_size is not None or self.batch_sampler is not None
+
+
+def _is_default(collate: Any) -> bool:
+    return getattr(collate, "__module__", "") == "torch.utils.data._utils.collate"
+
+
+def _start_method(context: Any) -> str | None:
+    return None if context is None else str(context.get_start_method())
+
+
+def _real_sampler(sampler: Any) -> Any:
+    return sampler if isinstance(sampler, Sampler) or hasattr(sampler, "__iter__") else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One dataset of a contract, with the loader that reads it.
+
+    Attributes:
+        role: Key under which it was declared (``train``, ``eval``), or empty for a single one.
+        dataset: The dataset.
+        plan: How it is read.
+    """
+
+    role: str
+    dataset: Any
+    plan: LoaderPlan
+
+    @property
+    def prefix(self) -> str:
+        """What goes before a name in this part: ``train: `` or nothing."""
+        return f"{self.role}: " if self.role else ""
+
+    @property
+    def name(self) -> str:
+        """The dataset's class, as its user calls it."""
+        return type(self.dataset).__name__
+
+    @property
+    def evaluates(self) -> bool:
+        """Say whether this part is for evaluation by its role."""
+        return self.role in EVALUATION_ROLES
+
+    @property
+    def is_map_style(self) -> bool:
+        """Say whether samples are read by index."""
+        return (
+            hasattr(self.dataset, "__getitem__")
+            and hasattr(self.dataset, "__len__")
+            and not isinstance(self.dataset, IterableDataset)
+        )
+
+    @property
+    def length(self) -> int:
+        """How many samples a map-style dataset says it has."""
+        return len(self.dataset)
+
+
+def parts(dataset: Any, loader: Any) -> tuple[Part, ...]:
+    """Pair the datasets of a contract with their loaders.
+
+    Args:
+        dataset: A dataset, or a mapping from role to one. None takes the loader's own.
+        loader: A DataLoader, its arguments, or a mapping from role to either; arguments that stand
+            beside roles count for every role.
+    """
+    loaders = loader if isinstance(loader, Mapping) else {}
+    roles = {key for key, value in loaders.items() if isinstance(value, DataLoader | Mapping)}
+    shared = {key: value for key, value in loaders.items() if key not in roles}
+    if isinstance(dataset, Mapping) and not isinstance(dataset, Dataset):
+        found = []
+        for role, one in dataset.items():
+            own = loaders.get(role) if role in roles else loader if not roles else shared or None
+            if isinstance(own, Mapping):
+                own = {**shared, **own} if role in roles else own
+            elif isinstance(own, DataLoader) and role not in roles and own.dataset is not one:
+                own = None  # one DataLoader reads one dataset
+            found.append(Part(role=str(role), dataset=one, plan=LoaderPlan.of(own)))
+        return tuple(found)
+    if dataset is None:
+        dataset = loader.dataset
+    return (Part(role="", dataset=dataset, plan=LoaderPlan.of(loader)),)
+
+
+def indices(part: Part) -> Iterator[list[int]]:
+    """Yield the batches of indices of one epoch, as the declared loader would draw them.
+
+    Draws from the global generators as the loader does: seed them first.
+    """
+    plan = part.plan
+    if plan.loader is not None:
+        source = plan.loader._index_sampler
+        yield from (list(one) if isinstance(one, list | tuple) else [one] for one in source)
+        return
+    if plan.batch_sampler is not None:
+        yield from (list(one) for one in plan.batch_sampler)
+        return
+    sampler = plan.sampler
+    if sampler is None:
+        sampler = (
+            RandomSampler(part.dataset, generator=plan.generator)
+            if plan.shuffle
+            else SequentialSampler(part.dataset)
+        )
+    if plan.batch_size is None:
+        yield from ([one] for one in sampler)
+    else:
+        yield from BatchSampler(sampler, plan.batch_size, plan.drop_last)
+
+
+def accepts(function: Callable[..., Any], count: int) -> bool:
+    """Say whether a callable takes so many positional arguments, as far as its signature tells."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True

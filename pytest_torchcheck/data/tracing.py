@@ -1,0 +1,84 @@
+"""Run a call line by line and find the user's line after which something is so.
+
+Slow, and therefore only used to explain what a plain run has already found.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+from pytest_torchcheck import sources
+from pytest_torchcheck.findings import Location
+
+
+def line_of(code: CodeType, line: int) -> Location:
+    """Return the location of a line of a code object."""
+    return line_at(code.co_filename, line, getattr(code, "co_qualname", code.co_name))
+
+
+def line_at(file: str, line: int, function: str = "") -> Location:
+    """Return the location of a line of a file."""
+    text = linecache.getline(file, line).strip()
+    return Location(file=os.path.abspath(file), line=line, text=text, function=function)
+
+
+Watcher = Callable[[FrameType, str, int], bool]
+"""Called with a frame, an event and the number of the line just run: after each line of a frame
+(``"line"``, or ``"return"`` for the last one), and before the first (``"call"``, with its def line).
+Returns True when that line is the one to name."""
+
+
+def find_line(call: Callable[[], Any], watcher: Watcher, *, least: int = 2) -> Location | None:
+    """Return the first line of the user's code for which a watcher says True, or None.
+
+    Lines of callees come before the line that calls them, so that the innermost line is named; for
+    ``"call"`` it is the caller's line. Errors of the call are swallowed: it is known to fail or not.
+    The tracer of a debugger or of coverage is put back.
+
+    Args:
+        call: What to run; takes no arguments.
+        watcher: See :data:`Watcher`.
+        least: Of which files, as :func:`pytest_torchcheck.sources.rank` says: 2 the user's own.
+    """
+    found: list[Location] = []
+    running: dict[FrameType, int] = {}
+
+    def local(frame: FrameType, event: str, _: Any) -> Any:
+        if found:
+            return None
+        if event in ("line", "return"):
+            last = running.get(frame)
+            if last is not None and watcher(frame, event, last):
+                found.append(line_of(frame.f_code, last))
+            running[frame] = frame.f_lineno
+            if event == "return":
+                running.pop(frame, None)
+        return local
+
+    def enter(frame: FrameType, event: str, _: Any) -> Any:
+        if found or event != "call" or sources.rank(frame.f_code.co_filename) < least:
+            return None
+        caller = frame.f_back
+        while caller is not None and sources.rank(caller.f_code.co_filename) < least:
+            caller = caller.f_back
+        if watcher(frame, "call", frame.f_lineno):
+            where = caller if caller in running else frame
+            found.append(line_of(where.f_code, where.f_lineno))
+            return None
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        call()
+    except Exception as error:
+        # what the call does is known by now; only where it does it is asked
+        error.__traceback__ = None
+    finally:
+        sys.settrace(before)
+    return found[0] if found else None

@@ -1,0 +1,244 @@
+"""What is wrong with samples: errors, NaN, shapes and dtypes that vary, batches that cannot be made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcheck import sources
+from pytest_torchcheck.state import isolated
+
+from .contents import Contents, Held, is_array
+from .describing import Leaf, Sample, describe_leaf
+from .reading import Survey, read
+from .snapshot import Snapshot
+from .tracing import find_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    import torch
+
+    from pytest_torchcheck.findings import Location
+
+    from .plan import Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """Leaves of one path that are not alike in all samples.
+
+    Attributes:
+        path: Of the leaf.
+        usual, other: What most samples have, and what the first deviating one has.
+        index: That sample.
+        count: How many samples deviate from the usual.
+    """
+
+    path: str
+    usual: str
+    other: str
+    index: int
+    count: int
+
+
+def deviations(survey: Survey, of: Callable[[Leaf], Any]) -> list[Deviation]:
+    """Compare one property of every leaf over the samples, by the leaf's path."""
+    found = []
+    paths: dict[str, list[tuple[int, Any]]] = {}
+    for sample in survey.samples:
+        for leaf in sample.leaves:
+            paths.setdefault(leaf.path, []).append((sample.index, of(leaf)))
+    for path, values in paths.items():
+        usual, count = Counter(value for _, value in values).most_common(1)[0]
+        if count < len(values):
+            index, other = next((index, value) for index, value in values if value != usual)
+            found.append(
+                Deviation(
+                    path=path,
+                    usual=str(usual),
+                    other=str(other),
+                    index=index,
+                    count=len(values) - count,
+                )
+            )
+    return found
+
+
+def structure_deviation(survey: Survey) -> Deviation | None:
+    """Return the first sample whose containers are not those of most samples."""
+    counts = Counter(sample.structure for sample in survey.samples)
+    if len(counts) < 2:
+        return None
+    usual, count = counts.most_common(1)[0]
+    odd = next(sample for sample in survey.samples if sample.structure != usual)
+    return Deviation(
+        path="",
+        usual=usual,
+        other=odd.structure,
+        index=odd.index,
+        count=len(survey.samples) - count,
+    )
+
+
+def flagged(survey: Survey, is_bad: Callable[[Leaf], bool]) -> list[tuple[Sample, Leaf]]:
+    """Return every sample and leaf for which a predicate holds."""
+    return [(sample, leaf) for sample in survey.samples for leaf in sample.leaves if is_bad(leaf)]
+
+
+def identical_inputs(survey: Survey) -> bool:
+    """Say whether every sample has the same input, tensor for tensor."""
+    if len(survey.samples) < 4:
+        return False
+    digests = set()
+    for sample in survey.samples:
+        data = [leaf for leaf in sample.inputs if leaf.kind in ("tensor", "array", "text")]
+        if not data or any(leaf.digest is None for leaf in data):
+            return False
+        digests.add(tuple(leaf.digest for leaf in data))
+    return len(digests) == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollateError:
+    """A batch that could not be made of samples that could be read.
+
+    Attributes:
+        indices: Of the samples.
+        type, message: Of the exception.
+        location: The user's innermost line, where the collate function is the user's.
+    """
+
+    indices: tuple[int, ...]
+    type: str
+    message: str
+    location: Location | None
+
+
+def try_collate(survey: Survey) -> CollateError | None:
+    """Collate one real batch of the samples read, those that differ among them.
+
+    The dataset is read again under the survey's seed, and put back.
+    """
+    part = survey.part
+    chosen = _unlike_samples(survey, part.plan.batch_size or 2)
+    snapshot = Snapshot(Contents(part.dataset, chosen))
+    with isolated():
+        try:
+            samples = [read(part.dataset, index, survey.seed + index) for index in chosen]
+            part.plan.collate(samples)
+        except Exception as error:  # the user's collate function may raise anything
+            lines = str(error).strip().splitlines()
+            return CollateError(
+                indices=chosen,
+                type=type(error).__name__,
+                message=lines[0] if lines else "",
+                location=sources.of_error(error),
+            )
+        finally:
+            snapshot.restore()
+    return None
+
+
+def _unlike_samples(survey: Survey, size: int) -> tuple[int, ...]:
+    """Choose a batch's worth of indices so that different shapes and dtypes meet."""
+    seen: dict[Any, int] = {}
+    for sample in survey.samples:
+        key = tuple((leaf.path, leaf.shape, leaf.dtype, leaf.kind) for leaf in sample.leaves)
+        seen.setdefault(key, sample.index)
+    first = list(seen.values())[:size]
+    rest = [sample.index for sample in survey.samples if sample.index not in first]
+    return tuple(sorted([*first, *rest[: max(size - len(first), 0)]]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a bad value comes from.
+
+    Attributes:
+        line: The user's line after which it is there, or that returns it.
+        held: The stored array that holds it already, or None.
+    """
+
+    line: Location | None
+    held: Held | None = field(default=None, repr=False)
+
+
+def find_value(part: Part, index: int, seed: int, is_bad: Callable[[Leaf], bool]) -> Origin:
+    """Find the stored array, or the first line of the reading, that has a bad value."""
+    contents = Contents(part.dataset, (index,))
+    snapshot = Snapshot(contents)
+    stored = None
+    for held in contents.arrays:
+        row = held.value
+        if len(row.shape) and len(row) == part.length:
+            row = row[index]
+        if is_bad(describe_leaf("", row)):
+            stored = held
+            break
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        return event != "call" and any(
+            (is_array(value) or isinstance(value, float)) and is_bad(describe_leaf("", value))
+            for value in frame.f_locals.values()
+        )
+
+    with isolated():
+        try:
+            line = find_line(lambda: read(part.dataset, index, seed), watcher)
+        finally:
+            snapshot.restore()
+    return Origin(line=line or return_line(part, index, seed), held=stored)
+
+
+def return_line(part: Part, index: int, seed: int = 0) -> Location | None:
+    """Return the line by which ``__getitem__`` returns this sample."""
+    snapshot = Snapshot(Contents(part.dataset, (index,)))
+    depth: dict[FrameType, bool] = {}
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        if event == "call":
+            depth[frame] = frame.f_code.co_name in ("__getitem__", "__iter__", "__next__")
+            return False
+        return event == "return" and depth.get(frame, False)
+
+    with isolated():
+        try:
+            found = find_line(lambda: read(part.dataset, index, seed), watcher)
+        finally:
+            snapshot.restore()
+    return found or sources.of_object(part.dataset)
+
+
+def try_last_batch(
+    part: Part, model: torch.nn.Module, indices: list[int], seed: int
+) -> CollateError | None:
+    """Run a model in training mode on a batch as small as the loader's last one.
+
+    Args:
+        part: Whose samples; the target, by convention the last element, is left out.
+        model: Put back by the caller.
+        indices: Of the last batch.
+        seed: In force while reading.
+
+    Returns:
+        What the model raised, or None.
+    """
+    snapshot = Snapshot(Contents(part.dataset, tuple(indices)))
+    try:
+        batch = part.plan.collate([read(part.dataset, index, seed) for index in indices])
+    finally:
+        snapshot.restore()
+    inputs = batch[:-1] if isinstance(batch, list | tuple) and len(batch) > 1 else (batch,)
+    model.train()
+    try:
+        model(*inputs)
+    except Exception as error:  # the user's collate function may raise anything
+        lines = str(error).strip().splitlines()
+        return CollateError(
+            indices=tuple(indices), type=type(error).__name__, message=lines[0] if lines else "",
+            location=sources.of_error(error),
+        )  # fmt: skip
+    return None

@@ -1,0 +1,504 @@
+"""Mixed samples, randomness, impurity and wrong sizes, explained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import sources, trees
+from ..checks.registry import suspicious, violated
+from ..findings import Culprit, Finding
+from ..state import is_device_error
+from . import places
+from .errors import explain_error
+from .explanation import counted
+from .gradients import have, names_text
+
+if TYPE_CHECKING:
+    from ..batches import Batch
+    from ..checks.behaviour import Rows
+    from ..subject import Subject, SubjectError
+    from .explanation import Explanation
+
+
+def _forward_line(subject: Subject) -> Any:
+    return sources.of_object(type(subject.model).forward)
+
+
+def mixed(
+    subject: Subject, batch: Batch, other: Batch, rows: Rows, gaps: dict[str, float]
+) -> Finding:
+    """Explain an output that changes when only other samples change."""
+    size = batch.sizes[subject.source.batch_symbol or ""]
+    place = places.mixing_line(subject, batch, size)
+    path, gap = max(gaps.items(), key=lambda item: item[1])
+    if _only_batch_statistics(subject):
+        return suspicious(
+            "batch-statistics",
+            "samples are normalised over the batch in eval mode",
+            culprits=[] if place is None else place.culprits(),
+            location=None if place is None else place.location,
+            observed=f"{path} of the first sample changes by {gap:.3g} (relative) with its neighbours",
+            cause="a normalisation without running statistics uses those of the batch, also in eval mode",
+            because="track_running_stats is False",
+            fix="drop track_running_stats=False, so that the running statistics are used in eval mode",
+        )
+    return violated(
+        "samples-mixed",
+        f"{path} of one sample depends on the other samples of the batch",
+        culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="mixed")],
+        location=place.location if place else _forward_line(subject),
+        observed=f"the first of {size} samples kept its input, its neighbours changed: {path} moved by {gap:.3g} (relative)",
+        cause="an operation mixes the batch dimension with another one"
+        + (f" ({place.op})" if place and place.op else ""),
+        because=place.fact
+        if place and place.fact
+        else "same shapes, same seed, eval mode: only the neighbours differed",
+        fix="operate per sample on this line: check the dim argument, and reshape or view across the batch",
+        evidence={"gaps": dict(gaps)},
+    )
+
+
+def _only_batch_statistics(subject: Subject) -> bool:
+    kinds = torch.nn.modules.batchnorm._BatchNorm
+    return any(isinstance(m, kinds) and m.running_mean is None for m in subject.model.modules())
+
+
+def placed(
+    subject: Subject,
+    batch: Batch,
+    turned: Batch,
+    rows: Rows,
+    order: torch.Tensor,
+    gaps: dict[str, float],
+) -> Finding:
+    """Explain an output that depends on the place of its sample in the batch."""
+    path, gap = max(gaps.items(), key=lambda item: item[1])
+    place = places.place_dependence(subject, batch, turned)
+    if place is None and _only_batch_statistics(subject):
+        return mixed(subject, batch, turned, rows, gaps)
+    return violated(
+        "sample-order",
+        f"{path} of a sample depends on its place in the batch",
+        culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="order")],
+        location=place.location if place else _forward_line(subject),
+        observed=f"the same samples in another order: {path} moved by {gap:.3g} (relative)",
+        cause="something indexed by position is applied along the batch dimension"
+        + (f" ({place.op})" if place and place.op else ""),
+        because=place.fact
+        if place and place.fact
+        else "each sample kept its input; only the order differed",
+        fix="index that dimension by sequence position, not by sample: check batch-first against time-first",
+        evidence={"gaps": dict(gaps)},
+    )
+
+
+def size_crash(subject: Subject, batch: Batch, error: SubjectError) -> Finding:
+    """Explain a size within the declared range at which the model raises."""
+    if is_device_error(error.error):
+        raise error  # nothing runs on that device any more: told as a crash, replayed elsewhere
+    largest = _explained(subject, batch, error)
+    batch, error = _smallest(subject, batch, error)
+    explained = _explained(subject, batch, error)
+    sizes = ", ".join(f"{name}={size}" for name, size in batch.sizes.items())
+    # what suffices for the smallest batch may not for the one that was met first
+    fix = largest.fix if largest.code == explained.code else explained.fix
+    return violated(
+        "size-crash" if explained.code == "crash" else explained.code,
+        f"the model does not run at {sizes}: {explained.summary}",
+        culprits=explained.culprits,
+        location=explained.location,
+        observed=f"{batch.describe()}; {explained.observed}",
+        cause=explained.cause,
+        because=explained.because,
+        fix=fix + f" (or narrow the declared sizes if {sizes} is not meant to work)",
+        evidence={"sizes": dict(batch.sizes), "batch": batch.describe()},
+    )
+
+
+def _explained(subject: Subject, batch: Batch, error: SubjectError) -> Explanation:
+    with subject.pristine(steps=True) as model:
+        model.eval()  # as the run that raised
+        return explain_error(
+            error.error,
+            phase=error.phase,
+            model=model,
+            batch=batch,
+            rerun=error.rerun,
+            device=str(subject.device),
+        )
+
+
+def _smallest(subject: Subject, batch: Batch, error: SubjectError) -> tuple[Batch, SubjectError]:
+    """Shrink a batch at which the model raises, sizes first; return it with its own error."""
+    from ..strategies.minimise import minimise
+    from ..subject import SubjectError
+
+    raised = {_kind(error): error}
+
+    def fails(candidate: Batch) -> bool:
+        try:
+            subject.forward(subject.place(candidate))
+        except SubjectError as again:
+            if _kind(again) not in raised:
+                return False  # another failure than the one that is explained
+            raised[_kind(again)] = again
+            return True
+        return False
+
+    smallest = minimise(subject.source, fails, batch, budget=60)
+    fails(smallest)  # the last one tried need not be the smallest that failed
+    return smallest, raised[_kind(error)]
+
+
+def _kind(error: SubjectError) -> tuple[str, str]:
+    place = sources.of_error(error.error)
+    return type(error.error).__name__, f"{place.file}:{place.line}" if place else ""
+
+
+def single_shape(
+    subject: Subject, batch: Batch, path: str, wanted: list[int], got: list[int] | None
+) -> Finding:
+    """Explain an output that loses or keeps wrong dimensions for a batch of one."""
+    place = _squeezing_line(subject, batch)
+    return violated(
+        "batch-of-one",
+        f"{path} has shape {got} for a batch of one; {wanted} was expected",
+        culprits=place.culprits()
+        if place
+        else [Culprit(kind="output", name=path, detail=f"shape {got}")],
+        location=place.location if place else _forward_line(subject),
+        observed=f"{path}: {got} instead of {wanted}",
+        cause="an operation drops every dimension of size one, the batch among them"
+        if place
+        else "the shape of the output does not follow the batch",
+        because=place.fact if place else "the same output has a batch dimension for larger batches",
+        fix="name the dimension: squeeze(1) instead of squeeze()",
+    )
+
+
+def _squeezing_line(subject: Subject, batch: Batch) -> places.Place | None:
+    from ..probes.watch import Watch, name_of
+
+    found: list[places.Place] = []
+
+    class Squeezes(Watch):
+        def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+            bare = name_of(func).rpartition(".")[2]
+            if (
+                bare == "squeeze"
+                and len(args) == 1
+                and not kwargs
+                and isinstance(result, torch.Tensor)
+            ):
+                scope = self.scopes[-1].name if self.scopes else ""
+                fact = f"squeeze() turned {list(args[0].shape)} into {list(result.shape)}"
+                found.append(
+                    places.Place(op=name_of(func), location=self.locate(), module=scope, fact=fact)
+                )
+
+    with subject.pristine() as model, Squeezes(model):
+        places.eval_run(subject, batch)()
+    return found[-1] if found else None
+
+
+def size_dependent(
+    subject: Subject, batch: Batch, single: Batch, rows: Rows, gaps: dict[str, float]
+) -> Finding:
+    """Explain a sample whose output differs between alone and in a batch."""
+    path, gap = max(gaps.items(), key=lambda item: item[1])
+    place = _size_line(subject, batch, single)
+    return violated(
+        "batch-size-dependent",
+        f"{path} of a sample differs between a batch of one and a batch of {batch.sizes[subject.source.batch_symbol or '']}",
+        culprits=place.culprits()
+        if place
+        else [Culprit(kind="output", name=path, detail="depends on the batch size")],
+        location=place.location if place else _forward_line(subject),
+        observed=f"{path} moved by {gap:.3g} (relative)",
+        cause="an operation uses the size of the batch, or a statistic over it",
+        because=place.fact
+        if place and place.fact
+        else "the same sample, seed and mode; only the number of samples differed",
+        fix="make the computation per sample",
+        evidence={"gaps": dict(gaps)},
+    )
+
+
+def _size_line(subject: Subject, batch: Batch, single: Batch) -> places.Place | None:
+    """Return the first operation whose result for a sample depends on how many samples there are."""
+    # the same sample twice tells a count; a mean or variance over the batch needs another one beside it
+    for rows in (torch.zeros(2, dtype=torch.int64), torch.arange(2)):
+        place = places.first_difference(
+            subject,
+            places.eval_run(subject, single),
+            places.eval_run(subject, subject.source.rows(batch, rows)),
+            allowed=1e-4,
+            align="prefix",
+        )
+        if place is not None:
+            return place
+    return None
+
+
+def random_in_eval(subject: Subject, moved: list[str], gap: float) -> Finding:
+    """Explain randomness in eval mode."""
+    place = places.drawing_line(subject)
+    op = place.op if place else ""
+    dropout = "dropout" in op
+    culprits = (
+        [
+            Culprit(
+                kind="call",
+                name=op,
+                detail="draws in eval mode",
+                location=place.location if place else None,
+            )
+        ]
+        if op
+        else []
+    )
+    if place and place.module:
+        culprits.append(
+            Culprit(kind="module", name=place.module, detail=op, location=place.location)
+        )
+    return violated(
+        "random-in-eval",
+        f"the output is random in eval mode{f': {op} is active' if op else ''}",
+        culprits=culprits or [Culprit(kind="output", name=moved[0], detail="random")],
+        location=place.location if place else _forward_line(subject),
+        observed=f"{names_text(moved)} {have(moved, 'differs')} by up to {gap:.3g} between two seeds",
+        cause="dropout is applied whatever the mode"
+        if dropout
+        else "random numbers are drawn whatever the mode",
+        because=place.fact if place else "same input, eval mode, another seed: another output",
+        fix=f"pass training=self.training to {op}"
+        if dropout
+        else "draw only while self.training, or declare promises.Stochastic(reason=...)",
+    )
+
+
+def impure(subject: Subject, changed: list[str]) -> Finding:
+    """Explain buffers or parameters that an eval forward changes."""
+    place = places.writing_line(subject, changed[0])
+    return violated(
+        "eval-writes",
+        f"a forward in eval mode changes {names_text(changed)}",
+        culprits=[
+            Culprit(
+                kind="buffer",
+                name=n,
+                detail="changed in eval mode",
+                location=place.location if place else None,
+            )
+            for n in changed
+        ],
+        location=place.location if place else sources.of_parameter(subject.model, changed[0]),
+        observed=f"{counted(len(changed), 'saved tensor')} {have(changed, 'differs')} after one forward in eval mode",
+        cause="statistics or a cache are updated whatever the mode"
+        + (f" ({place.op})" if place else ""),
+        because=place.fact if place else "the values before and after are not bit-equal",
+        fix="update only while self.training, or declare promises.MayChange(..., reason=...)",
+        evidence={"buffers": list(changed)},
+    )
+
+
+def not_repeatable(subject: Subject, moved: list[str]) -> Finding:
+    """Explain an eval forward whose second call gives another output."""
+    place = places.first_difference(
+        subject,
+        places.eval_run(subject, subject.batch()),
+        places.eval_run(subject, subject.batch()),
+    )
+    return violated(
+        "eval-not-repeatable",
+        f"a second eval forward on the same input gives another {names_text(moved)}",
+        culprits=place.culprits()
+        if place
+        else [Culprit(kind="output", name=moved[0], detail="differs")],
+        location=place.location if place else _forward_line(subject),
+        observed="same input, same seed, nothing put back between the two calls",
+        cause="the model keeps state from one call to the next",
+        because=place.fact
+        if place and place.fact
+        else "the outputs of the first and the second call are not bit-equal",
+        fix="reset the state at the start of forward, or pass it in and out explicitly",
+    )
+
+
+def stuck_mode(subject: Subject, names: list[str]) -> Finding:
+    """Explain modules that eval() does not reach although they depend on the mode."""
+    owner = _overrider(subject, names[0])
+    place = (
+        sources.of_object(type(owner).train)
+        if owner is not None
+        else sources.of_parameter(subject.model, names[0])
+    )
+    return violated(
+        "mode-stuck",
+        f"eval() leaves {names_text(names)} in training mode",
+        culprits=[
+            Culprit(kind="module", name=n, detail="training=True after eval()", location=place)
+            for n in names
+        ],
+        location=place,
+        observed=f"{counted(len(names), 'module')} with dropout or running statistics {have(names, 'keeps')} training=True",
+        cause="an overridden train() does not reach them",
+        because="module.training is True after model.eval()",
+        fix="call super().train(mode) in train() and return self",
+    )
+
+
+def _overrider(subject: Subject, name: str) -> torch.nn.Module | None:
+    parts = name.split(".") if name else []
+    for depth in range(len(parts), -1, -1):
+        owner = subject.model.get_submodule(".".join(parts[:depth]))
+        if type(owner).train is not torch.nn.Module.train:
+            return owner
+    return None
+
+
+def unseeded(subject: Subject, moved: list[str]) -> Finding:
+    """Explain a training forward that torch's seed does not repeat."""
+    place = places.drawing_line(subject, train=True, global_only=True)
+    if place is not None:
+        source = "np.random" if "numpy" in place.fact else "random"
+        make = (
+            suspicious
+            if place.location is not None and sources.rank(place.location.file) < 2
+            else violated
+        )
+        return make(
+            "numpy-random" if source == "np.random" else "python-random",
+            f"the training forward draws from {source}, which torch.manual_seed does not seed",
+            culprits=[Culprit(kind="call", name=source, detail=place.op, location=place.location)],
+            location=place.location,
+            observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards under the same torch seed",
+            cause=f"{source} has a global state of its own",
+            because=place.fact,
+            fix="draw with torch (torch.randint, torch.rand) on this line",
+        )
+    place = places.first_difference(
+        subject,
+        places.eval_run(subject, subject.batch(), train=True),
+        places.eval_run(subject, subject.batch(), train=True),
+    )
+    return violated(
+        "seed-ignored",
+        "the training forward does not repeat under the same seed",
+        culprits=place.culprits()
+        if place
+        else [Culprit(kind="output", name=moved[0], detail="differs")],
+        location=place.location if place else _forward_line(subject),
+        observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards under the same seed",
+        cause="uninitialised memory, time, hash order or a generator of its own decides a value",
+        because=place.fact
+        if place and place.fact
+        else "same input, same seed, same weights: another output",
+        fix="seed every generator from torch.initial_seed(), and replace torch.empty by torch.zeros",
+    )
+
+
+def reseeded(subject: Subject) -> Finding | None:
+    """Explain a forward that seeds torch itself, so that every step draws the same numbers; None if it does not."""
+    found = places.seeding_line(subject)
+    if found is None:
+        return None
+    make = (
+        suspicious
+        if found.location is not None and sources.rank(found.location.file) < 2
+        else violated
+    )
+    return make(
+        "reseeds",
+        "the forward seeds torch itself: every step draws the same random numbers",
+        culprits=[
+            Culprit(
+                kind="call",
+                name=found.op or "torch.manual_seed",
+                detail="in forward",
+                location=found.location,
+            )
+        ],
+        location=found.location,
+        observed="two seeds give the same training forward, although random numbers are drawn",
+        cause="a seed is set inside the forward",
+        because="the generator's state is set by this line",
+        fix="drop the seeding, or use a torch.Generator of its own",
+    )
+
+
+def global_state(
+    subject: Subject, changed: list[str], before: dict[str, object], after: dict[str, object]
+) -> Finding:
+    """Explain a forward that changes a global setting."""
+    name = changed[0]
+    setter = (
+        name.split(".")[-1]
+        .removesuffix("()")
+        .removeprefix("get_")
+        .removeprefix("is_")
+        .removeprefix("are_")
+    )
+    place = sources.search(type(subject.model), setter) or _forward_line(subject)
+    return violated(
+        "global-state",
+        f"the forward changes {name} from {before[name]} to {after[name]}",
+        culprits=[Culprit(kind="call", name=name, detail=str(after[name]), location=place)],
+        location=place,
+        observed="; ".join(f"{n}: {before[n]} -> {after[n]}" for n in changed),
+        cause="a global setting is changed and not put back",
+        because="it differs before and after one forward",
+        fix="use the context manager of this setting instead",
+    )
+
+
+def output_mismatch(subject: Subject, batch: Batch, output: Any) -> Finding | None:
+    """Compare an output with its declared spec; None where it fits."""
+    from ..specs.compare import mismatch
+
+    found = mismatch(subject.contract.output, output, batch.sizes)
+    where = _forward_line(subject)
+    if found is None:
+        return _out_of_range(subject, batch, output)
+    path, declared, got = found
+    return violated(
+        "output-shape",
+        f"{path} is {got}; the contract declares {declared}",
+        culprits=[Culprit(kind="output", name=path, detail=str(got), location=where)],
+        location=where,
+        observed=f"{batch.describe()} gives {path} {got}",
+        cause="the output does not have the declared shape at these sizes",
+        because=f"sizes {dict(batch.sizes)} make the declared shape {declared}",
+        fix="change the forward, or the declared output",
+        evidence={"sizes": dict(batch.sizes)},
+    )
+
+
+def _out_of_range(subject: Subject, batch: Batch, output: Any) -> Finding | None:
+    allowed = subject.contract.output_range
+    if allowed is None:
+        return None
+    for path, tensor in trees.floats(output).items():
+        values = trees.dense(tensor)
+        if values.numel() == 0 or values.is_complex():
+            continue
+        low, high = float(values.min()), float(values.max())
+        if low < allowed[0] or high > allowed[1]:
+            where = _forward_line(subject)
+            return violated(
+                "output-range",
+                f"{path} reaches from {low:.4g} to {high:.4g}; the contract declares {allowed[0]:g} to {allowed[1]:g}",
+                culprits=[
+                    Culprit(
+                        kind="output", name=path, detail=f"{low:.4g}..{high:.4g}", location=where
+                    )
+                ],
+                location=where,
+                observed=f"{batch.describe()} gives {path} in [{low:.4g}, {high:.4g}]",
+                cause="the last operation does not bound the output",
+                because="an ordinary batch leaves the declared range",
+                fix="bound the output (sigmoid, tanh, clamp), or widen output_range",
+            )
+    return None

@@ -1,0 +1,290 @@
+"""Deep copies and pickles of a model: whether they are complete, and whether they are copies."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import re
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .. import sources
+from ..checks.registry import inconclusive, passed, violated
+from ..findings import Culprit, Finding
+from ..probes.holdings import closure_of, holdings
+from ..state import seed_everything
+from .state import Outputs, gap, outputs_of, perturb, registered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..findings import Location
+    from ..subject import Subject
+
+
+_OTHER_DRAWS = 7919
+"""Added to the seed while copying: a copy that is drawn anew must not come out as the original by chance."""
+
+
+class _LightPickler(pickle.Pickler):
+    """Pickles everything but the tensors, which it keeps aside: their memory is not copied."""
+
+    def __init__(self, buffer: io.BytesIO) -> None:
+        super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+        self.kept: list[torch.Tensor] = []
+
+    def persistent_id(self, thing: Any) -> int | None:
+        if isinstance(thing, torch.Tensor):
+            self.kept.append(thing)
+            return len(self.kept) - 1
+        return None
+
+
+class _LightUnpickler(pickle.Unpickler):
+    def __init__(self, buffer: io.BytesIO, kept: list[torch.Tensor]) -> None:
+        super().__init__(buffer)
+        self._kept = kept
+
+    def persistent_load(self, number: int) -> torch.Tensor:
+        return self._kept[number]
+
+
+def pickled(model: nn.Module) -> nn.Module:
+    """Return what pickling and unpickling makes of a module; it shares the tensors.
+
+    Raises:
+        Exception: Whatever an object that cannot be pickled raises.
+    """
+    buffer = io.BytesIO()
+    pickler = _LightPickler(buffer)
+    pickler.dump(model)
+    buffer.seek(0)
+    made: nn.Module = _LightUnpickler(buffer, pickler.kept).load()
+    return made
+
+
+def check_pickle(subject: Subject, expected: Outputs) -> Iterator[Finding]:
+    """Pickle the model and run what comes back; that it cannot be pickled matters only to spawned ranks."""
+    with subject.pristine() as model:
+        try:
+            seed_everything(subject.seed + _OTHER_DRAWS)
+            twin = pickled(model)
+        except Exception as error:  # any object may refuse, in its own words
+            yield _unpicklable(subject, model, error)
+            return
+        difference = gap(outputs_of(subject, twin), expected)
+    if difference is not None:
+        yield violated(
+            "pickle-differs",
+            f"{type(subject.model).__name__} gives other outputs after pickling",
+            culprits=[Culprit(kind="module", name=type(subject.model).__name__)],
+            location=_reducer(subject.model),
+            observed=f"{difference[0]} differs by {difference[1]:.3g}, with the very same parameters",
+            cause="pickling drops or changes an attribute that the forward uses",
+            because="the unpickled model has the same tensors and runs the same code",
+            fix="keep every attribute that forward needs in __getstate__ and __setstate__",
+        )
+        return
+    yield passed("a pickled copy gives the same outputs")
+
+
+def _reducer(model: nn.Module) -> Location | None:
+    for module in model.modules():
+        for name in ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__"):
+            own = vars(type(module)).get(name)
+            if (
+                own is not None
+                and (place := sources.of_object(own)) is not None
+                and sources.rank(place.file)
+            ):
+                return place
+    return sources.of_object(type(model))
+
+
+def _unpicklable(subject: Subject, model: nn.Module, error: Exception) -> Finding:
+    message = (str(error).splitlines() or [type(error).__name__])[0]
+    name, place = _culprit(model)
+    ranks = subject.contract.ranks
+    if ranks is None or ranks < 2 or not name:
+        return passed(
+            f"the model cannot be pickled ({name + ': ' if name else ''}{message}), which only torch.save(model) and "
+            "spawned processes need",
+            evidence={"pickle": message, "attribute": name},
+        )
+    return violated(
+        "not-picklable",
+        f"{name} cannot be pickled, so that the model cannot be sent to a spawned rank",
+        culprits=[Culprit(kind="module", name=name, location=place)],
+        observed=message,
+        cause=f"{name} holds a lambda, a local function, a lock or an open file",
+        because=f"pickling this attribute alone raises {type(error).__name__}; the contract declares {ranks} ranks",
+        fix=f"use a function of the module's file for {name}, or drop it in __getstate__",
+    )
+
+
+def _culprit(model: nn.Module) -> tuple[str, Location | None]:
+    """Return the attribute that cannot be pickled by itself, and its line."""
+    for prefix, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key in ("_parameters", "_buffers", "_modules"):
+                continue
+            try:
+                _LightPickler(io.BytesIO()).dump(value)
+            except Exception:  # any object may refuse, in its own words
+                return f"{prefix}.{key}" if prefix else key, sources.of_assignment(module, key)
+    return "", None
+
+
+def check_copy(subject: Subject, expected: Outputs) -> Iterator[Finding]:
+    """Deep-copy the model, change every parameter and buffer of the original, and run the copy."""
+    with subject.pristine(steps=True) as model:
+        try:
+            seed_everything(subject.seed + _OTHER_DRAWS)
+            twin = copy.deepcopy(model)
+        except Exception as error:  # locks and computed tensors refuse to be copied
+            message = (str(error).splitlines() or [type(error).__name__])[0]
+            yield inconclusive(
+                f"the model cannot be deep-copied: {type(error).__name__}: {message[:160]}",
+                code="not-copied",
+            )
+            return
+        shared = _shared(model, twin)
+        changed = perturb(registered(model))
+        difference = gap(outputs_of(subject, twin), expected)
+    if not changed:
+        yield inconclusive(
+            "the model has no floating-point state by which a copy could depend on it"
+        )
+        return
+    if difference is None and not shared:
+        yield passed(
+            f"a deep copy gives the same outputs after {changed} tensors of the original changed"
+        )
+        return
+    if difference is None:
+        if not any(
+            "__deepcopy__" in vars(cls) for m in model.modules() for cls in type(m).__mro__[:-1]
+        ):
+            yield _sharing(subject, shared)
+        else:
+            yield passed(
+                f"a deep copy gives the same outputs; {shared[0]} is shared by its own __deepcopy__"
+            )
+        return
+    with subject.pristine() as model:
+        seed_everything(subject.seed + _OTHER_DRAWS)
+        unchanged = gap(outputs_of(subject, copy.deepcopy(model)), expected)
+    if unchanged is not None:
+        yield _different(subject, unchanged)
+    elif shared:
+        yield _holding(subject, difference, shared)
+    else:
+        yield _dependent(subject, difference)
+
+
+def _shared(model: nn.Module, twin: nn.Module) -> list[str]:
+    ours = {t.data_ptr() for t in registered(model) if t.layout == torch.strided and t.numel()}
+    return [
+        name
+        for name, t in (*twin.named_parameters(), *twin.named_buffers())
+        if t.layout == torch.strided and t.numel() and t.data_ptr() in ours
+    ]
+
+
+def _sharing(subject: Subject, shared: list[str]) -> Finding:
+    return violated(
+        "copy-shares",
+        f"a deep copy shares {shared[0]} with the original",
+        culprits=[
+            Culprit(kind="parameter", name=n, location=sources.of_parameter(subject.model, n))
+            for n in shared[:4]
+        ],
+        observed=f"{len(shared)} of the copy's tensors stand in the original's memory, {shared[0]} first",
+        cause=f"{shared[0]} is handed over by its own __deepcopy__, which returns it uncopied",
+        because="both have the same address in memory; the outputs are equal, so that only a later change shows it",
+        fix=f"return a copy from the __deepcopy__ of {shared[0]}",
+    )
+
+
+def _holding(subject: Subject, difference: tuple[str, float], shared: list[str]) -> Finding:
+    """Explain a copy that holds tensors of the original."""
+    name = shared[0]
+    copying = [
+        vars(cls)["__deepcopy__"]
+        for module in subject.model.modules()
+        for cls in type(module).__mro__[:-1]
+        if "__deepcopy__" in vars(cls)
+    ]
+    leaf = name.rpartition(".")[2]
+    place = next(
+        (
+            found
+            for function in copying
+            if (found := sources.search(function, rf"\b{re.escape(leaf)}\b")) is not None
+        ),
+        sources.of_object(copying[0]) if copying else sources.of_parameter(subject.model, name),
+    )
+    return violated(
+        "copy-depends",
+        f"a deep copy of {type(subject.model).__name__} uses {name} of the original",
+        culprits=[
+            Culprit(kind="parameter", name=n, detail="shared with the copy", location=place)
+            for n in shared[:4]
+        ],
+        location=place,
+        observed=f"{difference[0]} of the copy differs by {difference[1]:.3g} after only the original's parameters changed",
+        cause=f"the copy is given the original's {name} instead of a copy of it",
+        because=f"{name} of the copy and of the original stand at one address in memory",
+        fix=f"copy {name} too: .detach().clone() in a new nn.Parameter",
+    )
+
+
+def _dependent(subject: Subject, difference: tuple[str, float]) -> Finding:
+    name, place = _bound_to(subject.model)
+    what = f" through {name}" if name else ""
+    return violated(
+        "copy-depends",
+        f"a deep copy of {type(subject.model).__name__} still reads the original{what}",
+        culprits=[
+            Culprit(kind="module", name=name or type(subject.model).__name__, location=place)
+        ],
+        location=place,
+        observed=f"{difference[0]} of the copy differs by {difference[1]:.3g} after only the original's parameters changed",
+        cause=f"{name} is a function that holds the original"
+        if name
+        else "a function or global holds the original",
+        because="the copy gives the right outputs until the original's parameters change",
+        fix=f"make {name} a method, or pass the module to it"
+        if name
+        else "pass the module to the function that uses it",
+    )
+
+
+def _bound_to(model: nn.Module) -> tuple[str, Location | None]:
+    """Return the attribute whose function closes over a module or parameter of the model."""
+    parts: set[int] = {id(m) for m in model.modules()} | {id(t) for t in registered(model)}
+    for prefix, module in model.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, types.FunctionType) and any(
+                id(cell) in parts for cell in closure_of(value)
+            ):
+                return f"{prefix}.{key}" if prefix else key, sources.of_assignment(module, key)
+    held = next((h for h in holdings(model) if h.via in ("closure", "method", "partial")), None)
+    return (held.path, held.location) if held is not None else ("", None)
+
+
+def _different(subject: Subject, difference: tuple[str, float]) -> Finding:
+    return violated(
+        "copy-differs",
+        f"a deep copy of {type(subject.model).__name__} gives other outputs",
+        culprits=[Culprit(kind="module", name=type(subject.model).__name__)],
+        location=_reducer(subject.model),
+        observed=f"{difference[0]} differs by {difference[1]:.3g}, right after copying",
+        cause="copying drops or changes something that the forward uses",
+        because="the copy has equal parameters and buffers, and runs the same code on equal inputs and seeds",
+        fix="copy every attribute that forward needs",
+    )

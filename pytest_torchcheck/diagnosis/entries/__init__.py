@@ -1,0 +1,1 @@
+"""The entries of the error table, one module per family of messages."""

@@ -1,0 +1,297 @@
+"""Calls that Python or nn.Module refuses: wrong arguments, missing forward, missing super().__init__."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ... import sources
+from ...findings import Culprit
+from ..building import building_line
+from ..explanation import Explanation, describe, listed
+from ..table import entry
+
+if TYPE_CHECKING:
+    from ...findings import Location
+    from ..scene import Scene
+
+
+def _line(place: Location | None) -> str:
+    return f" on line {place.line}" if place else ""
+
+
+def _called_module(scene: Scene, class_name: str) -> nn.Module | None:
+    return next(
+        (m for m in reversed(scene.running) if type(m).__name__ == class_name.rpartition(".")[2]),
+        None,
+    )
+
+
+def _signature(cls: type[Any]) -> str:
+    try:
+        names = [str(p) for p in list(inspect.signature(cls.forward).parameters.values())[1:]]
+    except (TypeError, ValueError):
+        return "?"
+    return ", ".join(names)
+
+
+@entry(r"([\w.<>]+)\.forward\(\) (missing \d+ required .*|got an unexpected keyword argument .*|takes .* positional arguments? but .*|got multiple values for argument .*|got some positional-only .*)",
+       types=("TypeError",))  # fmt: skip
+def signature(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A forward that is called with other arguments than it takes."""
+    module = _called_module(scene, match[1])
+    cls = type(module) if module is not None else None
+    defined = sources.of_object(cls.forward) if cls is not None else None
+    if defined is not None and not sources.rank(defined.file):
+        defined = None
+    takes = _signature(cls) if cls is not None else "?"
+    root = module is scene.model or module is None or not scene.path_of(module)
+    given = listed(list(scene.inputs), 6) if root else ""
+    call = scene.location
+    problem = match[2]
+    name = scene.name_of(module) or match[1]
+    observed = f"{match[1]}.forward takes ({takes})" + (
+        f"; the contract gives {given}" if given else ""
+    )
+    names = re.findall(r"'(\w+)'", problem)
+    if problem.startswith("missing"):
+        cause = f"{listed(names)} {'is' if len(names) == 1 else 'are'} not given"
+        fix = (
+            f"declare inputs={{... {names[0]!r}: ...}} in the contract, or give {names[0]} a default{_line(defined)}"
+            if root and names
+            else f"give {listed(names)} in the call{_line(call)}"
+        )
+    elif "unexpected" in problem:
+        close = _closest(names[0], takes) if names else ""
+        cause = f"forward has no argument {listed(names)}" + (
+            f"; {close} is close" if close else ""
+        )
+        fix = (
+            f"rename it in the contract's inputs{' to ' + close if close else ''}"
+            if root
+            else f"rename it{_line(call)}"
+        )
+    elif "multiple values" in problem:
+        cause, fix = (
+            f"{listed(names)} is given by position and by name",
+            f"give {listed(names)} once{_line(call)}",
+        )
+    else:
+        numbers = re.findall(r"\d+", problem)
+        # Python counts self
+        counted = [str(int(n) - 1) for n in numbers]
+        cause = f"forward takes {' to '.join(counted[:-1]) or '?'} inputs, {counted[-1] if counted else '?'} are given"
+        fix = (
+            "declare as many inputs in the contract as forward takes"
+            if root
+            else f"drop an argument{_line(call)}"
+        )
+        if not root and "Sequential" in [type(m).__name__ for m in scene.running]:
+            fix += " (Sequential hands on one value)"
+    return Explanation(
+        code="forward-arguments",
+        summary=f"{name} cannot be called: forward() {problem}"[:170],
+        observed=observed,
+        cause=cause,
+        because=scene.said.replace("torch said", "Python said"),
+        fix=fix,
+        culprits=(Culprit(kind="module", name=name, detail=f"forward({takes})", location=defined),),
+        location=defined if root else call or defined,
+    )
+
+
+def _closest(name: str, takes: str) -> str:
+    import difflib
+
+    known = re.findall(r"(?:^|, )\**(\w+)", takes)
+    return next(iter(difflib.get_close_matches(name, known, 1, 0.5)), "")
+
+
+@entry(r"Module \[(\w+)\] is missing the required \"forward\" function")
+def forward_missing(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A module without forward: often a misspelt or badly indented one, or a ModuleList that is called."""
+    module = _called_module(scene, match[1]) or scene.module
+    cls = type(module) if module is not None else None
+    name = scene.name_of(module) or match[1]
+    container = match[1] in ("ModuleList", "ModuleDict")
+    place = sources.of_object(cls) if cls is not None else None
+    if place is not None and not sources.rank(place.file):
+        place = None
+    near = ""
+    if cls is not None and not container:
+        import difflib
+
+        near = next(
+            iter(
+                difflib.get_close_matches(
+                    "forward", [n for n in vars(cls) if callable(vars(cls)[n])], 1, 0.6
+                )
+            ),
+            "",
+        )
+    call = scene.location
+    if container:
+        cause, fix = (
+            f"a {match[1]} only stores modules",
+            f"loop over it, or build an nn.Sequential{_line(building_line(scene.model, scene.path_of(module)))}",
+        )
+    elif near:
+        cause, fix = f"the class defines {near}, not forward", f"rename {near} to forward"
+        place = sources.of_object(vars(cls)[near]) or place
+    else:
+        cause, fix = (
+            "the class defines no forward (a wrong indentation puts it inside __init__)",
+            "define forward in the class",
+        )
+    return Explanation(
+        code="forward-missing",
+        summary=f"{name} has no forward" + (f", it has {near}" if near else ""),
+        observed=f"{match[1]} defines {_methods(cls)}" if cls is not None else f"class {match[1]}",
+        cause=cause,
+        because=scene.said,
+        fix=fix + (_line(place) if near else ""),
+        culprits=(Culprit(kind="module", name=name, detail="no forward", location=place),),
+        location=place if not container else call,
+    )
+
+
+def _methods(cls: type[nn.Module]) -> str:
+    own = [name for name, value in vars(cls).items() if inspect.isfunction(value)]
+    return listed(own, 6) or "no method of its own"
+
+
+@entry(
+    r"cannot assign (?:module|parameters?|buffer)s? before Module\.__init__\(\) call",
+    r"'(\w+)' object has no attribute '_(?:modules|parameters|buffers)'",
+)
+def no_super(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A module whose __init__ does not call super().__init__() first."""
+    place = scene.location
+    owner = next(
+        (
+            frame.f_locals.get("self")
+            for frame, _ in reversed(scene.frames)
+            if frame.f_code.co_name == "__init__"
+        ),
+        None,
+    )
+    cls = (
+        type(owner).__name__
+        if owner is not None
+        else (match[1] if match.groups() else "the module")
+    )
+    init = sources.of_object(type(owner).__init__) if owner is not None else None
+    return Explanation(
+        code="super-init-missing",
+        summary=f"{cls}.__init__ assigns a layer before super().__init__()",
+        observed=f"{place.text if place else cls} ran before nn.Module had its tables of layers and parameters",
+        cause="nn.Module's own __init__ was not called, so that nothing can be registered",
+        because=scene.said,
+        fix="write super().__init__() as the first line of __init__"
+        + (f" (line {init.line + 1})" if init else ""),
+        culprits=(Culprit(kind="module", name=cls, location=init),),
+        location=place or init,
+    )
+
+
+@entry(
+    r"(\w+)\(\)?:? ?argument '(\w+)' (?:\(position \d+\) )?must be (?:a )?Tensor,? not (\w[\w.]*)",
+    types=("TypeError",),
+)
+def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """Something else than a tensor given to a torch function."""
+    function, argument, kind = match[1], match[2], match[3]
+    place = scene.location
+    cause = {
+        "tuple": "a module that returns a tuple (an LSTM or attention: output and state) stands before it",
+        "NoneType": "a function without return, or a missing input, gives None",
+        "ndarray": "a NumPy array reached the model",
+        "numpy.ndarray": "a NumPy array reached the model",
+        "list": "a list of tensors reached it",
+        "dict": "a dict of tensors reached it: one entry of it is meant",
+    }.get(kind, f"a {kind} reached it")
+    fix = {
+        "tuple": f"take the first element ([0]) before {scene.at}",
+        "NoneType": f"return a value, or skip {scene.at} when the input is None",
+        "ndarray": "convert it with torch.from_numpy",
+        "numpy.ndarray": "convert it with torch.from_numpy",
+        "list": "stack the list first (torch.stack)",
+    }.get(kind, f"give {scene.at} a tensor")
+    before = _before(scene)
+    because = scene.said
+    if kind == "tuple" and before:
+        cause, because = (
+            f"{before[0]} before it returns a tuple",
+            f"{before[0]} is a {before[1]}, which returns a tuple; {scene.said}",
+        )
+    return Explanation(
+        code="not-a-tensor",
+        summary=f"{scene.at} is given a {kind}, not a tensor",
+        observed=f"{function}({argument}=...) got {describe(scene.argument(argument))}"
+        if scene.argument(argument) is not None
+        else f"{argument} is a {kind}",
+        cause=cause,
+        because=because,
+        fix=f"{fix}{_line(place)}",
+        culprits=scene.blame(kind),
+        location=place,
+    )
+
+
+def _before(scene: Scene) -> tuple[str, str] | None:
+    """Return name and class of the child before the failing one in a running Sequential."""
+    for outer, inner in zip(scene.running, scene.running[1:], strict=False):
+        if isinstance(outer, nn.Sequential):
+            children = list(outer)
+            place = next((i for i, child in enumerate(children) if child is inner), 0)
+            if place:
+                return scene.name_of(children[place - 1]), type(children[place - 1]).__name__
+    return None
+
+
+@entry(r"'(\w+)' object has no attribute '(\w+)'", types=("AttributeError",))
+def attribute(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """An attribute that a module, a tensor or an output does not have."""
+    import difflib
+
+    kind, name = match[1], match[2]
+    owner = next((m for m in reversed(scene.running) if type(m).__name__ == kind), None)
+    place = scene.location
+    known: list[str] = []
+    if owner is not None:
+        known = [
+            *owner._modules,
+            *owner._parameters,
+            *owner._buffers,
+            *(k for k in vars(owner) if not k.startswith("_") and k != "training"),
+        ]
+    elif kind == "Tensor":
+        known = [k for k in dir(torch.Tensor) if not k.startswith("_")]
+    near = next(iter(difflib.get_close_matches(name, known, 1, 0.6)), "")
+    who = scene.name_of(owner) if owner is not None else f"a {kind}"
+    output = kind in ("tuple", "list", "dict", "NoneType")
+    cause = f"{who} has no attribute {name}" + (f"; {near} is close" if near else "")
+    if output:
+        cause = f"the value is a {kind}: what the model (or a layer) returns was taken for a tensor"
+    return Explanation(
+        code="attribute-missing",
+        summary=(f"{who}" if who == scene.at else f"{scene.at}: {who}")
+        + f" has no attribute {name!r}"
+        + (f" (did you mean {near!r}?)" if near else ""),
+        observed=f"{who} has {listed(known[:6], 6)}"
+        if owner is not None and known
+        else scene.values(),
+        cause=cause,
+        because=scene.said.replace("torch said", "Python said"),
+        fix=f"write {near}{_line(place)}"
+        if near
+        else f"take the tensor out of the {kind} first{_line(place)}"
+        if output
+        else f"assign it in __init__, or mend the name{_line(place)}",
+        culprits=scene.blame(name),
+        location=place,
+    )

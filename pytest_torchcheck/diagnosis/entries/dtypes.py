@@ -1,0 +1,239 @@
+"""Tensors of different dtypes in one op, and kernels that do not exist for a dtype."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ...findings import Culprit
+from ..explanation import CXX_DTYPES, Explanation, describe, dtype_name, dtype_word
+from ..scene import Scene, named_source
+from ..table import entry
+
+if TYPE_CHECKING:
+    import re
+
+    from ..history import Fact, Op
+
+_WORD = r"([A-Za-z][\w:. ]*?)"
+_FACTORIES = frozenset(
+    {"zeros", "ones", "empty", "full", "arange", "linspace", "tensor", "as_tensor", "from_numpy", "eye", "rand",
+     "randn", "new_zeros", "new_ones", "new_full", "new_tensor", "double", "float", "half", "bfloat16", "to",
+     "one_hot", "scalar_tensor", "hann_window", "logspace"}
+)  # fmt: skip
+
+
+_CONVERSIONS = frozenset({"double", "float", "half", "bfloat16", "long", "int"})
+
+
+def _line(scene: Scene) -> str:
+    place = scene.location
+    return f" on line {place.line}" if place else ""
+
+
+def _maker(fact: Fact | None, dtype: str) -> Op | None:
+    """Return the op that first gave a tensor its dtype, along its history."""
+    seen = 0
+    while fact is not None and fact.made_by is not None and seen < 60:
+        op = fact.made_by
+        seen += 1
+        source = next((f for f in op.inputs if f.dtype == dtype), None)
+        if source is None:
+            return op
+        fact = source
+    return None
+
+
+@entry(rf"must have the same dtype, but got {_WORD} and {_WORD}(?:$|[^\w])",
+       rf"Input type \({_WORD}\) and (?:bias|weight) type \({_WORD}\) should be the same",
+       rf"expected scalar type {_WORD} but found {_WORD}(?:$|[^\w])",
+       rf"expected m1 and m2 to have the same dtype, but got: {_WORD} != {_WORD}(?:$|[^\w])",
+       r"input dtype \((torch\.\w+)\) does not match weight dtype \((torch\.\w+)\)",
+       r"to have the same dtype, but got query\.dtype: (\S+) key\.dtype: (\S+)",
+       r"source and destination dtypes match, got (\w+) for the destination and (\w+)",
+       r"mixed dtype \(CPU\)()()", r"(?:self|tensor) and \w+ .*same (?:scalar type|dtype)()()")  # fmt: skip
+def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """Two dtypes in one op that takes one."""
+    words = [dtype_word(word) for word in match.groups()[:2] if word]
+    words = [word for word in words if hasattr(torch, word)]
+    module, place = scene.module, scene.location
+    weight = (
+        next((p for p in module.parameters(recurse=False)), None) if module is not None else None
+    )
+    own = dtype_name(weight.dtype) if weight is not None else ""
+    given = next((v for v in scene.arguments().values() if isinstance(v, torch.Tensor)), None)
+    facts = tuple(scene.failing_op.inputs) if scene.failing_op is not None else ()
+    if (
+        own
+        and given is not None
+        and dtype_name(given.dtype) != own
+        and isinstance(module, nn.Module)
+    ):
+        got, want = dtype_name(given.dtype), own
+        where = f"{scene.at} has {want} weights and is given {got} {list(given.shape)}"
+    else:
+        kinds = list(dict.fromkeys(fact.dtype for fact in facts))
+        if (len(set(words)) == 2 and set(words) <= set(kinds)) or not kinds:
+            kinds = words  # an op may also take indices or masks of another dtype
+        if len(kinds) < 2:
+            return None
+        model_dtype = _model_dtype(scene)
+        want = model_dtype if model_dtype in kinds else kinds[0]
+        got = next(kind for kind in kinds if kind != want)
+        where = f"{scene.at} combines {' and '.join(kinds[:3])}"
+    odd = next((fact for fact in facts if fact.dtype == got), None)
+    source = named_source(odd)
+    maker = _maker(odd, got)
+    made_at = maker.location if maker is not None else None
+    if not source:
+        source = next(
+            (
+                k
+                for k, v in scene.inputs.items()
+                if dtype_name(v.dtype) == got and given is not None and v.shape == given.shape
+            ),
+            "",
+        )
+    who = source or (f"the result of {maker.name}" if maker is not None else "one operand")
+    culprits = scene.blame(f"{want} against {got}")
+    location, because = place, scene.said
+    fix = f"call .to({want}) on {source or 'that operand'}{_line(scene)}".replace(
+        ".to(", ".to(torch."
+    )
+    if source and source in scene.inputs:
+        culprits = (Culprit(kind="input", name=source, detail=got), *culprits)
+        because = f"{source} is {got} when the model is called; {scene.said}"
+        if got == "float64":
+            cause = f"{source} is float64, NumPy's default dtype, and the model is {want}"
+            fix = f"convert {source} where the data is read: torch.from_numpy(a).float(), or a.astype('float32')"
+        elif got.startswith(("int", "uint", "bool")):
+            cause = f"{source} holds {got}, and {scene.at} computes with {want}"
+            fix = f"convert {source} where the data is read: .float()" + (
+                " / 255" if got == "uint8" else ""
+            )
+        else:
+            cause = f"{source} is {got}, the model {want}"
+            fix = f"convert {source} to the model's dtype, or the model to {got}"
+    elif maker is not None and made_at is not None:
+        created = maker.name in _FACTORIES - _CONVERSIONS
+        cause = f"{maker.name} on line {made_at.line} makes a {got} tensor" + (
+            ", whatever the dtype of the model" if created else ""
+        )
+        because = f"the history of the {got} operand begins with {maker.name}; {scene.said}"
+        location = made_at
+        fix = (
+            f"give {maker.name} the dtype of the data (dtype=x.dtype) on line {made_at.line}"
+            if created
+            else f"write .to(x.dtype) for .{maker.name}() on line {made_at.line}"
+            if maker.name in _CONVERSIONS
+            else f"convert its result with .to(x.dtype) on line {made_at.line}"
+        )
+        name = made_at.function.rpartition("<locals>.")[2] or maker.name
+        culprits = (
+            Culprit(kind="call", name=name, detail=f"{maker.name} makes {got}", location=made_at),
+            *culprits,
+        )
+    else:
+        cause = f"{who} is {got} where {want} is needed" + (
+            "; NumPy's default dtype is float64" if got == "float64" else ""
+        )
+    return Explanation(
+        code="dtype-pair",
+        summary=where,
+        observed=", ".join(
+            f"{fact.name or 'tensor'} {fact.dtype} {list(fact.shape)}" for fact in facts[:4]
+        )
+        or where,
+        cause=cause,
+        because=because,
+        fix=fix,
+        culprits=culprits,
+        location=location,
+    )
+
+
+def _model_dtype(scene: Scene) -> str:
+    if scene.model is None:
+        return ""
+    counts: dict[str, int] = {}
+    for parameter in scene.model.parameters():
+        counts[dtype_name(parameter.dtype)] = (
+            counts.get(dtype_name(parameter.dtype), 0) + parameter.numel()
+        )
+    return max(counts, key=lambda name: counts[name]) if counts else ""
+
+
+@entry(r"\"?(\w+)\"? not implemented for '(\w+)'",
+       r"(\S+): Low precision dtypes not supported\. Got (\w+)",
+       r"(\S+): Expected a floating point or complex tensor as input\. Got (\w+)",
+       r"(mean|var|std)\(\).*[Ii]nput dtype must be either a floating point or complex dtype\. Got: (\w+)",
+       r"result type (\w+) can't be cast to the desired output type (\w+)",
+       r"(Subtraction), the `-` operator, with (?:a|two) (bool)")  # fmt: skip
+def kernel(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """An op that has no kernel for a dtype."""
+    op = scene.failing_op
+    got = dtype_word(match[2]) if match[2].lower() in CXX_DTYPES else match[2]
+    word = op.name if op is not None else match[1].removesuffix("_cpu").removesuffix("_cuda")
+    facts = op.inputs if op is not None else ()
+    odd = next((fact for fact in facts if fact.dtype == got), None)
+    source = named_source(odd)
+    shown = f" {list(odd.shape)}" if odd is not None else ""
+    where = f" on {scene.device}" if scene.device else ""
+    if got in ("float16", "bfloat16"):
+        cause = f"torch has no {got} kernel of {word}{where}"
+        fix = f"call .float() on its input and convert the result back{_line(scene)}, or leave {got} out of dtypes="
+    elif got == "bool":
+        cause = "arithmetic is not defined for bool tensors"
+        fix = f"use ~mask, ^ or .float(){_line(scene)}"
+    else:
+        cause = f"{source or 'its input'} holds {got}, and {word} needs floating-point numbers"
+        fix = f"call .float() on {source or 'its input'}{_line(scene)}"
+    return Explanation(
+        code="kernel-missing",
+        summary=f"{scene.at}: {word} is not implemented for {got}",
+        observed=f"{source or 'input'} {got}{shown}{where}",
+        cause=cause,
+        because=scene.said,
+        fix=fix,
+        culprits=scene.blame(f"{word} of {got}"),
+        location=scene.location,
+    )
+
+
+@entry(r"masked_fill_? only supports boolean masks, but got (?:mask with )?dtype (\w+)",
+       r"only supports boolean masks.*?(\w+)$", r"Expected attn_mask dtype to be bool or .*got.*?(\w+)")  # fmt: skip
+def mask_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A mask that is no bool tensor."""
+    got = dtype_word(match[1])
+    facts = scene.failing_op.inputs if scene.failing_op is not None else ()
+    source = next(
+        (name for fact in facts if fact.dtype == got and (name := named_source(fact))), ""
+    )
+    return Explanation(
+        code="mask-dtype",
+        summary=f"{scene.at}: the mask {source + ' ' if source else ''}is {got}, and must be bool",
+        observed=f"mask {got}",
+        cause=f"{source or 'the mask'} holds numbers instead of True and False",
+        because=scene.said,
+        fix=f"write mask.bool() (or mask == 0){_line(scene)}",
+        culprits=scene.blame(),
+        location=scene.location,
+    )
+
+
+@entry(r"Only Tensors of floating point and complex dtype can require gradients")
+def integer_gradient(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """requires_grad on an integer tensor."""
+    data = scene.argument("data")
+    return Explanation(
+        code="integer-gradient",
+        summary=f"{scene.at}: an integer tensor is to require a gradient",
+        observed=describe(data) if data is not None else scene.values(),
+        cause="gradients exist for floating-point and complex numbers only",
+        because=scene.said,
+        fix=f"make it a float tensor, or a buffer (register_buffer) if it is not trained{_line(scene)}",
+        culprits=scene.blame(),
+        location=scene.location,
+    )

@@ -1,0 +1,298 @@
+"""Backward that cannot run: no graph, a freed graph, no scalar; autograd Functions with wrong returns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...findings import Culprit
+from ..explanation import Explanation, describe, listed
+from ..holders import Holder, holders, kept_attributes, kept_variables, nodes_of
+from ..table import entry
+
+if TYPE_CHECKING:
+    import re
+
+    from ...findings import Location
+    from ..history import Fact, Op
+    from ..scene import Scene
+
+_CUTS = frozenset({"detach", "detach_", "data", "item", "numpy", "tolist", "argmax", "argmin", "long", "int", "bool",
+                   "round", "sign", "floor", "ceil", "tensor", "as_tensor", "gt", "lt", "ge", "le", "eq", "ne",
+                   "__gt__", "__lt__", "__ge__", "__le__", "__eq__", "topk", "multinomial", "one_hot"})  # fmt: skip
+
+
+def _line(place: Location | None) -> str:
+    return f" on line {place.line}" if place else ""
+
+
+def _loss_of(scene: Scene) -> torch.Tensor | None:
+    """Return the tensor that backward was called on, live."""
+    for frame, _ in reversed(scene.frames):
+        if frame.f_code.co_name == "backward":
+            for name in ("self", "tensors"):
+                value = frame.f_locals.get(name)
+                value = value[0] if isinstance(value, tuple) and value else value
+                if isinstance(value, torch.Tensor):
+                    return value
+    return None
+
+
+@entry(
+    r"Trying to backward through the graph a second time",
+    r"saved intermediate results have already been freed",
+)
+def second_backward(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A graph that an earlier backward has freed."""
+    again = scene.replay()
+    place = scene.location
+    loss = _loss_of(scene)
+    graph = nodes_of(loss.grad_fn) if loss is not None else None
+    frames = [frame for frame, _ in scene.frames]
+    found: tuple[Holder, ...] = again.held if again is not None else ()
+    found = found or holders(scene.model, frames, graph)
+    certain = bool(found)
+    # the state of the model is put back before an error is explained: then its source has to do
+    found = found or kept_attributes(scene.model) or kept_variables(frames)
+    if found:
+        first = found[0]
+        line = _line(first.location)
+        return Explanation(
+            code="second-backward",
+            summary=f"{first.root} carries the graph of an earlier step into backward",
+            observed=f"{scene.phase}: backward runs into a graph that is already freed"
+            + (f"; {first.name} has grad_fn={first.grad_fn}" if first.grad_fn else ""),
+            cause=f"{first.root} is kept{line} with its graph, and used again in the next step"
+            if certain
+            else f"likely {listed([h.root for h in found])}, which is kept{line}, still has the graph of the step before",
+            because=(
+                f"{first.name} is part of the loss's graph and outlives the step; "
+                if certain
+                else ""
+            )
+            + scene.quote(90),
+            fix=f"keep {first.root.rpartition('.')[2]} without its graph: .detach(){line}",
+            culprits=tuple(
+                Culprit(
+                    kind="tensor",
+                    name=h.root,
+                    detail=f"grad_fn={h.grad_fn}" if h.grad_fn else "kept from step to step",
+                    location=h.location,
+                )
+                for h in found[:3]
+            ),
+            location=first.location or place,
+        )
+    calls = [
+        op for op in (again.ops if again is not None else []) if op.name in ("backward", "grad")
+    ]
+    lines = [op.location.line for op in calls if op.location is not None]
+    return Explanation(
+        code="second-backward",
+        summary=f"{scene.at} runs backward a second time through one graph",
+        observed=f"backward was called {len(calls)} times, on lines {listed([str(n) for n in lines])}"
+        if len(calls) > 1
+        else scene.values(),
+        cause="two backward calls share a part of the graph: the first one frees it",
+        because=scene.quote(),
+        fix=f"add the losses and call backward once{_line(place)}, or detach what the second loss does not train",
+        culprits=scene.call_culprit(),
+        location=place,
+    )
+
+
+def _cut(fact: Fact | None) -> Op | None:
+    """Return the op nearest to a tensor that took inputs with a gradient and gave none."""
+    seen: set[int] = set()
+    queue = [fact] if fact is not None else []
+    while queue:
+        current = queue.pop(0)
+        op = current.made_by
+        if op is None or id(op) in seen:
+            continue
+        seen.add(id(op))
+        if any(f.requires_grad for f in op.inputs) and not any(f.requires_grad for f in op.outputs):
+            return op
+        queue.extend(op.inputs)
+    return None
+
+
+@entry(r"element (\d+) of tensors does not require grad")
+def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """Backward of a loss that nothing trainable leads to."""
+    loss = _loss_of(scene)
+    place = scene.location
+    op = scene.failing_op
+    fact = op.inputs[0] if op is not None and op.inputs else None
+    observed = (
+        f"loss {describe(loss)}, grad_fn=None" if loss is not None else "the loss has grad_fn=None"
+    )
+    frozen = scene.model is not None and not any(p.requires_grad for p in scene.model.parameters())
+    if frozen:
+        return Explanation(
+            code="no-graph",
+            summary="no parameter of the model requires a gradient, so that the loss has no graph",
+            observed=observed,
+            cause="every parameter is frozen",
+            because="requires_grad is False for every parameter",
+            fix="set requires_grad on what is to train",
+            culprits=(Culprit(kind="loss", name="loss", detail="grad_fn=None", location=place),),
+            location=place,
+        )
+    again = scene.replay()
+    cut = _cut(fact)
+    last = (
+        next(
+            (
+                o
+                for o in reversed(again.ops)
+                if o.name in _CUTS and any(f.requires_grad for f in o.inputs)
+            ),
+            None,
+        )
+        if again
+        else None
+    )
+    cut = cut or last
+    if cut is not None:
+        at = cut.location
+        holder = (at.function.rpartition("<locals>.")[2] if at else "") or cut.module or cut.name
+        word = f".{cut.name}" if cut.name in _CUTS else cut.name
+        why = (
+            f"{word}{_line(at)} gives a result without a graph"
+            if cut.name in _CUTS
+            else f"{word}{_line(at)} runs under no_grad (or inference_mode): it records nothing"
+        )
+        return Explanation(
+            code="no-graph",
+            summary=f"the loss has no graph: {holder} cuts it at {word}",
+            observed=observed,
+            cause=why,
+            because=f"an operand of {word} requires a gradient, its result does not; {scene.said}",
+            fix=f"drop {word}{_line(at)}"
+            if cut.name in _CUTS
+            else f"take the call{_line(at)} out of no_grad",
+            culprits=(
+                Culprit(kind="call", name=holder, detail=f"{word} cuts the graph", location=at),
+                Culprit(kind="loss", name="loss", detail="grad_fn=None"),
+            ),
+            location=at or place,
+        )
+    return Explanation(
+        code="no-graph",
+        summary="the loss has no graph: nothing trainable leads to it",
+        observed=observed,
+        cause="the output is detached, made under no_grad, or built anew (torch.tensor, .item(), NumPy) on its way to the loss",
+        because=scene.said,
+        fix=f"compute the loss from the model's output with torch functions only{_line(place)}",
+        culprits=(Culprit(kind="loss", name="loss", detail="grad_fn=None", location=place),),
+        location=place,
+    )
+
+
+@entry(r"grad can be implicitly created only for (real )?scalar outputs")
+def not_scalar(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """Backward of a loss with more than one element."""
+    loss = _loss_of(scene)
+    place = scene.location
+    shape = list(loss.shape) if loss is not None else None
+    kind = "complex" if match[1] else f"of shape {shape}" if shape is not None else "no scalar"
+    node = type(loss.grad_fn).__name__ if loss is not None and loss.grad_fn is not None else ""
+    return Explanation(
+        code="loss-not-scalar",
+        summary=f"the loss is {kind}; backward needs one real number",
+        observed=f"loss {describe(loss)}" + (f", grad_fn={node}" if node else "")
+        if loss is not None
+        else scene.first_line,
+        cause="the loss is complex: take its absolute value or real part"
+        if match[1]
+        else "the loss is not reduced (reduction='none'?), or the model's output is taken for the loss",
+        because=scene.said,
+        fix=f"reduce it: loss.abs().mean(){_line(place)}"
+        if match[1]
+        else f"reduce it: loss.mean(){_line(place)}",
+        culprits=(Culprit(kind="loss", name="loss", detail=str(shape or kind), location=place),),
+        location=place,
+    )
+
+
+@entry(r"'(float|int|NoneType|tuple|list|dict|ndarray)' object has no attribute 'backward'",
+       r"the loss must be a tensor; it is a (\w+)")  # fmt: skip
+def not_a_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A loss that is no tensor."""
+    place = scene.location
+    kind = match[1]
+    cause = {
+        "NoneType": "the loss function returns nothing",
+        "float": "the loss was turned into a Python number (.item(), float())",
+        "int": "the loss was turned into a Python number",
+        "tuple": "the loss function returns several values",
+        "dict": "the loss function returns a dict",
+        "ndarray": "the loss is computed with NumPy",
+    }.get(kind, "the loss function returns no tensor")
+    return Explanation(
+        code="loss-not-tensor",
+        summary=f"the loss is a {kind}, not a tensor",
+        observed=f"type {kind}",
+        cause=cause,
+        because=scene.said.replace("torch said", "the error says"),
+        fix=f"return the scalar tensor itself{_line(place)}",
+        culprits=(Culprit(kind="loss", name="loss", detail=kind, location=place),),
+        location=place,
+    )
+
+
+@entry(r"Can't call numpy\(\) on Tensor that requires grad")
+def numpy_call(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """NumPy inside the graph."""
+    place = scene.location
+    training = scene.phase in ("forward", "loss", "step")
+    return Explanation(
+        code="numpy-in-graph",
+        summary=f"{scene.at} calls .numpy() on a tensor that requires a gradient",
+        observed=scene.values(),
+        cause="NumPy records no gradient"
+        + (": what is computed from it could not train" if training else ""),
+        because=scene.said,
+        fix=f"use the torch function instead{_line(place)}; .detach().numpy() is right only for logging",
+        culprits=scene.blame(),
+        location=place,
+    )
+
+
+@entry(r"One of the differentiated Tensors appears to not have been used in the graph",
+       r"The differentiated Tensor at index (\d+) appears to not have been used in the graph")  # fmt: skip
+def unused(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """autograd.grad of something that the output does not depend on."""
+    place = scene.location
+    which = f"tensor {match[1]}" if match.groups() and match[1] else "a tensor"
+    return Explanation(
+        code="grad-unused",
+        summary=f"{scene.at}: {which} given to autograd.grad is not part of the graph",
+        observed=scene.values(),
+        cause="the output does not depend on it: it was re-created, detached, or is another tensor than the one that was used",
+        because=scene.quote(),
+        fix=f"differentiate by the very tensor that the output was computed from{_line(place)}",
+        culprits=scene.blame(),
+        location=place,
+    )
+
+
+@entry(r"Inference tensors cannot be saved for backward")
+def inference(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A tensor made under inference_mode in a training graph."""
+    op = scene.failing_op
+    names = [f.name for f in (op.inputs if op is not None else ()) if f.name]
+    place = scene.location
+    return Explanation(
+        code="inference-tensor",
+        summary=f"{scene.at} trains on a tensor made under inference_mode"
+        + (f" ({names[0]})" if names else ""),
+        observed=scene.values(),
+        cause="inference_mode makes tensors that autograd may never use",
+        because=scene.quote(),
+        fix="make it under torch.no_grad() instead, or clone it first",
+        culprits=scene.blame(),
+        location=place,
+    )

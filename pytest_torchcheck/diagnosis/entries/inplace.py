@@ -1,0 +1,239 @@
+"""Tensors changed in place that autograd still needs, or that may not be changed."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ...findings import Culprit
+from ..building import building_line
+from ..explanation import Explanation, numbers
+from ..table import entry
+
+if TYPE_CHECKING:
+    from ..history import Fact, Op, Replay
+    from ..scene import Scene
+
+_OPERATORS = {"__iadd__": "+=", "__isub__": "-=", "__imul__": "*=", "__itruediv__": "/=", "__idiv__": "/=",
+              "__setitem__": "an indexed assignment", "add_": "add_ (or +=)", "sub_": "sub_ (or -=)",
+              "mul_": "mul_ (or *=)", "div_": "div_ (or /=)"}  # fmt: skip
+
+
+def _word(op: Op) -> str:
+    if any(
+        "inplace=True" in text or text == "True" for text in op.arguments
+    ) and not op.name.endswith("_"):
+        return f"{op.name}(inplace=True)"
+    return _OPERATORS.get(op.name, op.name)
+
+
+def _in_words(op: Op) -> str:
+    """Return the edit that makes an op leave its input alone."""
+    place = op.location
+    line = f" on line {place.line}" if place else ""
+    if "inplace" in _word(op):
+        return f"write inplace=False{line}"
+    match op.name:
+        case "__iadd__" | "add_":
+            return f"write x = x + ... for the in-place addition{line}"
+        case "__isub__" | "sub_":
+            return f"write x = x - ... for the in-place subtraction{line}"
+        case "__imul__" | "mul_":
+            return f"write x = x * ... for the in-place product{line}"
+        case "__itruediv__" | "__idiv__" | "div_":
+            return f"write x = x / ... for the in-place division{line}"
+        case "__setitem__":
+            return f"change a copy (x = x.clone() first), or use torch.where{line}"
+    return f"use {op.name.rstrip('_')} without the underscore, which makes a new tensor{line}"
+
+
+def _changer(
+    again: Replay, node: str, shape: tuple[int, ...], expected: int
+) -> tuple[Op, Fact] | None:
+    """Return the op that changed the tensor of the message, by its node, shape and count of versions."""
+    changes = [(op, fact) for op in again.ops for fact in op.changed]
+    exact = [c for c in changes if c[1].shape == shape and node and c[1].grad_fn.startswith(node)]
+    leaf = [c for c in changes if c[1].shape == shape and not c[1].grad_fn]
+    same_shape = [c for c in changes if c[1].shape == shape]
+    memory = {
+        f.storage
+        for op in again.ops
+        for f in op.outputs
+        if f.shape == shape and f.grad_fn.startswith(node or " ")
+    }
+    shared = [c for c in changes if c[1].storage and c[1].storage in memory]
+    transposed = [c for c in changes if c[1].name and sorted(c[1].shape) == sorted(shape)]
+    for group in (exact, shared, leaf, same_shape, transposed):
+        if not group:
+            continue
+        storage = group[0][1].storage
+        on_it = [c for c in changes if c[1].storage == storage] if storage else group
+        # versions count every change; the first one past the version that was saved is the culprit
+        return on_it[expected] if expected < len(on_it) else on_it[-1]
+    return None
+
+
+@entry(r"one of the variables needed for gradient computation has been modified by an inplace operation: "
+       r"\[torch\.(?:cuda\.)?(\w+)Tensor \[([\d, ]*)\]\](?:, which is output \d+ of (\w+))?(?:, )?.*?is at version (\d+); expected version (\d+)")  # fmt: skip
+def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A tensor that backward needs was changed after it was saved."""
+    shape, node, version, expected = numbers(match[2]), match[3] or "", int(match[4]), int(match[5])
+    maker = re.sub(r"Backward\d*$", "", node)
+    what = f"the output of {maker}" if maker else "a tensor"
+    observed = f"{what} {list(shape)} is at version {version}, backward needs version {expected}"
+    again = scene.replay(anomaly=True)
+    found = _changer(again, node, shape, expected) if again is not None else None
+    saver = again.saved_at if again is not None else None
+    saving = re.sub(r"Backward\d*$", "", again.failed_node) if again is not None else ""
+    if found is None:
+        inplace = (
+            [name for name, m in scene.model.named_modules() if getattr(m, "inplace", False)]
+            if scene.model
+            else []
+        )
+        hint = f"; built with inplace=True: {', '.join(inplace[:3])}" if inplace else ""
+        return Explanation(
+            code="inplace-saved",
+            summary=f"{what} {list(shape)} is changed in place before backward needs it",
+            observed=observed + hint,
+            cause="an in-place operation overwrites a value that the gradient is computed from",
+            because=scene.said.split(" Hint:")[0],
+            fix="replace the in-place operation on it by one that makes a new tensor"
+            + (f" (line {saver.line} is where backward needs it)" if saver else ""),
+            culprits=tuple(
+                Culprit(
+                    kind="module",
+                    name=n,
+                    detail="inplace=True",
+                    location=building_line(scene.model, n),
+                )
+                for n in inplace[:3]
+            )
+            or scene.blame(),
+            location=saver or scene.location,
+        )
+    op, fact = found
+    place = op.location
+    name = fact.name
+    holder = (place.function.rpartition("<locals>.")[2] if place else "") or op.module or op.name
+    target = name or (f"the output of {maker}" if maker else f"a tensor {list(shape)}")
+    line = f" on line {place.line}" if place else ""
+    # the flag of a module is changed where the module is built
+    built = building_line(scene.model, op.module) if op.module and "inplace" in _word(op) else None
+    needed = (
+        f"{saving or 'backward'} on line {saver.line} ({saver.text}) needs its old value"
+        if saver
+        else "backward needs its old value"
+    )
+    module = op.module
+    culprits: tuple[Culprit, ...] = ()
+    if module and "inplace" in _word(op):
+        culprits += (
+            Culprit(
+                kind="module",
+                name=module,
+                detail="inplace=True",
+                location=building_line(scene.model, module),
+            ),
+        )
+    culprits += (
+        Culprit(kind="call", name=holder, detail=f"{_word(op)} changes {target}", location=place),
+    )
+    if saver is not None and (
+        place is None or saver.line != place.line or saver.file != place.file
+    ):
+        culprits += (
+            Culprit(
+                kind="call",
+                name=saver.function.rpartition("<locals>.")[2] or saver.text,
+                detail="saved the tensor",
+                location=saver,
+            ),
+        )
+    if (name and "parameters" in str(match[0])) or (
+        name and place is not None and ".step(" in place.text
+    ):
+        cause = f"{name} is changed by the optimizer{line} between forward and backward"
+        fix = f"call step(){line} after every backward that uses {name}"
+    else:
+        cause = f"{_word(op)}{line} overwrites {target}, and {needed}"
+        fix = f"write inplace=False on line {built.line}" if built else _in_words(op)
+    return Explanation(
+        code="inplace-saved",
+        summary=f"{holder} changes {target} in place ({_word(op)}) before backward needs it",
+        observed=observed,
+        cause=cause,
+        because=f"in a second run {_word(op)}{line} took it from version {expected} to {expected + 1}"
+        + (f", and {saving} saved it on line {saver.line}" if saver and saving else ""),
+        fix=fix,
+        culprits=culprits,
+        location=built or place or scene.location,
+    )
+
+
+@entry(r"a (view of a )?leaf Variable that requires grad is being used in an in-place operation")
+def leaf(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A parameter, or an input that requires a gradient, changed in place outside no_grad."""
+    op = scene.failing_op
+    fact = op.inputs[0] if op is not None and op.inputs else None
+    name = fact.name if fact is not None and fact.name else ""
+    name = name or (_leaf_name(fact) if fact is not None else "")
+    place = scene.location
+    line = f" on line {place.line}" if place else ""
+    view = "a view of " if match[1] else ""
+    return Explanation(
+        code="inplace-leaf",
+        summary=f"{scene.at} changes {view}{name or 'a leaf that requires a gradient'} in place",
+        observed=f"{_word(op) if op is not None else 'an in-place operation'} on {name or 'a leaf'}"
+        + (f" {list(fact.shape)}" if fact is not None else ""),
+        cause="a parameter's value may not be changed while its gradient is recorded",
+        because=scene.said,
+        fix=f"wrap the change{line} in torch.no_grad() if it is an initialisation or update, else work on a copy (x = x + ...)",
+        culprits=(*((Culprit(kind="parameter", name=name),) if name else ()), *scene.blame()),
+        location=place,
+    )
+
+
+def _leaf_name(fact: Fact | None) -> str:
+    for _ in range(20):
+        if fact is None:
+            return ""
+        if fact.name:
+            return fact.name
+        fact = fact.made_by.inputs[0] if fact.made_by is not None and fact.made_by.inputs else None
+    return ""
+
+
+@entry(r"Output (\d+) of (\w+) is a view and is being modified inplace",
+       r"()more than one element of the written-to tensor refers to a single memory location()",
+       r"()[Ii]nplace update to inference tensor outside InferenceMode()")  # fmt: skip
+def view(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A tensor that may not be written to: one of several views, an expanded one, an inference tensor."""
+    op = scene.failing_op
+    fact = op.inputs[0] if op is not None and op.inputs else None
+    shown = f" {list(fact.shape)}" if fact is not None else ""
+    maker = fact.made_by if fact is not None else None
+    made = f", made by {maker.name}" if maker is not None else ""
+    made += f" on line {maker.location.line}" if maker is not None and maker.location else ""
+    place = scene.location
+    line = f" on line {place.line}" if place else ""
+    if match[2]:
+        cause = f"{re.sub('Backward[0-9]*$', '', match[2])} returns several views of one tensor, and autograd cannot follow a change of one of them"
+        code = "inplace-view"
+    elif "memory" in match[0]:
+        cause, code = (
+            "the tensor is expanded: several of its elements share one place in memory",
+            "inplace-expanded",
+        )
+    else:
+        cause, code = "the tensor was made under inference_mode", "inplace-inference"
+    return Explanation(
+        code=code,
+        summary=f"{scene.at} writes to a tensor{shown} that may not be changed in place{made}",
+        observed=f"{_word(op) if op is not None else 'an in-place operation'} on a tensor{shown}{made}",
+        cause=cause,
+        because=scene.said,
+        fix=f"write x = x.clone() before the change{line}, or an operation that makes a new tensor",
+        culprits=scene.blame(),
+        location=place,
+    )

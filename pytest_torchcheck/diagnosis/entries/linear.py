@@ -1,0 +1,78 @@
+"""Linear layers whose input has another number of features."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ..explanation import Explanation, describe, times
+from ..layers import edit, input_fact, input_of, where_decided
+from ..scene import Scene, flattened_from
+from ..table import entry
+
+if TYPE_CHECKING:
+    import re
+
+
+@entry(r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)",
+       r"size mismatch, m1: \[(\d+) x (\d+)\], m2: \[(\d+) x (\d+)\]")  # fmt: skip
+def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A Linear layer whose input has another number of features than it was built for."""
+    module = scene.module
+    given = input_of(scene)
+    if not isinstance(module, nn.Linear) or given is None or given.dim() == 0:
+        return None
+    want, got, name = module.in_features, given.shape[-1], scene.module_name
+    if want == got:
+        return None
+    sizes = flattened_from(input_fact(scene))
+    product = f" = {'*'.join(map(str, sizes))}" if sizes else ""
+    model_input = scene.input_words()
+    origin_words = f" from input {model_input.split(' ', 1)[1]}" if sizes and model_input else ""
+    summary = f"Linear {name} expects {want} features, got {got}{product}{origin_words}"
+    observed = f"{name} takes {want} features; its input is {describe(given)}"
+    observed += f"; the model's input is {model_input}" if model_input else ""
+    call = scene.location
+    call_line = f" on line {call.line}" if call else ""
+    place, origin = where_decided(scene, want)
+    common: dict[str, Any] = {"code": "matmul-shapes", "summary": summary, "observed": observed}
+    if given.dim() > 2 and math.prod(given.shape[1:]) == want:
+        return Explanation(
+            **common,
+            cause=f"the input of {name} is not flattened",
+            because=f"{times(given.shape[1:])} = {want} numbers per sample, and they stand in {given.dim() - 1} dimensions",
+            fix=f"call {name} with .flatten(1) of its input{call_line}",
+            culprits=scene.culprit(detail=f"takes {want} features"),
+            location=call,
+        )
+    if want in given.shape[:-1] and given.dim() > 1:
+        dimension = list(given.shape).index(want)
+        return Explanation(
+            **common,
+            cause=f"likely the dimensions of {name}'s input are swapped: a Linear layer works on the last one",
+            because=f"dimension {dimension} of its input has the {want} that it expects, the last one has {got}",
+            fix=f"call {name} with .transpose({dimension}, -1) of its input{call_line}",
+            culprits=scene.culprit(detail=f"takes {want} features"),
+            location=call,
+        )
+    if sizes:
+        cause = f"in_features of {name} does not fit what flattening {times(sizes)} gives"
+        because = (
+            f"{'*'.join(map(str, sizes))} = {got}, and {name}.weight is {list(module.weight.shape)}"
+        )
+        side = math.isqrt(want // sizes[0]) if want % sizes[0] == 0 else 0
+        if len(sizes) == 3 and side and side * side * sizes[0] == want:
+            because += f"; {want} would be {sizes[0]} maps of {side}x{side}"
+    else:
+        cause = f"{name} was built for {want} features, and what reaches it has {got}"
+        because = f"{name}.weight is {list(module.weight.shape)}; {scene.said}"
+    return Explanation(
+        **common,
+        cause=cause,
+        because=because,
+        fix=edit(scene, origin, place, got, f"build {name} with in_features={got}"),
+        culprits=scene.culprit(detail=f"takes {want} features, got {got}") + scene.call_culprit(),
+        location=place or call,
+    )

@@ -1,0 +1,326 @@
+"""Optimizers, lazy parameters, state_dicts, copies."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+from ... import sources
+from ...findings import Culprit
+from ..building import building_line, size_origin
+from ..explanation import Explanation, describe, listed, numbers, times
+from ..holders import holders
+from ..table import entry
+
+if TYPE_CHECKING:
+    from ...findings import Location
+    from ..scene import Scene
+
+
+def _line(place: Location | None) -> str:
+    return f" on line {place.line}" if place else ""
+
+
+@entry(
+    r"(\w+) does not support sparse gradients",
+    r"add\(sparse, dense\) is not supported()",
+    r"(SparseAdam) does not support dense gradients",
+)
+def sparse_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """An optimizer and gradients of different layouts."""
+    optimizer = match[1] or "the optimizer"
+    place = scene.location
+    dense = optimizer == "SparseAdam"
+    found = [
+        name
+        for name, module in (scene.model.named_modules() if scene.model is not None else ())
+        if getattr(module, "sparse", False)
+    ]
+    made = building_line(scene.model, found[0]) if found else None
+    names = listed(found) or "an embedding"
+    if dense:
+        cause, fix = (
+            "SparseAdam takes the parameters of sparse embeddings only",
+            f"give SparseAdam only those, and the rest to Adam{_line(place)}",
+        )
+    elif not match[1]:
+        cause, fix = (
+            "weight decay or momentum mixes a sparse gradient with a dense tensor",
+            f"set weight_decay=0{_line(place)}, or sparse=False{_line(made)}",
+        )
+    else:
+        cause = f"{names} is built with sparse=True, and {optimizer} needs dense gradients"
+        fix = f"drop sparse=True{_line(made)}, or use SparseAdam or SGD for {names}"
+    return Explanation(
+        code="sparse-gradient",
+        summary=f"{optimizer} cannot step on the {'dense' if dense else 'sparse'} gradient of {names}.weight",
+        observed=f"built with sparse=True: {names}" if found else scene.first_line,
+        cause=cause,
+        because=scene.said,
+        fix=fix,
+        culprits=(
+            *(
+                Culprit(
+                    kind="module",
+                    name=name,
+                    detail="sparse=True",
+                    location=building_line(scene.model, name),
+                )
+                for name in found[:3]
+            ),
+            Culprit(kind="optimizer", name=optimizer, location=place),
+        ),
+        location=made or place,
+    )
+
+
+@entry(r"optimizer got an empty parameter list", r"can't optimize a non-leaf Tensor",
+       r"some parameters appear in more than one parameter group()", r"optimizer contains a parameter group with duplicate parameters")  # fmt: skip
+def optimizer_parameters(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """Parameters that an optimizer cannot take."""
+    place = scene.location
+    said = match[0]
+    observed = scene.values()
+    if "empty" in said:
+        registered = len(list(scene.model.parameters())) if scene.model is not None else 0
+        cause = (
+            "the model has no registered parameter (layers in a plain list?)"
+            if registered == 0 and scene.model is not None
+            else "the list or generator of parameters is empty, or was used up before"
+        )
+        summary, fix = (
+            "the optimizer got no parameters",
+            f"give it model.parameters() anew{_line(place)}",
+        )
+        observed = f"the model has {registered} registered parameters, and the optimizer got none"
+        if registered == 0 and scene.model is not None:
+            fix = "keep layers in nn.ModuleList or as attributes"
+    elif "non-leaf" in said:
+        summary, cause = (
+            "the optimizer got a tensor that was computed, not a parameter",
+            "the result of an operation (.to(), .cuda(), a product) is no leaf",
+        )
+        fix = f"make the nn.Parameter from the result, after moving it{_line(place)}"
+    else:
+        summary, cause = (
+            "a parameter stands twice in the optimizer",
+            "two groups share a parameter, as with tied weights",
+        )
+        fix = f"leave it out of one of the groups{_line(place)}"
+    return Explanation(
+        code="optimizer-parameters",
+        summary=summary,
+        observed=observed,
+        cause=cause,
+        because=scene.said,
+        fix=fix,
+        culprits=(Culprit(kind="optimizer", name="optimizer", location=place),),
+        location=place,
+    )
+
+
+@entry(r"step\(\) missing 1 required positional argument: 'closure'")
+def closure(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """An optimizer whose step needs a closure."""
+    place = scene.location
+    name = scene.first_line.split(".step", 1)[0]
+    return Explanation(
+        code="closure-missing",
+        summary=f"{name}.step needs a closure that computes the loss",
+        observed=f"{name}.step() was called with no argument",
+        cause=f"{name} evaluates the loss several times per step",
+        because=scene.said,
+        fix="declare the contract's train_step= with optimizer.step(closure)",
+        culprits=(Culprit(kind="optimizer", name=name, location=place),),
+        location=place,
+    )
+
+
+@entry(r"Attempted to use an uninitialized parameter in (.*?)\. This error", r"Can't access the shape of an uninitialized parameter()",
+       r"(?:Modules|The module).* with uninitialized parameters can't be used with `?(\w*)")  # fmt: skip
+def lazy(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A lazy parameter that is used before the first forward."""
+    place = scene.location
+    names = [
+        name
+        for name, parameter in (scene.model.named_parameters() if scene.model is not None else ())
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter)
+    ]
+    made = sources.of_parameter(scene.model, names[0]) if names else None
+    use = re.search(r"method '(\w+)'", match[1] or "")
+    return Explanation(
+        code="lazy-parameter",
+        summary=f"{listed(names, 3) or 'a lazy parameter'} is used before the first forward gives it a shape",
+        observed=f"uninitialised: {listed(names) or 'a parameter'}"
+        + (f"; used by {use[1]}" if use else ""),
+        cause="a Lazy module gets its parameters in the first forward; before it they have no shape and no values",
+        because=scene.quote(),
+        fix=f"call the model once with a batch before{_line(place)}, or give the size and drop Lazy{_line(made)}",
+        culprits=tuple(
+            Culprit(kind="parameter", name=name, location=sources.of_parameter(scene.model, name))
+            for name in names[:3]
+        )
+        or scene.blame(),
+        location=place or made,
+    )
+
+
+@entry(r"Error\(s\) in loading state_dict for (\w+):")
+def state_dict(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """Keys or sizes of a state_dict that do not fit the model."""
+    place = scene.location
+    missing = re.search(r"Missing key\(s\) in state_dict: (.*?)\. *$", scene.message, re.MULTILINE)
+    unexpected = re.search(
+        r"Unexpected key\(s\) in state_dict: (.*?)\. *$", scene.message, re.MULTILINE
+    )
+    absent = re.findall(r'"([^"]+)"', missing[1]) if missing else []
+    foreign = re.findall(r'"([^"]+)"', unexpected[1]) if unexpected else []
+    sizes = re.findall(
+        r"size mismatch for (\S+): copying a param with shape (?:torch\.Size\()?\[([\d, ]*)\]\)? from checkpoint, "
+        r"the shape in current model is (?:torch\.Size\()?\[([\d, ]*)\]",
+        scene.message,
+    )
+    cls = match[1]
+    if sizes and not absent and not foreign:
+        name, theirs, ours = sizes[0]
+        module, _, leaf = name.rpartition(".")
+        made = building_line(scene.model, module) if module else None
+        place_argument = (
+            "out_features"
+            if leaf in ("weight", "bias") and numbers(theirs)[:1] != numbers(ours)[:1]
+            else ""
+        )
+        origin = (
+            size_origin(scene.model, module, place_argument) if module and place_argument else None
+        )
+        made = origin.location if origin is not None else made
+        return Explanation(
+            code="state-dict-size",
+            summary=f"{name} is {times(numbers(ours))} in {cls} and {times(numbers(theirs))} in the checkpoint",
+            observed=f"{len(sizes)} parameter{'s' if len(sizes) > 1 else ''} of another size: {listed([s[0] for s in sizes])}",
+            cause="the checkpoint was saved by a model of another size (classes, vocabulary, width)",
+            because=f"size mismatch for {name}: [{theirs}] against [{ours}]",
+            fix=f"build the model with the checkpoint's sizes{_line(made)}, or drop {listed([s[0] for s in sizes], 3)} from it before loading",
+            culprits=tuple(
+                Culprit(
+                    kind="parameter", name=s[0], detail=f"[{s[2]}] in the model, [{s[1]}] saved"
+                )
+                for s in sizes[:4]
+            ),
+            location=made or place,
+        )
+    prefix = _prefix(absent, foreign)
+    if prefix:
+        which, edit = prefix
+        cause = f"the checkpoint's keys differ by the prefix {which!r}" + (
+            ": it was saved from a DataParallel or DDP wrapper" if which == "module." else ""
+        )
+        fix = edit + _line(place)
+    elif absent and not foreign:
+        cause, fix = (
+            "the checkpoint lacks them: they were added to the model, or were no parameter or buffer when it was saved",
+            "save again from this model, or load with strict=False and initialise them",
+        )
+    elif foreign and not absent:
+        cause, fix = (
+            "the model lacks them: layers were removed, or are held in a plain list or dict",
+            "register these layers, or delete the keys from the checkpoint",
+        )
+    else:
+        cause, fix = (
+            "model and checkpoint name their layers differently",
+            "rename the keys of the checkpoint before loading",
+        )
+    parts = [f"missing: {listed(absent)}"] if absent else []
+    parts += [f"unexpected: {listed(foreign)}"] if foreign else []
+    parts += [f"other size: {listed([s[0] for s in sizes])}"] if sizes else []
+    first = (absent or foreign or [cls])[0]
+    names = [*absent, *foreign]
+    return Explanation(
+        code="state-dict-keys",
+        summary=f"loading a state_dict into {cls}: {len(absent)} keys are missing, {len(foreign)} unexpected ({first})",
+        observed="; ".join(parts),
+        cause=cause,
+        because=f"load_state_dict names {len(names)} keys that only one side has",
+        fix=fix,
+        culprits=tuple(
+            Culprit(
+                kind="parameter", name=name, detail="missing" if name in absent else "unexpected"
+            )
+            for name in names[:4]
+        ),
+        location=place,
+    )
+
+
+def _prefix(absent: list[str], foreign: list[str]) -> tuple[str, str] | None:
+    """Return the prefix by which all keys differ, and the edit, where there is one."""
+    if not absent or len(absent) != len(foreign):
+        return None
+    for longer, shorter, edit in (
+        (sorted(foreign), sorted(absent), "strip the prefix {!r} from the checkpoint's keys"),
+        (sorted(absent), sorted(foreign), "add the prefix {!r} to the checkpoint's keys"),
+    ):
+        head = longer[0][: len(longer[0]) - len(shorter[0])]
+        if head and all(a == head + b for a, b in zip(longer, shorter, strict=True)):
+            return head, edit.format(head)
+    return None
+
+
+@entry(
+    r"Only Tensors created explicitly by the user \(graph leaves\) support the deepcopy protocol"
+)
+def deepcopy(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A copy of something that holds a tensor with a graph."""
+    place = scene.location
+    found = holders(scene.model, [])
+    if found:
+        first = found[0]
+        cause = f"{first.root} is a computed tensor with its graph (grad_fn={first.grad_fn}), kept on the module{_line(first.location)}"
+        fix = f"keep {first.root.rpartition('.')[2]} detached{_line(first.location)}, or compute it where it is used"
+        culprits = tuple(
+            Culprit(kind="tensor", name=h.root, detail=f"grad_fn={h.grad_fn}", location=h.location)
+            for h in found[:3]
+        )
+        where = first.location or place
+    else:
+        cause = "the module holds a computed tensor: kept by forward, or the weight of an old-style weight_norm"
+        fix = "keep it detached, or use torch.nn.utils.parametrizations.weight_norm"
+        culprits, where = scene.blame(), place
+    return Explanation(
+        code="deepcopy-nonleaf",
+        summary=f"{found[0].root if found else scene.at} cannot be copied: it holds a tensor with a graph",
+        observed=listed([f"{h.root} grad_fn={h.grad_fn}" for h in found]) or _computed(scene),
+        cause=cause,
+        because=scene.quote(),
+        fix=fix,
+        culprits=culprits,
+        location=where,
+    )
+
+
+def _computed(scene: Scene) -> str:
+    """Describe the tensor that refused to be copied."""
+    for frame, _ in reversed(scene.frames):
+        value = frame.f_locals.get("self")
+        if isinstance(value, torch.Tensor):
+            return f"{describe(value)} with grad_fn={type(value.grad_fn).__name__}"
+    return scene.values()
+
+
+@entry(r"you can only change requires_grad flags of leaf variables")
+def flag(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """requires_grad set on a computed tensor."""
+    place = scene.location
+    return Explanation(
+        code="requires-grad-nonleaf",
+        summary=f"{scene.at} sets requires_grad on a computed tensor",
+        observed=scene.values(),
+        cause="only leaves (parameters and inputs) have a flag of their own",
+        because=scene.quote(),
+        fix=f"detach the tensor instead{_line(place)}, or freeze the parameters that it comes from",
+        culprits=scene.blame(),
+        location=place,
+    )

@@ -1,0 +1,219 @@
+"""Class labels that do not fit the loss: out of range, of a wrong dtype or shape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import sources
+from ...findings import Culprit
+from ..explanation import Explanation, describe, dtype_word
+from ..losses_called import loss_call, on_line, target_culprit
+from ..table import entry
+
+if TYPE_CHECKING:
+    import re
+
+    from ..scene import Scene
+
+_CLASS_LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss")
+_MARKS = {
+    -100: "cross_entropy's own mark",
+    -1: "a mark for 'no label'",
+    255: "a mark for 'no label'",
+}
+
+
+@entry(r"Target (-?\d+) is out of bounds", r"(?:^|\W)target out of range")
+def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """Class labels outside 0 .. C-1."""
+    name, logits, target, frame = loss_call(scene, _CLASS_LOSSES)
+    if logits is None or target is None or logits.dim() == 0 or target.numel() == 0:
+        return None
+    dimension = 1 if logits.dim() > 1 else 0
+    classes = logits.shape[dimension]
+    ignore = frame.get("ignore_index", -100)
+    kept = target[target != ignore] if isinstance(ignore, int) else target
+    low, high = int(kept.min()), int(kept.max())
+    outside = kept[(kept < 0) | (kept >= classes)]
+    worst = int(outside[0]) if outside.numel() else int(match[1])
+    values = torch.unique(outside).tolist()
+    observed = f"target {describe(target)}, min {low}, max {high}; logits {describe(logits)}"
+    count = f"{worst} occurs {int((kept == worst).sum())} times in {kept.numel()} targets"
+    place = scene.location
+    common: dict[str, Any] = {
+        "code": "label-range",
+        "observed": observed,
+        "culprits": (*target_culprit(f"{low}..{high}", place), *_head(scene, classes)),
+        "location": place,
+    }
+    if high >= classes and values != [255]:
+        summary = f"targets reach {high} but the head has {classes} classes, 0..{classes - 1}"
+    else:
+        summary = f"targets hold {worst} but the classes are 0..{classes - 1}"
+    if len(values) == 1 and worst in _MARKS and worst != ignore:
+        return Explanation(
+            **common,
+            summary=summary,
+            cause=f"{worst} is {_MARKS[worst]}, and the loss ignores {ignore}",
+            because=f"{count}; every other target is a class; {scene.said}",
+            fix=f"write ignore_index={worst} in {name}{on_line(scene)}",
+        )
+    if low >= 1 and high == classes:
+        return Explanation(
+            **common,
+            summary=summary,
+            cause="labels count from 1",
+            because=f"0 never occurs in {kept.numel()} targets, {high} occurs {int((kept == high).sum())} times; {scene.said}",
+            fix="subtract 1 from the labels where the data is read (on CUDA the same bug is a device-side assert)",
+        )
+    if logits.dim() > 2 and logits.shape[-1] > high >= 0 and logits.shape[-1] != classes:
+        return Explanation(
+            **common,
+            summary=summary,
+            cause=f"the class dimension must be dimension 1; {name} takes the {classes} of dimension 1 for the classes",
+            because=f"the last dimension of the logits, {logits.shape[-1]}, would hold every target (0..{high}); {scene.said}",
+            fix=f"call .movedim(-1, 1) on the logits{on_line(scene)}",
+        )
+    return Explanation(
+        **common,
+        summary=summary,
+        cause=f"the head gives {classes} classes, the data {high + 1 if high >= classes else 'a negative label'}",
+        because=f"{count}; {scene.said}",
+        fix=f"give the model's last layer {high + 1} classes, or correct the labels"
+        if high >= classes
+        else "correct the negative labels where the data is read, or name them as ignore_index",
+    )
+
+
+def _head(scene: Scene, classes: int) -> tuple[Culprit, ...]:
+    """Return the last layer with as many outputs as the logits have classes, with the line that builds it."""
+    if scene.model is None:
+        return ()
+    heads = [
+        name
+        for name, module in scene.model.named_modules()
+        if classes in (getattr(module, "out_features", None), getattr(module, "out_channels", None))
+    ]
+    return tuple(
+        Culprit(
+            kind="module",
+            name=name,
+            detail=f"{classes} outputs",
+            location=sources.of_parameter(scene.model, name),
+        )
+        for name in heads[-1:]
+    )
+
+
+@entry(r"expected target dtype to be Long or Byte, but got (\w+)",
+       r"expected scalar type Long but found (\w+)",
+       r"not implemented for '(Int|Short|Char|Float|Double|Half|Bool)'")  # fmt: skip
+def label_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """Class labels that are no int64."""
+    name, logits, target, _ = loss_call(scene, _CLASS_LOSSES)
+    if logits is None or target is None:
+        return None
+    found = dtype_word(match[1])
+    if dtype_word(str(target.dtype)) != found:
+        return None
+    place = scene.location
+    whole = target.is_floating_point() and bool((target == target.round()).all())
+    why = (
+        "torch.tensor of Python floats, a float column or a float32 conversion of the whole sample"
+        if target.is_floating_point()
+        else ""
+    )
+    return Explanation(
+        code="label-dtype",
+        summary=f"targets are {found}, and {name} needs int64 class indices",
+        observed=f"target {describe(target)}; logits {describe(logits)}",
+        cause=f"the labels are {found}" + (f": they come from {why}" if why else ""),
+        because=("every target is a whole number; " if whole else "") + scene.said,
+        fix=f"call .long() on the targets{on_line(scene)} or where the data is read",
+        culprits=target_culprit(found, place),
+        location=place,
+    )
+
+
+@entry(r"Expected floating point type for target with class probabilities, got (\w+)",
+       r"0D or 1D target tensor expected, multi-target not supported",
+       r"Expected target size \[([\d, ]+)\], got \[([\d, ]+)\]",
+       r"Expected input batch_size \((\d+)\) to match target batch_size \((\d+)\)",
+       r"(?:input|logits) and target (?:batch|shape).* (?:to match|must match)")  # fmt: skip
+def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """Class targets of another shape than the logits allow."""
+    name, logits, target, _ = loss_call(scene, _CLASS_LOSSES)
+    if logits is None or target is None:
+        return None
+    place = scene.location
+    want = (logits.shape[0], *logits.shape[2:]) if logits.dim() > 1 else ()
+    observed = f"logits {describe(logits)}, target {describe(target)}"
+    code, change = "label-shape", ""
+    because = scene.said
+    if match[0].startswith("Expected floating point type") or (
+        target.shape == logits.shape and not target.is_floating_point() and target.dim() > 1
+    ):
+        cause = "the targets are one-hot integers"
+        if bool((target.sum(1) == 1).all()) and bool(((target == 0) | (target == 1)).all()):
+            because = f"each of the {target.shape[0]} rows holds one 1 and else 0; {scene.said}"
+        change = "call .argmax(1) on the targets, or .float() to use them as probabilities"
+    elif target.dim() == logits.dim() and target.dim() > 1 and target.shape[1] == 1:
+        cause = f"the targets have a dimension of 1 too many: {list(target.shape)} for {list(want)}"
+        change = "call .squeeze(1) on the targets"
+    elif (
+        target.is_floating_point()
+        and target.dim() == logits.dim()
+        and target.shape[0] == logits.shape[0]
+    ):
+        cause = f"the targets are probabilities of {target.shape[1]} classes, and the logits have {logits.shape[1]}"
+        change = "give the model's last layer as many classes as the targets"
+    elif logits.dim() > 2 and tuple(target.shape) == tuple(logits.shape[:-1]):
+        cause = f"the class dimension must be dimension 1, and it stands last in the logits {list(logits.shape)}"
+        because = f"the targets {list(target.shape)} are the logits' first sizes; {scene.said}"
+        change = "call .movedim(-1, 1) on the logits"
+    elif logits.dim() == 2 and target.dim() == 1 and logits.shape[0] != target.shape[0]:
+        more, less = max(logits.shape[0], target.shape[0]), min(logits.shape[0], target.shape[0])
+        cause = f"the logits hold {logits.shape[0]} rows, the targets {target.shape[0]}"
+        batch = scene.batch_size()
+        if batch and more - less == batch:
+            cause += f": one position per sample more ({more} - {less} = {batch}, the batch size), as when only one side is shifted by one"
+            change = "shift logits and targets by the same position"
+        elif less and more % less == 0:
+            cause += f": {more // less} rows for each target, so a dimension was flattened or kept on one side only"
+            change = "flatten logits and targets alike"
+        else:
+            change = "make one row of logits for each target"
+    else:
+        cause = f"logits {list(logits.shape)} need targets {list(want)}, got {list(target.shape)}"
+        change = f"make the targets {list(want)}"
+    return Explanation(
+        code=code,
+        summary=f"{name} is given targets {list(target.shape)} for logits {list(logits.shape)}",
+        observed=observed,
+        cause=cause,
+        because=because,
+        fix=f"{change}{on_line(scene)}",
+        culprits=target_culprit(describe(target), place),
+        location=place,
+    )
+
+
+@entry(
+    r"weight tensor should be defined either for all (\d+) classes or no classes but got weight tensor of shape: \[([\d, ]+)\]"
+)
+def class_weights(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """Class weights for another number of classes."""
+    return Explanation(
+        code="class-weights",
+        summary=f"the loss has weights for {match[2]} classes, the logits have {match[1]}",
+        observed=f"weight [{match[2]}], {match[1]} classes",
+        cause="the class weights were made for another number of classes",
+        because=scene.said,
+        fix=f"give weight= {match[1]} entries{on_line(scene)}",
+        culprits=(
+            Culprit(kind="loss", name="weight", detail=f"[{match[2]}]", location=scene.location),
+        ),
+        location=scene.location,
+    )

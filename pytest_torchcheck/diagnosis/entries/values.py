@@ -1,0 +1,103 @@
+"""Values that cannot be what they are used for: scalars, distribution parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..explanation import Explanation, describe
+from ..table import entry
+
+if TYPE_CHECKING:
+    import re
+
+    from ...findings import Location
+    from ..scene import Scene
+
+
+def _line(place: Location | None) -> str:
+    return f" on line {place.line}" if place else ""
+
+
+@entry(r"Boolean value of Tensor with more than one value is ambiguous", r"a Tensor with (\d+) elements cannot be converted to Scalar",
+       r"only one element tensors can be converted to Python scalars")  # fmt: skip
+def one_value(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A tensor of several elements where one value is needed."""
+    place = scene.location
+    boolean = match[0].startswith("Boolean")
+    return Explanation(
+        code="tensor-as-scalar",
+        summary=f"{scene.at} uses a tensor of several elements as one {'truth value' if boolean else 'number'}",
+        observed=scene.values(),
+        cause="`if`, `and`, `or`, `not` and `in` need one truth value"
+        if boolean
+        else ".item(), float() and int() need one element",
+        because=scene.said,
+        fix=f"use .any(), .all(), &, | or torch.where{_line(place)}"
+        if boolean
+        else f"reduce it first (.mean(), .sum()), or use .tolist(){_line(place)}",
+        culprits=scene.blame(),
+        location=place,
+    )
+
+
+@entry(r"Expected (?:parameter|value argument) (\w*) ?\(?(?:Tensor of shape|.*?).*? to (?:satisfy the constraint|be within the support) ?\(?(.*?)\)?(?:,|$)",
+       r"probability tensor contains either `inf`, `nan` or element < 0()()")  # fmt: skip
+def distribution(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A distribution whose parameters are outside its domain, often NaN."""
+    place = scene.location
+    name = match[1] or "probs"
+    value = scene.argument(name, "logits", "probs", "scale", "input")
+    broken = (
+        int((~torch.isfinite(value)).sum())
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        else 0
+    )
+    nan = broken > 0 or "nan" in scene.message.lower().split("found invalid values")[-1]
+    return Explanation(
+        code="distribution-parameters",
+        summary=f"{scene.at}: {name} of a distribution is {'not finite' if nan else 'outside its domain'}",
+        observed=(
+            f"{name} {describe(value)}{_range(value, broken)}"
+            if isinstance(value, torch.Tensor)
+            else scene.values()
+        ),
+        cause="NaN or infinities come from before"
+        if nan
+        else f"{name} must be {_constraint(scene, match[2])}",
+        because=scene.said,
+        fix="find where the first NaN is made (finiteness check)"
+        if nan
+        else f"map it into its domain, as with softplus or exp{_line(place)}",
+        culprits=scene.blame(name),
+        location=place,
+    )
+
+
+_DOMAINS = {
+    "GreaterThan(lower_bound=0": "above 0",
+    "GreaterThanEq(lower_bound=0": "0 or more",
+    "Interval(lower_bound=0.0, upper_bound=1": "within 0 and 1",
+    "Interval(lower_bound=0, upper_bound=1": "within 0 and 1",
+    "Simplex": "probabilities that sum to one",
+    "PositiveDefinite": "positive definite",
+    "LowerCholesky": "lower triangular with a positive diagonal",
+    "Real": "finite",
+}
+
+
+def _constraint(scene: Scene, said: str | None) -> str:
+    """Return a distribution's constraint in words."""
+    if not said:
+        return "a probability"
+    return next((words for key, words in _DOMAINS.items() if key in scene.message), said)
+
+
+def _range(value: torch.Tensor, broken: int) -> str:
+    """Return what is wrong with the values: how many are not finite, else their range."""
+    if broken:
+        return f", {broken} not finite"
+    if not value.numel() or value.is_complex():
+        return ""
+    return f", from {float(value.min()):.4g} to {float(value.max()):.4g}"

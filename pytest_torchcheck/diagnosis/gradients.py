@@ -1,0 +1,450 @@
+"""Missing, dead and broken gradients, explained: which line loses them, and what to change there."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import sources
+from ..checks.registry import violated
+from ..findings import Culprit, Finding, Location
+from ..state import seed_everything
+from ..subject import SubjectError, clear_gradients
+from .explanation import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from ..probes.finiteness import NonFinite
+    from ..probes.provenance import GraphCut
+    from ..subject import Subject
+
+_CAUSES = {
+    "never-used": "no operation of the forward reads it",
+    "frozen": "it takes no gradient in this forward",
+    "detach": "detach() cuts the graph",
+    "data": ".data takes the values out of the graph",
+    "item": "the tensor is turned into a Python number and comes back as a constant",
+    "numpy": "a round trip through NumPy cuts the graph",
+    "no-grad": "the operation runs while gradients are off",
+    "integer-cast": "rounding, comparing or indexing has no gradient",
+    "recreated": "a new tensor is made from the values, without their graph",
+    "sampling": "the value is drawn without reparameterisation",
+    "checkpoint": "reentrant checkpointing gets no input that requires a gradient",
+    "function": "a custom autograd Function gives an output without a gradient",
+    "backward-none": "a custom backward returns None for it",
+    "not-reaching-loss": "the loss does not use what is computed from it",
+    "zeroed": "only its shape is used",
+    "non-differentiable": "the operation has no gradient",
+}
+_FIXES = {
+    "never-used": "use it in forward, or delete it",
+    "frozen": "let it require a gradient, or declare it: Frozen({names}, reason=...)",
+    "detach": "drop .detach() on this line",
+    "data": "drop .data on this line",
+    "item": "keep the tensor: drop the conversion to a Python number on this line",
+    "numpy": "replace NumPy by torch on this line",
+    "no-grad": "drop this no_grad, or move the operation out of it",
+    "integer-cast": "use a soft version (softmax for argmax), or a straight-through estimator",
+    "recreated": "use the tensor itself instead of making a new one from it",
+    "sampling": "reparameterise: mean + std * torch.randn_like(std), or rsample()",
+    "checkpoint": "pass use_reentrant=False to checkpoint",
+    "function": "mark the output as differentiable in the Function's forward",
+    "backward-none": "return its gradient in backward",
+    "not-reaching-loss": "use this output in the loss, or drop the part that computes it",
+    "zeroed": "use its values",
+    "non-differentiable": "replace the operation by a differentiable one",
+}
+
+
+def parameter(subject: Subject, name: str, detail: str = "") -> Culprit:
+    """Return a parameter as a culprit, with the line that builds it."""
+    return Culprit(
+        kind="parameter",
+        name=name,
+        detail=detail,
+        location=sources.of_parameter(subject.model, name),
+    )
+
+
+def switched_off(subject: Subject, name: str) -> Location | None:
+    """Return the line of an owner's class that switches gradients off, or that builds the parameter."""
+    parts = name.split(".")
+    for depth in range(len(parts) - 1, -1, -1):
+        owner = subject.model.get_submodule(".".join(parts[:depth]))
+        for cls in type(owner).__mro__:
+            place = sources.of_object(cls)
+            if place is None or not sources.rank(place.file):
+                continue
+            found = sources.search(
+                cls, r"requires_grad\s*=\s*False|requires_grad_\((False|requires_grad=False)\)"
+            )
+            if found is not None:
+                return found
+    return sources.of_parameter(subject.model, name)
+
+
+def forward_and_loss(
+    subject: Subject, *, index: int = 0, backward: bool = False
+) -> Callable[[], torch.Tensor]:
+    """Return a function that runs forward and loss again, for probes; call it inside ``pristine``."""
+
+    def run() -> torch.Tensor:
+        batch = subject.batch(index).clone()
+        model = subject.model
+        clear_gradients(model)
+        model.train()
+        seed_everything(subject.seed)
+        with torch.enable_grad():
+            loss = subject.compute_loss(subject.call(model, batch), batch)
+            if backward:
+                loss.backward()
+        return loss
+
+    return run
+
+
+def names_text(names: Iterable[str], most: int = 3) -> str:
+    """Return a few names and how many more there are."""
+    names = list(names)
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def have(names: list[str], verb: str = "gets") -> str:
+    """Return the verb for one name or several."""
+    return verb if len(names) == 1 else verb.removesuffix("s")
+
+
+def missing(subject: Subject, names: list[str], total: int) -> Iterator[Finding]:
+    """Explain parameters whose gradient is None, one finding for each place that loses them."""
+    from ..probes.provenance import find_cut
+
+    parameters = subject.named_parameters()
+    with subject.pristine():
+        cuts = find_cut(
+            forward_and_loss(subject),
+            subject.model,
+            {name: parameters[name] for name in names if name in parameters},
+        )
+    groups: dict[Any, list[str]] = defaultdict(list)
+    for name in names:
+        groups[_place(cuts.get(name))].append(name)
+    for (kind, *_), group in groups.items():
+        cut = cuts.get(group[0])
+        yield _missing(subject, group, total, kind, cut)
+
+
+def _place(cut: GraphCut | None) -> tuple[Any, ...]:
+    if cut is None:
+        return ("unknown", None)
+    if cut.kind == "never-used":
+        return (cut.kind, None)
+    return (cut.kind, cut.location)
+
+
+def _missing(
+    subject: Subject, names: list[str], total: int, kind: str, cut: GraphCut | None
+) -> Finding:
+    op = cut.op if cut is not None else None
+    location = cut.location if cut is not None else sources.of_parameter(subject.model, names[0])
+    if op is not None and op.name == "nn.Parameter" and location is not None:
+        # made outside torch's functions, it is seen where it is first used
+        location = sources.line_above(location, r"\bParameter\(") or location
+    culprits = [parameter(subject, name, "grad is None") for name in names]
+    if cut is not None and cut.module:
+        culprits.append(
+            Culprit(kind="module", name=cut.module, detail=str(op or ""), location=cut.location)
+        )
+    if cut is not None and cut.region is not None:
+        location = cut.region  # the line to change: it turned gradients off for the operation
+        if not cut.module:
+            culprits.append(
+                Culprit(kind="call", name=op.name if op else "no_grad", location=cut.location)
+            )
+    cause = _CAUSES.get(kind, "the graph between it and the loss is cut")
+    if op is not None and kind in (
+        "integer-cast",
+        "non-differentiable",
+        "sampling",
+        "not-reaching-loss",
+    ):
+        cause = f"{cause} ({op.name})"
+    return violated(
+        "grad-none",
+        f"{names_text(names)} {have(names)} no gradient ({len(names)} of {total} parameters)",
+        culprits=culprits,
+        location=location,
+        observed=f"backward ran over {1 + _looks()} batches and seeds and after steps; the gradient is always None",
+        cause=cause,
+        because=(cut.fact if cut is not None else "") or "its gradient is None after backward",
+        fix=_FIXES.get(kind, "connect it to the loss").format(names=repr(names[0]))
+        + (
+            f", or declare MayLackGradient({names[0]!r}, reason=...)"
+            if kind == "never-used"
+            else ""
+        ),
+        evidence={
+            "kind": kind,
+            "parameters": list(names),
+            "rivals": [str(rival) for rival in (cut.rivals if cut is not None else ())],
+        },
+    )
+
+
+def _looks() -> int:
+    from ..checks.autograd import REDRAWS
+
+    return len(REDRAWS)
+
+
+def zero(
+    subject: Subject, names: list[str], total: int, *, rounding: list[str]
+) -> Iterator[Finding]:
+    """Explain parameters whose gradient is exactly zero, or rounding noise of zero."""
+    from ..probes.provenance import find_cut, find_zero_gradients
+
+    parameters = subject.named_parameters()
+    groups: dict[Any, list[str]] = defaultdict(list)
+    found: dict[str, Any] = {}
+    with subject.pristine():
+        run = forward_and_loss(subject)
+        found.update(find_zero_gradients(run, subject.model, names))
+        others = {name: parameters[name] for name in names if name not in found}
+        cuts = find_cut(run, subject.model, others) if others else {}
+    for name in names:
+        if name in found:
+            groups[("zero", found[name].kind, found[name].location)].append(name)
+        else:
+            found[name] = cuts.get(name)
+            groups[("cut", *_place(found[name]))].append(name)
+    for group in groups.values():
+        at = found[group[0]]
+        location = getattr(at, "location", None) or sources.of_parameter(subject.model, group[0])
+        small = [name for name in group if name in rounding]
+        size = "rounding noise of zero" if small else "exactly zero"
+        culprits = [parameter(subject, name, f"gradient {size}") for name in group]
+        kind = getattr(at, "kind", "other")
+        if kind == "inactive":
+            from .losses import initialisation_line
+
+            # a rectifier without a positive input was pushed there by what its layer starts with
+            culprits = [replace(c, location=initialisation_line(subject, c.name)) for c in culprits]
+        yield violated(
+            "grad-zero",
+            f"the gradient of {names_text(group)} is always zero ({len(group)} of {total} parameters)",
+            culprits=culprits,
+            location=location,
+            observed=f"{size} over {1 + _looks()} batches and seeds"
+            + ("" if small else " and after steps")
+            + (", by float64" if small else ""),
+            cause=_ZERO_CAUSES.get(
+                kind, _CAUSES.get(kind, "the loss does not depend on its values")
+            ),
+            because=getattr(at, "fact", "") or "every element of its gradient is zero",
+            fix=_ZERO_FIXES.get(
+                kind, "let the loss depend on it, or declare MayLackGradient(..., reason=...)"
+            ),
+            evidence={"kind": kind, "parameters": list(group)},
+        )
+
+
+_ZERO_CAUSES = {
+    "inactive": "a rectifier that it feeds has no positive input",
+    "single-choice": "a softmax over one entry is the constant one",
+    "cancels": "the expression does not depend on it: its contributions cancel",
+    "times-zero": "what it feeds is multiplied by zero",
+    "saturated": "a clamp or squashing function that it feeds is at its bounds",
+    "sampling": "a draw that is not reparameterised stands between it and the loss",
+    "overwritten": "what it computes is overwritten in place",
+}
+_ZERO_FIXES = {
+    "inactive": "initialise the bias above zero or use a leaky rectifier",
+    "single-choice": "normalise over more than one entry, or weight by the value before normalisation",
+    "cancels": "drop the normalisation that divides it out on this line",
+    "times-zero": "let the factor differ from zero",
+    "saturated": "widen the bounds, or scale its input down",
+    "sampling": "reparameterise the draw: mean + std * noise",
+    "overwritten": "write the result to a new tensor",
+}
+
+
+def non_finite(
+    subject: Subject, *, outputs: list[str], grads: list[str], loss: float | None
+) -> Iterator[Finding]:
+    """Explain NaN and infinity in outputs, loss or gradients by the first operation that makes them."""
+    from ..probes.finiteness import find_nonfinite
+
+    with subject.pristine():
+        at = find_nonfinite(
+            forward_and_loss(subject, backward=True)
+            if loss is not None
+            else _forward_only(subject),
+            subject.model,
+        )
+    forward = loss is None or not math.isfinite(loss)
+    what = "the loss" if loss is not None and not math.isfinite(loss) else ""
+    if not what:
+        what = f"the gradient of {names_text(grads)}" if grads else f"{names_text(outputs)}"
+    culprits = [parameter(subject, name, "non-finite gradient") for name in grads[:8]]
+    if at is not None and at.module:
+        culprits.insert(
+            0, Culprit(kind="module", name=at.module, detail=str(at.op or ""), location=at.location)
+        )
+    observed = (
+        f"loss {loss:.4g}; {counted(len(grads), 'gradient')} not finite"
+        if loss is not None
+        else "NaN or infinity in the output"
+    )
+    cause, fix = remedy(at, forward=forward)
+    yield violated(
+        "non-finite-forward" if forward else "non-finite-gradient",
+        f"{what} is NaN or infinite on an ordinary batch",
+        culprits=culprits,
+        location=None if at is None else at.location,
+        observed=observed,
+        cause=cause,
+        because="no single operation could be singled out" if at is None else at.fact,
+        fix=fix,
+        evidence={"parameters": list(grads), "outputs": list(outputs)},
+    )
+
+
+_REMEDIES: dict[str, tuple[str, str, str]] = {
+    "sqrt": ("the square root of a negative number", "the derivative of a square root at 0 is infinite",
+             "add eps inside the square root"),
+    "rsqrt": ("the inverse square root of 0 or less", "the derivative of an inverse square root at 0 is infinite",
+              "add eps inside the square root"),
+    "log": ("the logarithm of 0 or less", "the derivative of a logarithm at 0 is infinite",
+            "clamp the argument from below (clamp(min=eps)), or use log1p or log_softmax"),
+    "div": ("a division by zero", "the derivative of a division by zero is infinite", "add eps to the denominator"),
+    "reciprocal": ("a division by zero", "the derivative of 1/x at 0 is infinite", "add eps to the denominator"),
+    "norm": ("a norm that overflows", "the derivative of a norm at 0 does not exist", "take sqrt(sum of squares + eps)"),
+    "std": ("a deviation of a single value", "the derivative of a deviation of equal values is infinite",
+            "take (var + eps).sqrt()"),
+    "pow": ("a power outside of its domain", "the derivative of this power at 0 is infinite", "add eps to the base"),
+    "acos": ("acos outside of -1..1", "the derivative of acos at -1 and 1 is infinite", "clamp the argument to -1 + eps..1 - eps"),
+    "exp": ("exp overflows", "exp overflows", "subtract the largest value first, or use log_softmax or logsumexp"),
+}  # fmt: skip
+"""What makes an operation infinite, in the forward and in the backward, and the edit."""
+
+
+def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
+    """Return the cause by its name, and the edit, for the operation at which numbers stop being finite."""
+    line = f" on line {at.location.line}" if at is not None and at.location is not None else ""
+    bare = at.op.name.rpartition(".")[2].strip("_") if at is not None else ""
+    if at is not None and "all -inf" in at.fact:
+        return (
+            "every entry of a row is masked with -inf, and a softmax over nothing is 0/0",
+            f"leave one entry of every row unmasked, or set fully masked rows to 0 with torch.where{line}",
+        )
+    known = next(
+        (
+            words
+            for key, words in _REMEDIES.items()
+            if bare == key
+            or bare
+            in (
+                f"{key}2",
+                f"{key}10",
+                f"true_{key}",
+                f"__true{key}__",
+                f"vector_{key}",
+                f"linalg_{key}",
+            )
+        ),
+        None,
+    )
+    if known is not None:
+        return known[0 if forward else 1], known[2] + line
+    what = at.op.name if at is not None else "an operation"
+    return (
+        f"{what} gives a value that is not finite"
+        if forward
+        else f"the derivative of {what} is not finite at this input",
+        f"keep the argument of {what} away from where it is infinite{line}",
+    )
+
+
+def _forward_only(subject: Subject) -> Callable[[], Any]:
+    def run() -> Any:
+        batch = subject.batch().clone()
+        seed_everything(subject.seed)
+        return subject.call(subject.model, batch)
+
+    return run
+
+
+def changed_inputs(subject: Subject, changed: list[str], *, train: bool) -> Iterator[Finding]:
+    """Explain inputs that the forward writes to."""
+    location, op = _writer(subject, changed[0], train=train)
+    yield violated(
+        "input-mutated",
+        f"the forward changes its input {names_text(changed)} in place",
+        culprits=[
+            Culprit(kind="input", name=name, detail="changed", location=location)
+            for name in changed
+        ],
+        location=location or sources.of_object(type(subject.model).forward),
+        observed=f"{counted(len(changed), 'input')} {have(changed, 'differs')} after a forward in {'train' if train else 'eval'} mode",
+        cause="an operation writes into the tensor that the caller handed over"
+        + (f" ({op})" if op else ""),
+        because="the values before and after the call are not bit-equal",
+        fix="write to a new tensor: x = x + y instead of x += y, or clone the input first",
+    )
+
+
+def _writer(subject: Subject, path: str, *, train: bool) -> tuple[Any, str]:
+    """Find the line that first changes an input, by watching its values after every operation."""
+    from ..probes.watch import Watch, name_of
+
+    batch = subject.batch().clone()
+    target = dict(batch.tensors())[path]
+    version = target._version
+    found: list[tuple[Any, str]] = []
+
+    class Writer(Watch):
+        def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+            if not found and target._version != version:
+                found.append((self.locate(), name_of(func)))
+
+    with subject.pristine() as model, torch.no_grad(), Writer(model):
+        model.train(train)
+        seed_everything(subject.seed)
+        try:
+            subject.call(model, batch)
+        except SubjectError:
+            return None, ""
+    return found[0] if found else (None, "")
+
+
+def not_reparameterised(subject: Subject, stop: GraphCut) -> Finding:
+    """Explain a normal draw through which its parameters get no gradient."""
+    names = list(stop.parameters)
+    owners = sorted({name.split(".")[0] for name in names})
+    return violated(
+        "sample-not-reparameterised",
+        f"{names_text(owners)} cannot learn through its random draw: {stop.op.name if stop.op else 'normal'} has no gradient",
+        culprits=[
+            *(
+                Culprit(
+                    kind="module",
+                    name=name,
+                    detail="no gradient through the draw",
+                    location=stop.location,
+                )
+                for name in owners
+            ),
+            *(parameter(subject, name, "no gradient through the draw") for name in names[:8]),
+        ],
+        location=stop.location,
+        observed=f"{len(names)} parameters decide the mean or deviation of a draw that goes on through trainable layers",
+        cause="the value is drawn without reparameterisation",
+        because=stop.fact,
+        fix="reparameterise on this line: mean + std * torch.randn_like(std), or rsample()",
+        evidence={"parameters": names},
+    )

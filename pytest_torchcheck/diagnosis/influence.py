@@ -1,0 +1,116 @@
+"""Ignored inputs and recomputation that goes its own way, explained."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import sources
+from ..checks.registry import violated
+from ..findings import Culprit, Finding, Location
+from ..state import seed_everything
+from .explanation import counted
+from .gradients import names_text
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+
+def _by_forward(subject: Subject, path: str) -> str:
+    """Return an input by the name that ``forward`` gives it, where it is known by its place only."""
+    given = subject.batch()
+    if len(given.names) >= len(given.args):
+        return path
+    try:
+        parameters = list(inspect.signature(subject.model.forward).parameters.values())
+    except (TypeError, ValueError):  # a forward without a signature
+        return path
+    for known, parameter in zip(given.arg_names(), parameters, strict=False):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            return path
+        if path == known or path.startswith((f"{known}[", f"{known}.")):
+            return parameter.name + path[len(known) :]
+    return path
+
+
+def ignored(subject: Subject, paths: list[str]) -> Finding:
+    """Explain inputs that change nothing."""
+    place = sources.of_object(type(subject.model).forward)
+    names = [_by_forward(subject, path) for path in paths]
+    return violated(
+        "input-ignored",
+        f"{names_text(names)} {'has' if len(paths) == 1 else 'have'} no influence on the output",
+        culprits=[
+            Culprit(kind="input", name=name, detail=f"no influence ({path})", location=place)
+            for name, path in zip(names, paths, strict=True)
+        ],
+        location=place,
+        observed="its gradient is None or zero, and other values leave every output bit-equal in either mode",
+        cause="the forward does not use it, or overwrites it before it does",
+        because="only this input differed between two forwards under the same seed",
+        fix="use it in forward, or drop it from the inputs",
+    )
+
+
+def recomputed(
+    subject: Subject, gradients: dict[str, float], missing: list[str], regions: int
+) -> Finding:
+    """Explain a step that differs between kept and recomputed activations."""
+    from ..probes.divergence import find_recompute_divergence
+
+    def run() -> torch.Tensor:
+        batch = subject.batch().clone()
+        subject.model.train()
+        seed_everything(subject.seed)
+        with torch.enable_grad():
+            loss = subject.compute_loss(subject.call(subject.model, batch), batch)
+            loss.backward()
+        return loss
+
+    with subject.pristine() as model:
+        found = find_recompute_divergence(run, model)
+    worst = max(gradients, key=lambda name: gradients[name], default="")
+    names = [name.removeprefix("gradient ") for name in (*gradients, *missing)]
+    place = (found.location if found is not None else None) or _region_line(subject)
+    return violated(
+        "checkpoint-differs",
+        f"activation checkpointing changes the gradient of {names_text(names)}",
+        culprits=[
+            *(
+                [
+                    Culprit(
+                        kind="call",
+                        name=found.op.name,
+                        detail="recomputed otherwise",
+                        location=place,
+                    )
+                ]
+                if found
+                else []
+            ),
+            *(
+                Culprit(kind="parameter", name=name, detail="gradient differs")
+                for name in names[:8]
+            ),
+        ],
+        location=place,
+        observed=f"{counted(regions, 'checkpointed region')}; {counted(len(gradients), 'value differs', 'values differ')} by up to "
+        f"{gradients.get(worst, 0.0):.3g} (relative), {len(missing)} are missing",
+        cause="the recomputation in the backward does not repeat the forward",
+        because=found.fact
+        if found is not None
+        else "the same step without checkpointing gives other values",
+        fix="keep preserve_rng_state=True, use_reentrant=False, and no side effects inside the checkpointed function",
+        evidence={"gaps": dict(gradients), "missing": list(missing)},
+    )
+
+
+def _region_line(subject: Subject) -> Location | None:
+    """Return the line that enters a checkpointed region."""
+    for module in subject.model.modules():
+        place = sources.search(type(module), r"checkpoint(_sequential)?\(")
+        if place is not None and sources.rank(place.file):
+            return place
+    return None

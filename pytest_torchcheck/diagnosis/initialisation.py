@@ -1,0 +1,300 @@
+"""Why a new model cannot learn: unwritten memory, signals that fade or burst, dead units, collapsed layers."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .. import sources, trees
+from ..checks.registry import inconclusive, passed, suspicious, violated
+from ..findings import Culprit, Finding
+from ..probes.signals import Rectified, SignalWatch, Tap
+from ..state import seed_everything
+from .explanation import listed
+from .losses import initialisation_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..subject import Subject
+
+DEPTH = 5
+"""Layers with weights below which a fading signal has another reason."""
+FADED, BURST = 1e-6, 1e5
+"""Ratio of the spread, and of the gradient, at both ends beyond which training cannot start."""
+FADING, BURSTING = 1e-4, 1e4
+"""Ratio from which on it is said; nets of 8 plain layers, residual nets and transformers as built stay within."""
+_REVERSAL = 0.25  # of the whole change in logarithms
+DEAD = 0.99
+FEW = 64
+_TOLERANCE = 1e-4
+
+
+def unwritten(subject: Subject, names: list[str]) -> Iterator[Finding]:
+    """Report parameters made of memory that nobody wrote."""
+    places = {name: sources.of_parameter(subject.model, name) for name in names}
+    first = places[names[0]]
+    yield violated(
+        "never-written",
+        f"{listed(names)} {'is' if len(names) == 1 else 'are'} never initialised",
+        culprits=[
+            Culprit(kind="parameter", name=name, location=places[name]) for name in names[:6]
+        ],
+        observed=f"built while unwritten memory is filled with NaN, {names[0]} holds NaN",
+        cause="the parameter is made by torch.empty or torch.Tensor(sizes), and nothing writes it",
+        because="torch fills such memory with NaN here, and the NaN are still there when the model is built",
+        fix=f"initialise {names[0]} (nn.init.*)"
+        + (f", line {first.line}: {first.text}" if first else ""),
+    )
+
+
+def broken(subject: Subject, found: Sequence[tuple[str, torch.Tensor]]) -> list[Finding]:
+    """Report parameters with NaN, infinite or absurd values."""
+    if not found:
+        return []
+    name, values = found[0]
+    wide = trees.dense(values.detach()).to(torch.float64)
+    bad = int((~torch.isfinite(wide)).sum())
+    place = sources.of_parameter(subject.model, name)
+    return [
+        violated(
+            "parameter-non-finite" if bad else "parameter-huge",
+            f"{listed([n for n, _ in found])} "
+            + ("holds NaN or infinity" if bad else f"reaches {trees.scale(values):.3g}"),
+            culprits=[
+                Culprit(kind="parameter", name=n, location=sources.of_parameter(subject.model, n))
+                for n, _ in found[:6]
+            ],
+            observed=f"{bad} of {values.numel()} elements of {name} are not finite"
+            if bad
+            else f"the largest magnitude in {name} is {trees.scale(values):.3g}",
+            cause="it was never written (torch.empty), or the initialisation computes it wrongly",
+            because="the model was not run yet: these are the values it is built with",
+            fix=f"initialise {name}" + (f", line {place.line}: {place.text}" if place else ""),
+        )
+    ]
+
+
+def trunk(taps: Sequence[Tap]) -> list[Tap]:
+    """Return the outputs of layers with weight matrices, in order: where a signal could change its size."""
+    return [tap for tap in taps if tap.weighted]
+
+
+def judge_signal(subject: Subject, taps: list[Tap]) -> Finding:
+    """Compare both ends of the chain of layers; the last one is left out, since heads may start at any scale."""
+    chain = [tap for tap in taps if tap.spread][:-1]
+    if len(chain) < DEPTH - 1:
+        return inconclusive(
+            f"only {len(chain)} layers tell the samples apart; the others give zero, as zero-initialised ones do"
+        )
+    forward = _trend([tap.spread for tap in chain], _noise(chain))
+    graded = [tap.gradient for tap in chain if tap.gradient]
+    backward = _trend(graded[::-1]) if len(graded) >= DEPTH - 1 else 1.0
+    evidence: dict[str, Any] = {
+        "layers": [
+            {"module": t.name, "kind": t.kind, "rms": _short(t.rms), "spread": _short(t.spread), "gradient": _short(t.gradient)}
+            for t in taps[:64]
+        ],
+        "forward_ratio": _short(forward),
+        "backward_ratio": _short(backward),
+    }  # fmt: skip
+    numbers = f"over {len(chain)} layers the spread between samples changes by {forward:.2g}, the gradient by {backward:.2g}"
+    fades = max(forward, backward) < FADING
+    if not fades and min(forward, backward) < BURSTING:
+        return passed(numbers, evidence=evidence)
+    extreme = max(forward, backward) < FADED if fades else min(forward, backward) > BURST
+    turn = _turn(chain, fades=fades)
+    made = violated if extreme else suspicious
+    first, last = chain[0], chain[-1]
+    return made(
+        "signal-vanishes" if fades else "signal-explodes",
+        f"the signal {'vanishes' if fades else 'explodes'} over {len(chain)} layers, from {first.name} to {last.name}",
+        culprits=[
+            Culprit(
+                kind="module",
+                name=tap.name or tap.kind,
+                detail=f"spread {tap.spread:.2g}",
+                location=initialisation_line(subject, f"{tap.name}.weight"),
+            )
+            for tap in dict.fromkeys((turn, last))
+        ],
+        observed=numbers,
+        cause=f"each layer {'shrinks' if fades else 'magnifies'} what tells samples apart: the initialisation does not fit "
+        "the nonlinearity, or normalisation or residual paths are missing",
+        because=f"the spread goes from {first.spread:.2g} behind {first.name} to {last.spread:.2g} behind {last.name}",
+        fix="initialise with the gain of the nonlinearity (nn.init.kaiming_normal_), add normalisation or residual paths"
+        if fades
+        else "initialise with a smaller std (nn.init.kaiming_normal_), or normalise between the layers",
+        evidence=evidence,
+    )
+
+
+def _noise(chain: Sequence[Tap]) -> int | None:
+    """Return the first layer behind which the samples differ by no more than rounding, or None."""
+    noise = 16 * torch.finfo(torch.float32).eps
+    return next(
+        (place for place, tap in enumerate(chain) if (tap.spread or 0.0) < noise * tap.rms), None
+    )
+
+
+def _trend(values: Sequence[float | None], noise: int | None = None) -> float:
+    """Return the ratio of the last value to the first, or what the median step makes of it where that is nearer to 1.
+
+    One layer with a scale of its own (a gate, a small head) moves the ends and not the median step. From the place
+    ``noise`` on the values are rounding, and their steps say nothing.
+    """
+    logs = [math.log(value) for value in values if value]
+    told = logs if noise is None or noise < 2 else logs[: noise + 1]
+    whole = told[-1] - logs[0]
+    steps = sorted(b - a for a, b in pairwise(told))
+    steady = steps[len(steps) // 2] * (len(logs) - 1)
+    if whole * steady <= 0 or _reversal(told, whole) > _REVERSAL * abs(whole):
+        return 1.0
+    return math.exp(max(-600.0, min(600.0, min(whole, steady, key=abs))))
+
+
+def _reversal(logs: Sequence[float], whole: float) -> float:
+    """Return the largest movement against the trend: layers inside normalised branches go up and down."""
+    sign, top, largest = (1.0 if whole > 0 else -1.0), -math.inf, 0.0
+    for value in logs:
+        top = max(top, sign * value)
+        largest = max(largest, top - sign * value)
+    return largest
+
+
+def _turn(taps: list[Tap], *, fades: bool) -> Tap:
+    """Return the layer behind which the spread changes most."""
+    sign = -1 if fades else 1
+    steps = [(sign * math.log((b.spread or 1.0) / (a.spread or 1.0)), b) for a, b in pairwise(taps)]
+    return max(steps, key=lambda step: step[0])[1]
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.3g}")
+
+
+def place_of(found: Rectified) -> tuple[str, str]:
+    """Return what tells one rectifier from another: module and line."""
+    place = found.location
+    return found.module, f"{place.file}:{place.line}" if place else found.op
+
+
+def rectified(subject: Subject, index: int) -> list[Rectified]:
+    """Run another batch forward in training mode and return what its rectifiers did."""
+    with subject.pristine() as model:
+        model.train()
+        seed_everything(subject.seed + index)
+        with SignalWatch(model, None) as watch, torch.no_grad():
+            subject.call(model, subject.batch(index).clone())
+    return watch.seen.rectified
+
+
+def dead(subject: Subject, found: Rectified) -> Finding:
+    """Report a rectifier that lets next to nothing through."""
+    line = f" on line {found.location.line}" if found.location else ""
+    name = found.module or type(subject.model).__name__
+    return suspicious(
+        "units-dead",
+        f"{found.op} in {name}{line} gives zero for {found.zeros:.1%} of its outputs",
+        culprits=[
+            Culprit(
+                kind="module", name=name, detail=f"{found.zeros:.1%} zeros", location=found.location
+            )
+        ],
+        location=found.location,
+        observed=f"{found.zeros:.2%} of {found.size} outputs are exactly zero, in each of three batches",
+        cause="what it is given is negative nearly everywhere: biases, scale or sign of the layer before it",
+        because="its input is not zero, and its output is",
+        fix="initialise the bias of the layer before it at 0, or check the sign and scale of its weights",
+        evidence={"zeros": found.zeros, "size": found.size},
+    )
+
+
+def is_affine(subject: Subject) -> bool:
+    """Say whether outputs in eval mode are an affine function of the floating inputs: f((x+y)/2) = (f(x)+f(y))/2."""
+    first, second = subject.batch(0), subject.batch(1)
+    floats = [path for path, t in first.tensors().items() if t.is_floating_point()]
+    inputs = dict(first.input_leaves())
+    floats = [path for path in floats if path in inputs]
+    if not floats:
+        return False
+    others = second.tensors()
+
+    def towards(share: float) -> Any:
+        def change(path: str, leaf: Any) -> Any:
+            if path not in floats:
+                return leaf
+            return leaf * (1 - share) + others[path] * share
+
+        return first.map(change, targets=False)
+
+    if all(torch.equal(first.tensors()[path], others[path]) for path in floats):
+        return False
+    outputs = [trees.floats(subject.forward(towards(share))) for share in (0.0, 1.0, 0.5)]
+    a, b, middle = outputs
+    moved = False
+    for path, tensor in middle.items():
+        expected = (a[path].double() + b[path].double()) / 2
+        size = max(trees.scale(a[path]), trees.scale(b[path]), 1e-30)
+        if trees.worst(tensor.double(), expected) > _TOLERANCE * size:
+            return False
+        moved = moved or trees.worst(a[path], b[path]) > 100 * _TOLERANCE * size
+    return moved
+
+
+def collapsing(model: nn.Module, chains: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the pairs of directly composed Linear layers of which the first narrows nothing."""
+    found = []
+    modules = dict(model.named_modules())  # hidden ones have no name here
+    for first, second in dict.fromkeys(chains):
+        a, b = modules.get(first), modules.get(second)
+        if not isinstance(a, nn.Linear) or not isinstance(b, nn.Linear):
+            continue  # depthwise and pointwise convolutions, and lateral ones of pyramids, follow each other by design
+        if not (a.weight.requires_grad and b.weight.requires_grad):
+            continue
+        if a.out_features >= min(a.in_features, b.out_features):  # narrower: a low-rank product
+            found.append((first, second))
+    return found
+
+
+def affine(subject: Subject, called: list[str], pairs: list[tuple[str, str]]) -> Finding:
+    """Report a model that is one linear map, however many layers it has."""
+    first, second = pairs[0] if pairs else (called[0], called[1])
+    place = sources.of_parameter(subject.model, second)
+    return suspicious(
+        "model-affine",
+        f"the model is affine: its {len(called)} linear layers act as one",
+        culprits=[
+            Culprit(kind="module", name=name, location=sources.of_parameter(subject.model, name))
+            for name in (second, first)
+        ],
+        location=place,
+        observed="f((x + y) / 2) equals (f(x) + f(y)) / 2 for two batches x and y",
+        cause=f"no nonlinearity stands between {first} and {second}, nor anywhere else",
+        because="only an affine function maps the middle of two inputs onto the middle of their outputs",
+        fix=f"put an activation between {first} and {second}",
+    )
+
+
+def collapsed(subject: Subject, pairs: list[tuple[str, str]]) -> Finding:
+    """Report two linear layers that act as one."""
+    first, second = pairs[0]
+    place = sources.of_parameter(subject.model, second)
+    return suspicious(
+        "layers-collapse",
+        f"{second} follows {first} with no nonlinearity between: they act as one layer",
+        culprits=[
+            Culprit(kind="module", name=name, location=sources.of_parameter(subject.model, name))
+            for name in (second, first)
+        ],
+        location=place,
+        observed=f"{second} is given the very output of {first}, which narrows nothing",
+        cause="an activation is missing, or one of the layers is superfluous",
+        because="the composition of two linear maps is one linear map",
+        fix=f"put an activation between {first} and {second}, or drop one of them",
+        evidence={"pairs": [f"{a} -> {b}" for a, b in pairs]},
+    )

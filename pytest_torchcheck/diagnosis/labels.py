@@ -1,0 +1,98 @@
+"""Targets that do not fit, explained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..checks.registry import violated
+from ..findings import Culprit, Finding
+from .losses import loss_line
+
+if TYPE_CHECKING:
+    from ..checks.loss import Consumed
+    from ..subject import Subject
+
+
+def too_few_outputs(subject: Subject, classes: int, used: Consumed) -> Finding:
+    """Explain a head with fewer outputs than there are classes."""
+    place = used.producer.op.location if used.producer is not None else used.place
+    name = used.weight or "the last layer"
+    return violated(
+        "label-classes",
+        f"the head has {used.classes} outputs, but {classes} classes are declared",
+        culprits=[
+            Culprit(
+                kind="parameter" if used.weight else "output",
+                name=name,
+                detail=f"{used.classes} outputs",
+                location=place,
+            )
+        ],
+        location=place or loss_line(subject),
+        observed=f"logits {list(used.shape)}; Labels(classes={classes})",
+        cause=f"labels from {used.classes} on have no output",
+        because="the class dimension is smaller than the number of classes; on CUDA this is a device-side assert",
+        fix=f"give the head {classes} outputs",
+    )
+
+
+def counted(subject: Subject, path: str, ignore: int, share: float, largest: float) -> Finding:
+    """Explain a loss that counts targets which are to be ignored."""
+    line = loss_line(subject)
+    return violated(
+        "ignored-counted",
+        f"targets of {ignore} are declared as ignored, but the loss counts them",
+        culprits=[
+            Culprit(
+                kind="loss",
+                name="loss",
+                detail=f"ignore_index={ignore} has no effect",
+                location=line,
+            )
+        ],
+        location=line,
+        observed=f"{share:.0%} of the ignored positions of {path} get a gradient, up to {largest:.3g}",
+        cause="the loss does not know this ignore_index, or averages before it masks",
+        because="the loss's gradient at an ignored position must be exactly zero",
+        fix=f"pass ignore_index={ignore} to the loss, or mask before the mean",
+    )
+
+
+def shifted(subject: Subject, path: str, shift: int, share: float) -> Finding:
+    """Explain a language model that learns another token than the next one."""
+    line = loss_line(subject)
+    what = {0: "the present token, which it sees", -1: "the previous token"}.get(
+        shift, f"the token {shift} places ahead"
+    )
+    fix = (
+        "shift the targets by one: logits[:, :-1] against ids[:, 1:]"
+        if shift < 1
+        else "shift once only: in the loss or in the targets"
+    )
+    return violated(
+        "label-shift",
+        f"each position is trained to give {what}, not the next token",
+        culprits=[Culprit(kind="target", name="targets", detail=f"shift {shift}", location=line)],
+        location=line,
+        observed=f"in {share:.0%} of the positions of {path} the loss pulls towards ids[t{shift:+d}]",
+        cause="logits and targets are not aligned"
+        if shift < 1
+        else "logits and targets are shifted twice",
+        because="the most negative gradient of each position's logits stands at that token",
+        fix=fix,
+    )
+
+
+def padding(subject: Subject, path: str, share: float, count: int) -> Finding:
+    """Explain a loss that trains on padding."""
+    line = loss_line(subject)
+    return violated(
+        "padding-counted",
+        "the loss is computed over padded positions too",
+        culprits=[Culprit(kind="loss", name="loss", detail="counts padding", location=line)],
+        location=line,
+        observed=f"{share:.0%} of {count} padded positions of {path} get a gradient",
+        cause="padded positions are averaged like real ones",
+        because="the loss's gradient at a padded position must be exactly zero",
+        fix="mask the loss before the mean, or set padded targets to ignore_index",
+    )

@@ -1,0 +1,285 @@
+"""Mistakes between output, loss and targets, explained."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import sources
+from ..checks.registry import suspicious, violated
+from ..findings import Culprit, Finding, Location
+from ..probes.losses import LINEAR, Broadcast
+
+if TYPE_CHECKING:
+    from ..checks.loss import Consumed, LossEvidence
+    from ..subject import Subject
+
+__all__ = ["LINEAR"]
+
+
+def loss_line(subject: Subject) -> Location | None:
+    """Return the line of the user's loss that returns, or where the contract is declared."""
+    loss = subject.contract.loss
+    if loss is None or isinstance(loss, str):
+        return sources.of_object(type(subject.model).forward)
+    function = type(loss).forward if isinstance(loss, torch.nn.Module) else loss
+    place = sources.of_object(function)
+    if place is None or not sources.rank(place.file):
+        return subject.contract.location
+    return sources.search(function, r"^\s*return\b") or place
+
+
+def _culprit(subject: Subject, detail: str, place: Location | None = None) -> Culprit:
+    loss = subject.contract.loss
+    name = (
+        "loss"
+        if isinstance(loss, str) or loss is None
+        else getattr(loss, "__name__", type(loss).__name__)
+    )
+    return Culprit(
+        kind="loss",
+        name=name.replace("<lambda>", "loss"),
+        detail=detail,
+        location=place or loss_line(subject),
+    )
+
+
+def not_scalar(subject: Subject, shape: tuple[int, ...]) -> Finding:
+    """Explain a loss that is no scalar."""
+    return violated(
+        "loss-not-scalar",
+        f"the loss has shape {list(shape)}; backward needs a scalar",
+        culprits=[_culprit(subject, f"shape {list(shape)}")],
+        observed=f"loss of shape {list(shape)}",
+        cause="the loss is not reduced over the batch",
+        because="backward() without a gradient is defined for scalars only",
+        fix="reduce it: loss.mean(), or reduction='mean'",
+    )
+
+
+def recreated(subject: Subject) -> Finding:
+    """Explain a loss that is a new leaf."""
+    return violated(
+        "loss-recreated",
+        "the loss is a new tensor without the graph of the model",
+        culprits=[_culprit(subject, "a leaf")],
+        observed="loss.is_leaf is True and it requires a gradient",
+        cause="a tensor is made anew from the loss's value, so that backward stops at it",
+        because="its grad_fn is None: torch.tensor(...) and requires_grad_() cut the graph silently",
+        fix="return the computed tensor itself",
+    )
+
+
+def disconnected(subject: Subject) -> Finding:
+    """Explain a loss that requires no gradient."""
+    return violated(
+        "loss-disconnected",
+        "the loss does not depend on the model's parameters",
+        culprits=[_culprit(subject, "requires_grad=False")],
+        observed="loss.requires_grad is False, though parameters require gradients",
+        cause="the graph is cut between the parameters and the loss",
+        because="the loss has no grad_fn",
+        fix="drop .detach(), .item(), argmax or no_grad between output and loss",
+    )
+
+
+def broadcast(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Finding:
+    """Explain an output and a target that are stretched against each other."""
+    place = seen.op.location or _producer_line(evidence) or subject.contract.location
+    axis = next((i for i, size in enumerate(seen.output) if size == 1), len(seen.output) - 1)
+    return violated(
+        "loss-broadcast",
+        f"output {list(seen.output)} and target {list(seen.target)} broadcast to {list(seen.result)} in the loss",
+        culprits=[
+            _culprit(
+                subject, f"{seen.op.name} of {list(seen.output)} and {list(seen.target)}", place
+            )
+        ],
+        location=place,
+        observed=f"{seen.op.name}: {list(seen.output)} against {list(seen.target)} gives {list(seen.result)}",
+        cause="every sample is compared with the targets of all samples",
+        because="both shapes grew: neither equals that of the result",
+        fix=f"make the shapes equal: output.squeeze({axis}), or target.unsqueeze({axis})",
+    )
+
+
+def stretched(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Finding:
+    """Warn of an output or a target that is stretched to the other's shape."""
+    place = seen.op.location or _producer_line(evidence) or subject.contract.location
+    return suspicious(
+        "loss-stretched",
+        f"output {list(seen.output)} and target {list(seen.target)} have different shapes in {seen.op.name}",
+        culprits=[_culprit(subject, f"{list(seen.output)} against {list(seen.target)}", place)],
+        location=place,
+        observed=f"{seen.op.name} broadcasts to {list(seen.result)}",
+        cause="one side is repeated to fit the other, which may or may not be meant",
+        because=f"{math.prod(seen.output)} outputs meet {math.prod(seen.target)} targets",
+        fix="write target.expand_as(output), or output.expand_as(target), if this is meant",
+    )
+
+
+def _producer_line(evidence: LossEvidence) -> Location | None:
+    return None if evidence.producer is None else evidence.producer.op.location
+
+
+_WRONG_INPUT = {
+    "double-softmax": (
+        "{function} is given probabilities: softmax is applied twice",
+        "{function} applies log_softmax itself and expects logits",
+        "the input of {function} has no negative element and its rows sum to one",
+        "return the logits: drop the softmax on this line",
+    ),
+    "relu-logits": (
+        "{function} is given the output of a ReLU as logits",
+        "logits must be able to be negative; a ReLU cuts every vote against a class",
+        "the input of {function} has no negative element and {zeros:.0%} are exactly zero",
+        "drop the ReLU after the last layer",
+    ),
+    "sigmoid-logits": (
+        "{function} is given the output of a sigmoid as logits",
+        "{function} expects logits; values within 0 and 1 cannot tell classes apart",
+        "every element of the input lies within 0 and 1",
+        "drop the sigmoid, or use binary_cross_entropy for independent classes",
+    ),
+    "double-sigmoid": (
+        "{function} is given probabilities: sigmoid is applied twice",
+        "{function} applies the sigmoid itself and expects logits",
+        "every element of the input lies within 0 and 1, made by {made}",
+        "drop the sigmoid on this line, or use binary_cross_entropy",
+    ),
+    "nll-without-log": (
+        "{function} is given values that are no log-probabilities",
+        "{function} expects the output of log_softmax",
+        "the exponentials of the input's rows do not sum to one",
+        "apply log_softmax first, or use cross_entropy on the logits",
+    ),
+    "kl-without-log": (
+        "{function} is given probabilities where it expects log-probabilities",
+        "kl_div expects its first argument in log space",
+        "the input has no negative element and its rows sum to one",
+        "pass log_softmax(...) as the first argument",
+    ),
+}
+
+
+def wrong_input(subject: Subject, code: str, used: Consumed) -> Finding:
+    """Explain a loss function that gets another kind of values than it expects."""
+    function = used.function.removeprefix("F.").removeprefix("torch.")
+    made = used.producer
+    place = (made.op.location if made is not None else None) or (
+        _module_line(subject, made.op.module) if made is not None and made.op.module else None
+    )
+    place = place or used.place or loss_line(subject)
+    words = {
+        "function": function,
+        "zeros": used.zeros,
+        "made": made.op.name if made is not None else "?",
+    }
+    summary, cause, because, fix = (text.format(**words) for text in _WRONG_INPUT[code])
+    culprits = []
+    if made is not None:
+        culprits.append(
+            Culprit(
+                kind="module",
+                name=made.op.module or type(subject.model).__name__,
+                detail=made.op.name,
+                # torch's own layer is dropped where it is built, not where it runs
+                location=(_module_line(subject, made.op.module) if made.op.module else None)
+                or place,
+            )
+        )
+    culprits.append(_culprit(subject, function, used.place))
+    return violated(
+        code,
+        summary,
+        culprits=culprits,
+        location=place,
+        observed=f"input {list(used.shape)} of {function}"
+        + (f", made by {made.op}" if made is not None else "")
+        + f"; standard deviation {used.spread:.3g}",
+        cause=cause,
+        because=because,
+        fix=fix,
+    )
+
+
+def _module_line(subject: Subject, name: str) -> Location | None:
+    return sources.of_parameter(subject.model, name)
+
+
+def wrong_sign(subject: Subject, observed: str, place: Location | None) -> Finding:
+    """Explain a loss whose decrease makes the fit worse."""
+    line = loss_line(subject) or place
+    return violated(
+        "loss-sign",
+        "the loss falls when the output gets further away from the target",
+        culprits=[_culprit(subject, "wrong sign", line)],
+        location=line,
+        observed=observed,
+        cause="the sign of the loss is wrong: training would maximise the error",
+        because="the slope of the loss towards the target is positive",
+        fix="negate the loss",
+    )
+
+
+def hot_start(subject: Subject, used: Consumed, uniform: float, gain: float) -> Finding:
+    """Explain a first loss far above that of a uniform guess by the scale of a weight."""
+    assert used.weight is not None
+    place = initialisation_line(subject, used.weight)
+    weight = subject.named_parameters()[used.weight]
+    return violated(
+        "loss-at-start",
+        f"the first cross entropy is {used.entropy:.2f}, far above the {uniform:.2f} of a uniform guess: "
+        f"{used.weight} is initialised too large",
+        culprits=[
+            Culprit(kind="parameter", name=used.weight, detail=f"gain {gain:.2f}", location=place)
+        ],
+        location=place,
+        observed=f"logits have a standard deviation of {used.spread:.2f} over {used.classes} classes",
+        cause=f"the weight that makes the logits scales a unit input by {gain:.2f}; the usual is below 1",
+        because=f"{used.weight} {list(weight.shape)} has an RMS of {float(weight.detach().float().square().mean().sqrt()):.3g} "
+        f"at fan-in {weight[0].numel()}",
+        fix=f"initialise it smaller, e.g. nn.init.normal_({used.weight}, std=0.02)",
+    )
+
+
+def initialisation_line(subject: Subject, qualified: str) -> Location | None:
+    """Return the line that initialises a parameter, or that builds it.
+
+    A line that names the parameter counts first, then one of a loop or of an ``apply`` function that
+    writes to every module's parameter of that name; of several the one under its module's type.
+    """
+    parts = qualified.split(".")
+    writes = r"(\.data)?\.(normal_|uniform_|fill_|mul_|zero_|copy_)\("
+    own: list[type] = []
+    for depth in range(len(parts)):
+        owner = subject.model.get_submodule(".".join(parts[:depth]))
+        tail = r"\.".join(re.escape(part) for part in parts[depth:])
+        for cls in type(owner).__mro__:
+            place = sources.of_object(cls)
+            if place is None or not sources.rank(place.file):
+                continue
+            own.append(cls)
+            found = sources.search(cls, rf"init\.\w+\(\s*self\.{tail}\b|self\.{tail}{writes}")
+            if found is not None:
+                return found
+    holder = type(subject.model.get_submodule(".".join(parts[:-1]))).__name__
+    leaf = re.escape(parts[-1])
+    general = rf"init\.\w+_\(\s*(?!self\b)\w+\.{leaf}\b|\b(?!self\b)\w+\.{leaf}{writes}"
+    lines = [place for cls in own for place in sources.matches(cls, general)]
+    lines = lines or [place for cls in own[:1] for place in _around(cls, general)]
+    if not lines:
+        return sources.of_parameter(subject.model, qualified)
+    near = [place for place in lines if sources.line_above(place, rf"\b{holder}\b", most=5)]
+    return (near or lines)[0]
+
+
+def _around(cls: type, pattern: str) -> list[Location]:
+    """Return the matching lines of the functions that stand beside a class, such as an ``init_weights``."""
+    home = inspect.getmodule(cls)
+    functions = [f for f in vars(home).values() if inspect.isfunction(f)] if home else []
+    return [place for function in functions for place in sources.matches(function, pattern)]

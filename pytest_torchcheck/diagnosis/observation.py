@@ -1,0 +1,170 @@
+"""One training step of the subject, watched once for all checks that need to know what took part in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import trees
+from ..functions.discovery import RecordedCall, recording
+from ..probes.holdings import Holding, holdings
+from ..probes.recomputation import watch_checkpointing
+from ..probes.signals import Signals, SignalWatch
+from ..state import seed_everything
+from ..subject import clear_gradients
+from .unsaved import Piece, differing, pieces
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..findings import Location
+    from ..subject import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """Evidence of one forward, loss and backward in training mode.
+
+    Attributes:
+        signals: What the modules gave and got.
+        held: Tensors and modules that attributes hold and no registration knows, before the step.
+        changed: What the forward changed outside of the state dict, as it was afterwards.
+        late: Parameters that the forward registered.
+        strangers: Modules that ran without being registered or held: class, line, and whether they were made for this
+            forward only.
+        live: Paths of held tensors (a hidden module's parameters among them) that got a gradient.
+        called: Paths of hidden modules whose forward ran.
+        applied: Calls of the user's autograd Functions and operators.
+        regions: How many regions ran under activation checkpointing.
+    """
+
+    signals: Signals
+    held: tuple[Holding, ...]
+    changed: tuple[Piece, ...]
+    late: tuple[str, ...]
+    strangers: tuple[Stranger, ...]
+    live: frozenset[str]
+    called: frozenset[str]
+    applied: tuple[RecordedCall, ...]
+    regions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stranger:
+    """A module with weights that ran and is neither registered nor held by an attribute.
+
+    Attributes:
+        kind: Its class.
+        location: The line that called it.
+        fleeting: Whether it was gone after the step: made in the forward, with new weights each time.
+    """
+
+    kind: str
+    location: Location | None
+    fleeting: bool
+
+
+def observe(subject: Subject) -> Observation:
+    """Run the step; cached.
+
+    Raises:
+        SubjectError: The model, the loss or the backward raised.
+    """
+    if "observation" not in subject.cache:
+        subject.cache["observation"] = _observe(subject)
+    found: Observation = subject.cache["observation"]
+    return found
+
+
+def _observe(subject: Subject) -> Observation:
+    batch = subject.batch().clone()
+    symbol = subject.source.batch_symbol
+    size = batch.sizes.get(symbol) if symbol is not None else None
+    with subject.pristine() as model:
+        held = tuple(holdings(model))
+        before = pieces(model)
+        known = {name for name, _ in model.named_parameters()}
+        hidden = {id(h.value): h.path for h in held if h.kind == "module"}
+        gradients = [
+            (path, tensor) for h in held for path, tensor in h.tensors() if tensor.requires_grad
+        ]
+        clear_gradients(model)
+        for _, tensor in gradients:
+            if tensor.is_leaf:
+                tensor.grad = None
+        model.train()
+        seed_everything(subject.seed)
+        called: set[str] = set()
+        handles = [
+            h.value.register_forward_pre_hook(lambda module, _: called.add(hidden[id(module)]))
+            for h in held
+            if h.kind == "module"
+        ]
+        watch = SignalWatch(model, size, subject.contract.batch_dim)
+        try:
+            with (
+                torch.enable_grad(),
+                recording() as applied,
+                watch_checkpointing() as checkpointing,
+            ):
+                with watch:
+                    output = subject.call(model, batch)
+                changed = tuple(differing(before, pieces(model)))
+                late = tuple(name for name, _ in model.named_parameters() if name not in known)
+                loss = subject.compute_loss(output, batch) if _differentiable(output) else None
+                if loss is not None and loss.requires_grad:
+                    with subject.phase("backward", batch):
+                        (loss if loss.dim() == 0 else loss.sum()).backward()
+        finally:
+            for handle in handles:
+                handle.remove()
+        strangers = _strangers(watch, held, model)
+        live = {path for path, tensor in gradients if tensor.is_leaf and tensor.grad is not None}
+        live |= {h.path for h in held if h.kind == "tensor" and _reaches(h.value, model)}
+    return Observation(
+        signals=watch.seen,
+        held=held,
+        changed=changed,
+        late=late,
+        strangers=strangers,
+        live=frozenset(live),
+        called=frozenset(called),
+        applied=tuple(applied),
+        regions=checkpointing.regions,
+    )
+
+
+def _differentiable(output: object) -> bool:
+    return any(tensor.requires_grad for tensor in trees.tensors(output).values())
+
+
+def _strangers(
+    watch: SignalWatch, held: tuple[Holding, ...], model: nn.Module
+) -> tuple[Stranger, ...]:
+    """Say which unregistered modules with weights ran, and which of them are gone already."""
+    known = {id(part) for h in held if h.kind == "module" for part in h.value.modules()}
+    known |= {id(part) for part in model.modules()}  # those too that the forward registered
+    weights = {id(p) for p in model.parameters()} | {id(t) for h in held for _, t in h.tensors()}
+    found = []
+    for seen in watch.strangers:
+        module = seen.module()
+        if id(module) in known or all(id(p()) in weights for p in seen.parameters):
+            continue
+        trained = module is None or any(p.grad is not None for p in module.parameters())
+        if trained:
+            found.append(Stranger(kind=seen.kind, location=seen.location, fleeting=module is None))
+    return tuple(found)
+
+
+def _reaches(tensor: torch.Tensor, model: torch.nn.Module) -> bool:
+    """Say whether a tensor that was computed from leaves has sent a gradient to one that is not registered."""
+    from ..probes.holdings import graph_leaves
+
+    if tensor.grad_fn is None:
+        return False
+    registered = {id(p) for p in model.parameters()}
+    return any(
+        leaf.grad is not None and id(leaf) not in registered for leaf in graph_leaves(tensor)
+    )

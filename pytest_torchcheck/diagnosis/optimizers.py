@@ -1,0 +1,360 @@
+"""What an optimizer leaves out, holds twice or moves by mistake, explained."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
+from .. import sources
+from ..checks.registry import inconclusive, violated
+from ..findings import Culprit, Finding, Location
+from ..state import seed_everything
+from ..subject import SubjectError, optimizers_of
+from .gradients import have, names_text, parameter
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..checks.updates import Coverage, Trajectory
+    from ..subject import Subject
+
+
+def optimizer_line(subject: Subject, name: str = "") -> Location | None:
+    """Return the line of the user's optimizer function that concerns a parameter, or makes the optimizer."""
+    function = subject.contract.optimizer
+    if function is None:
+        return None
+    tail = name.rpartition(".")[2]
+    for pattern in (
+        re.escape(name),
+        rf"[\"'.]{re.escape(tail)}\b" if tail else "",
+        r"optim\.\w+\(",
+        r"return",
+    ):
+        if pattern and (found := sources.search(function, pattern)):
+            return found
+    return sources.of_object(function)
+
+
+def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
+    """Explain trainable parameters that no optimizer holds."""
+    parameters = subject.named_parameters()
+    stale = [
+        name
+        for name in names
+        if tuple(parameters[name].shape[1:]) in {s[1:] for s in coverage.foreign}
+    ]
+    place = optimizer_line(subject, names[0])
+    foreign = (
+        f"; it holds {len(coverage.foreign)} tensors that are not the model's, of shapes "
+        f"{', '.join(str(list(shape)) for shape in coverage.foreign[:3])}"
+        if coverage.foreign
+        else ""
+    )
+    return violated(
+        "optimizer-missing",
+        f"{names_text(names)} {have(names, 'is') if len(names) == 1 else 'are'} in no optimizer and will never be trained",
+        culprits=[
+            *(
+                Culprit(kind="parameter", name=name, detail="in no optimizer", location=place)
+                for name in names
+            ),
+            *_filters(subject),
+        ],
+        location=place,
+        observed=f"{len(names)} trainable parameters are missing from {', '.join(coverage.optimizers)}{foreign}",
+        cause="the parameter was replaced after the optimizer got its list, or an old one was put into it"
+        if stale
+        else "the optimizer was given a part of the parameters",
+        because=f"{names[0]} requires a gradient, and no param_group holds this very tensor",
+        fix="build the optimizer from model.parameters() after the model is final"
+        if stale
+        else f"add {names[0]} to the optimizer, or freeze it with requires_grad_(False)",
+        evidence={
+            "parameters": list(names),
+            "foreign": [list(shape) for shape in coverage.foreign],
+        },
+    )
+
+
+def _filters(subject: Subject) -> list[Culprit]:
+    """Return the lines of the user's optimizer function that choose parameters by a condition."""
+    function = subject.contract.optimizer
+    if function is None:
+        return []
+    lines = sources.matches(function, r"parameters\(.*\bif\b")
+    return [
+        Culprit(kind="call", name="parameters", detail="a condition chooses", location=line)
+        for line in lines[:4]
+    ]
+
+
+def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
+    """Explain parameters that one optimizer holds more than once."""
+    place = optimizer_line(subject)
+    return violated(
+        "optimizer-twice",
+        f"{names_text(names)} {'stands' if len(names) == 1 else 'stand'} in the optimizer more than once",
+        culprits=[
+            Culprit(kind="parameter", name=name, detail="held twice", location=place)
+            for name in names
+        ],
+        location=place,
+        observed=f"{len(names)} parameters are held twice by {', '.join(coverage.optimizers)}",
+        cause="two parameter groups overlap, so that the step and the decay are applied twice",
+        because="the same tensor stands in more than one place of param_groups",
+        fix="give each parameter to one group only",
+    )
+
+
+def standstill(subject: Subject, names: list[str], made: Trajectory, total: int) -> Finding:
+    """Explain trainable parameters that a training step does not move."""
+    first = subject.gradients()
+    uncovered = [name for name in names if name in made.coverage.missing]
+    gradless = [name for name in names if first.stats[name].kind == "none"]
+    zero = [name for name in names if first.stats[name].kind == "zero"]
+    own = subject.contract.train_step is not None
+    rate = max((r for r in made.rates if r == r), default=None)
+    own_rate = _rate_of(subject, names) if rate else rate
+    place: Location | None = None
+    if len(gradless) + len(zero) == len(names):
+        word = "no gradient" if gradless else "a gradient of zero"
+        cause, because = (
+            f"it has {word}, so that no optimizer can move it",
+            f"its gradient is {'None' if gradless else 'zero'}",
+        )
+        fix = "give it a gradient first: let the loss depend on it (gradients-exist tells what cuts it off)"
+        place = sources.of_parameter(subject.model, names[0])
+    elif rate == 0.0:
+        cause, because = (
+            "the learning rate is 0",
+            f"the learning rate was 0 in {len(made.rates)} steps",
+        )
+        fix = "give the optimizer a learning rate above 0"
+        place = optimizer_line(subject)
+    elif own_rate == 0.0:
+        cause = "the learning rate of its parameter group is 0"
+        because = f"the group that holds {names[0]} has lr=0, another one has {rate:g}"
+        fix = f"give the group of {names[0]} a learning rate above 0"
+        place = optimizer_line(subject, names[0])
+    elif uncovered and len(uncovered) == len(names):
+        cause, because = "the optimizer does not hold it", "no param_group holds this very tensor"
+        fix = "add it to the optimizer"
+        place = optimizer_line(subject, names[0])
+    elif own:
+        step = subject.contract.train_step
+        place = _suspect(subject)
+        cleared = all(name not in made.live for name in names)
+        cause = (
+            "the gradients are cleared between backward and step"
+            if cleared and place is not None and "zero_grad" in place.text
+            else "the declared training step does not apply the gradients"
+        )
+        because = (
+            f"a plain forward, loss and backward gives {names[0]} a gradient of norm {first.stats[names[0]].norm:.3g}, "
+            f"and the step leaves it bit-equal"
+        )
+        fix = "order the step as zero_grad, forward, backward, step"
+        place = place or sources.of_object(step)
+    else:
+        size, norm = made.sizes.get(names[0], 0.0), first.stats[names[0]].norm
+        cause = "the update is smaller than half a unit in the last place of the weight"
+        because = f"gradient norm {norm:.3g}, largest weight {size:.3g}, learning rate {own_rate}"
+        fix = "raise the learning rate, or keep the weights in a wider dtype"
+        place = optimizer_line(subject) or sources.of_parameter(subject.model, names[0])
+    culprits = [parameter(subject, name, "unchanged") for name in names]
+    if own and place is not None and "zero_grad" in place.text:
+        culprits.insert(
+            0,
+            Culprit(
+                kind="call", name="zero_grad", detail="between backward and step", location=place
+            ),
+        )
+    return violated(
+        "weight-static",
+        f"{names_text(names)} {'does' if len(names) == 1 else 'do'} not move in {len(made.losses)} training steps "
+        f"({len(names)} of {total} parameters)",
+        culprits=culprits,
+        location=place,
+        observed=f"max|after - before| = 0 over {len(made.losses)} steps",
+        cause=cause,
+        because=because,
+        fix=fix,
+        evidence={
+            "parameters": list(names),
+            "losses": list(made.losses),
+            "rates": list(made.rates),
+        },
+    )
+
+
+def _rate_of(subject: Subject, names: list[str]) -> float | None:
+    """Return the largest learning rate of the groups that hold these parameters, as the optimizer is made."""
+    with subject.pristine(steps=True) as model:
+        known = dict(model.named_parameters())
+        wanted = {id(known[name]) for name in names if name in known}
+        rates = [
+            float(group["lr"])
+            for optimizer in optimizers_of(subject.make_optimizer(model))
+            for group in optimizer.param_groups
+            if "lr" in group and wanted.intersection(map(id, group["params"]))
+        ]
+    return max(rates, default=None)
+
+
+def _suspect(subject: Subject) -> Location | None:
+    """Return the zero_grad of a user's step that stands after its backward and before its step."""
+    step = subject.contract.train_step
+    if step is None:
+        return None
+    found = {
+        word: sources.search(step, pattern)
+        for word, pattern in (
+            ("zero", r"zero_grad\("),
+            ("backward", r"\.backward\("),
+            ("step", r"\.step\("),
+        )
+    }
+    zero, backward = found["zero"], found["backward"]
+    if zero is not None and backward is not None and zero.line > backward.line:
+        return zero
+    return found["step"] or backward
+
+
+def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
+    """Explain frozen parameters that a step moves."""
+    parameters = subject.named_parameters()
+    name = names[0]
+    trainable = parameters[name].requires_grad
+    place = optimizer_line(subject, name) or sources.of_parameter(subject.model, name)
+    held = name in made.coverage.frozen or name not in made.coverage.missing
+    entry = _entry(subject, name)
+    writes = entry is not None and entry.kind == "call" and entry.detail == "writes to it"
+    if writes and entry is not None:
+        place = entry.location or place
+    cause = (
+        "it still requires a gradient, and the optimizer moves it"
+        if trainable
+        else "the step writes to it"
+    )
+    if writes:
+        cause = "the step writes to it"
+    elif name in made.coverage.frozen:
+        cause = "the optimizer holds it, and moves it by decay or momentum"
+    return violated(
+        "frozen-moved",
+        f"{names_text(names)} {'is' if len(names) == 1 else 'are'} promised to be frozen but {'moves' if len(names) == 1 else 'move'}",
+        culprits=[
+            Culprit(
+                kind="parameter",
+                name=n,
+                detail=f"moved by up to {made.moved[n]:.3g}",
+                location=place,
+            )
+            for n in names
+        ]
+        + ([] if entry is None else [entry]),
+        location=place,
+        observed=f"max|after - before| = {made.moved[name]:.3g} after {len(made.losses)} steps",
+        cause=cause,
+        because=f"requires_grad is {trainable}, and {'an' if held else 'no'} optimizer holds it",
+        fix=f"call requires_grad_(False) on it and keep it out of the optimizer, or drop {name!r} from Frozen(...)",
+        evidence={"parameters": list(names)},
+    )
+
+
+def _entry(subject: Subject, name: str) -> Culprit | None:
+    """Return the line of the user's step that writes to a parameter, or through which it gets its gradient."""
+    step = subject.contract.train_step
+    if not inspect.isfunction(step):
+        return None
+    from ..probes.watch import Watch, name_of, tensors_in
+
+    code = step.__code__
+    found: dict[str, Culprit] = {}
+
+    class Entry(Watch):
+        """Follows one parameter through a step."""
+
+        target: torch.Tensor
+        version: int
+
+        def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+            frames = [f for f in self.frames() if f.f_code is code]
+            if not frames:
+                return
+            line = frames[-1].f_lineno
+            if self.target._version != self.version:
+                self.version = self.target._version
+                found.setdefault("writes to it", self._culprit("writes to it", func, line))
+            elif any(t is self.target for t in tensors_in((args, kwargs))):
+                culprit = self._culprit("its gradient comes from here", func, line)
+                for made in tensors_in(result):
+                    if made.requires_grad and not made.is_leaf:
+                        # a use that is detached later passes nothing back
+                        made.register_hook(
+                            lambda _, c=culprit: found.setdefault(c.detail, c) and None
+                        )
+
+        def _culprit(self, detail: str, func: Any, line: int) -> Culprit:
+            place = sources.of_line(code.co_filename, line, code.co_qualname)
+            return Culprit(kind="call", name=name_of(func), detail=detail, location=place)
+
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        made = subject.make_optimizer(model)
+        watch = Entry(model)
+        watch.target = dict(model.named_parameters(remove_duplicate=False))[name]
+        watch.version = watch.target._version
+        try:
+            with watch:
+                subject.train_step(model, made, subject.batch().clone())
+        except SubjectError:
+            return None
+    return found.get("its gradient comes from here") or found.get("writes to it")
+
+
+def statistics(subject: Subject, names: list[str]) -> Finding:
+    """Explain buffers of frozen modules that training steps change."""
+    owner_name = names[0].rpartition(".")[0]
+    owner = subject.model.get_submodule(owner_name)
+    place = _mode_line(subject, owner_name) or sources.of_parameter(
+        subject.model, owner_name or names[0]
+    )
+    return violated(
+        "frozen-statistics",
+        f"{names_text(names)} of a frozen part {'drifts' if len(names) == 1 else 'drift'} during training",
+        culprits=[
+            Culprit(kind="buffer", name=name, detail="changed by training steps", location=place)
+            for name in names
+        ],
+        location=place,
+        observed=f"{len(names)} buffers differ after a few training steps",
+        cause=f"{type(owner).__name__} {owner_name} runs in training mode, so that it updates its statistics",
+        because=f"{owner_name}.training is True after model.train(); freezing weights does not freeze statistics",
+        fix="keep the frozen part in eval mode: override train() to call .eval() on it",
+        evidence={"buffers": list(names)},
+    )
+
+
+def _mode_line(subject: Subject, qualified: str) -> Location | None:
+    """Return the line of an overridden ``train`` that switches a module, from the nearest owner up."""
+    parts = qualified.split(".") if qualified else []
+    for depth in range(len(parts), -1, -1):
+        owner = subject.model.get_submodule(".".join(parts[:depth]))
+        method = type(owner).train
+        place = sources.of_object(method)
+        if place is not None and sources.rank(place.file):
+            return sources.search(method, r"super\(\)\.train|\.train\(") or place
+    return None
+
+
+def no_match(subject: Subject, promise: str, globs: list[str]) -> Finding:
+    """Say that globs of a promise match nothing."""
+    names = [name for name, _ in subject.model.named_parameters()]
+    return inconclusive(
+        f"{promise}({', '.join(map(repr, globs))}) matches no parameter or buffer; there are: {names_text(names, 6)}",
+        code="no-match",
+    )

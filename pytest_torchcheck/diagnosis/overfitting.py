@@ -1,0 +1,171 @@
+"""Why one batch cannot be learnt: what the failed runs show."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import sources, trees
+from ..checks.registry import violated
+from ..findings import Culprit, Finding, Location
+from ..state import seed_everything
+from .losses import loss_line
+
+if TYPE_CHECKING:
+    from ..checks.overfitting import Attempt, Floor
+    from ..subject import Subject
+
+
+def stuck(
+    subject: Subject, observed: str, floor: Floor, best: Attempt, shown: dict[str, Any]
+) -> Finding:
+    """Explain a loss that stops far above its floor, whatever the learning rate."""
+    blind = _blind_axis(subject)
+    culprits: list[Culprit] = []
+    location: Location | None = None
+    if not all(math.isfinite(loss) for loss in best.losses):
+        code, cause = "overfit-diverges", "the loss becomes NaN or infinite in training"
+        because = f"after {len(best.losses)} steps at {best.name}, the gentlest of the runs that got that far"
+        fix = "look at gradients-finite and degenerate-inputs"
+    elif blind is not None:
+        path, axis, place, name = blind
+        code, location = "overfit-blind", place
+        cause = f"the model cannot tell positions along dimension {axis} of {path} apart"
+        because = f"{path} is bit-equal at every position of dimension {axis}, while its targets differ there"
+        fix = "let what tells the positions apart reach the output" + (
+            f": {name} is broadcast over that dimension on this line" if name else ""
+        )
+        culprits.append(
+            Culprit(
+                kind="output", name=path, detail=f"constant along dimension {axis}", location=place
+            )
+        )
+        if name:
+            culprits.insert(
+                0,
+                Culprit(
+                    kind="buffer", name=name, detail="one row for all positions", location=place
+                ),
+            )
+    elif (barred := _out_of_reach(subject)) is not None:
+        code, location = "overfit-stuck", barred.location
+        cause = f"{barred.name} keeps the output from the targets"
+        because = barred.detail
+        fix = "drop this activation behind the last layer, or scale the targets into its range"
+        culprits.append(barred)
+    else:
+        code = "overfit-stuck"
+        cause = "likely causes: targets that do not belong to their inputs, a part of the model that does not train, or an output that cannot reach the targets"
+        because = f"{best.remaining:.0%} of the distance to the floor is left and the loss has stopped falling"
+        fix = "compare input and target pairs by eye, and look at the other findings first"
+        location = loss_line(subject)
+        culprits.append(Culprit(kind="loss", name="loss", detail="stuck", location=location))
+    return violated(
+        code,
+        "the model cannot learn one batch by heart",
+        culprits=culprits,
+        location=location,
+        observed=observed,
+        cause=cause,
+        because=because,
+        fix=fix,
+        evidence=shown,
+    )
+
+
+_RANGES = {
+    "relu": (0.0, math.inf), "relu_": (0.0, math.inf), "softplus": (0.0, math.inf), "sigmoid": (0.0, 1.0),
+    "softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu6": (0.0, 6.0), "hardtanh": (-1.0, 1.0),
+}  # fmt: skip
+"""What an activation can give; targets beyond cannot be reached by an output that it makes."""
+
+
+def _out_of_reach(subject: Subject) -> Culprit | None:
+    """Return the activation that makes the output, where its range excludes targets of the output's shape."""
+    from ..checks.loss import evidence
+
+    maker = evidence(subject).producer
+    if maker is None or maker.kind not in _RANGES:
+        return None
+    low, high = _RANGES[maker.kind]
+    shapes = {tuple(t.shape) for t in trees.floats(subject.forward()).values()}
+    for path, target in trees.floats(subject.batch().targets, "targets").items():
+        values = trees.dense(target)
+        if target.is_complex() or tuple(values.shape) not in shapes or not values.numel():
+            continue
+        outside = float(((values < low) | (values > high)).float().mean())
+        if outside:
+            name = maker.op.module
+            place = sources.of_parameter(subject.model, name) if name else None
+            return Culprit(
+                kind="module" if name else "call",
+                name=name or maker.op.name,
+                detail=f"{maker.op.name} gives {low:g} to {high:g}, and {outside:.0%} of {path} lie outside",
+                location=place or maker.op.location,
+            )
+    return None
+
+
+def _blind_axis(subject: Subject) -> tuple[str, int, Location | None, str] | None:
+    """Find an axis (beyond the batch) along which an output is constant and its target is not."""
+    batch = subject.batch().clone()
+    with subject.pristine() as model, torch.no_grad():
+        model.train(False)
+        seed_everything(subject.seed)
+        output = subject.call(model, batch)
+    targets = list(trees.floats(batch.targets).values()) + [
+        t for t in trees.tensors(batch.targets).values() if not t.is_floating_point()
+    ]
+    for path, tensor in trees.floats(output).items():
+        values = trees.dense(tensor)
+        for axis in range(1, values.dim()):
+            if values.shape[axis] < 2 or not bool((values == values.narrow(axis, 0, 1)).all()):
+                continue
+            for target in targets:
+                if (
+                    target.dim() > axis
+                    and target.shape[axis] == values.shape[axis]
+                    and not bool((target == target.narrow(axis, 0, 1)).all())
+                ):
+                    place, name = _stretched(subject, values.shape[axis])
+                    return path, axis, place, name
+    return None
+
+
+def _stretched(subject: Subject, size: int) -> tuple[Location | None, str]:
+    """Find the operation that adds one row of a larger table to every position of an axis."""
+    from ..probes.watch import Watch
+
+    tables = {
+        id(t): name
+        for name, t in (*subject.model.named_buffers(), *subject.model.named_parameters())
+        if t.dim() >= 2 and max(t.shape) >= size
+    }
+    found: list[tuple[Location | None, str]] = []
+
+    class Rows(Watch):
+        def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+            if found or not isinstance(result, torch.Tensor):
+                return
+            inputs = [a for a in args if isinstance(a, torch.Tensor)]
+            for small in inputs:
+                base = small._base if small._base is not None else small
+                name = tables.get(id(base))
+                if name is None or small.numel() >= base.numel():
+                    continue
+                if any(
+                    big is not small
+                    and big.dim() >= 2
+                    and size in big.shape[1:]
+                    and size not in small.shape
+                    for big in inputs
+                ):
+                    found.append((self.locate(), name))
+
+    with subject.pristine() as model, torch.no_grad(), Rows(model):
+        model.train(False)
+        seed_everything(subject.seed)
+        subject.call(model, subject.batch().clone())
+    return found[0] if found else (sources.of_object(type(subject.model).forward), "")

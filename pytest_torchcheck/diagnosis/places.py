@@ -1,0 +1,372 @@
+"""Ask the probes where two runs part, who drew random numbers, and who wrote to a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from .. import sources
+from ..findings import Culprit, Location
+from ..probes.watch import Watch, name_of
+from ..state import seed_everything
+from ..subject import SubjectError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..batches import Batch
+    from ..probes.randomness import Draw
+    from ..probes.tracing import Trace
+    from ..probes.watch import Op
+    from ..subject import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An operation of the user's forward.
+
+    Attributes:
+        op: Its name, such as ``Tensor.mean``.
+        location: The user's line.
+        module: Qualified name of the module in whose forward it runs.
+        fact: What was measured there, as a clause.
+        built: The line that builds the module, where its settings are all that the user wrote of it.
+        settings: What the operation was told by constants: the line that makes a mask.
+    """
+
+    op: str = ""
+    location: Location | None = None
+    module: str = ""
+    fact: str = ""
+    built: Location | None = None
+    settings: tuple[Culprit, ...] = ()
+
+    def culprits(self) -> list[Culprit]:
+        """Return the module as a culprit, where there is one."""
+        if not self.module and not self.op:
+            return []
+        if self.module:
+            place = self.built or self.location
+            first = Culprit(kind="module", name=self.module, detail=self.op, location=place)
+        else:
+            first = Culprit(kind="call", name=self.op, detail=self.op, location=self.location)
+        return [first, *self.settings]
+
+
+def eval_run(
+    subject: Subject, batch: Batch, *, seed: int = 0, train: bool = False
+) -> Callable[[], Any]:
+    """Return a function that runs one forward, for probes; call it inside ``pristine``."""
+
+    def run() -> Any:
+        copy = batch.clone()
+        seed_everything(subject.seed + seed)
+        with torch.no_grad():
+            subject.model.train(train)
+            return subject.call(subject.model, copy)
+
+    return run
+
+
+def _draws(subject: Subject, *, train: bool) -> tuple[Draw, ...]:
+    """List what one forward draws and seeds; the seeding before it is not part of it."""
+    from ..probes.randomness import find_draws
+
+    copy = subject.batch().clone()
+    with subject.pristine() as model, torch.no_grad():
+        model.train(train)
+        seed_everything(
+            subject.seed + 12345
+        )  # a seed that no forward sets by itself, so that setting one shows
+        return find_draws(lambda: subject.call(model, copy), model)
+
+
+def drawing_line(
+    subject: Subject, *, train: bool = False, global_only: bool = False
+) -> Place | None:
+    """Return the first line of the forward that draws random numbers.
+
+    Args:
+        subject: The model.
+        train: Mode of the model.
+        global_only: Only draws from the generators of numpy and random count.
+    """
+    for draw in _draws(subject, train=train):
+        if draw.kind != "draw" or (global_only and draw.generator not in ("numpy", "random")):
+            continue
+        return Place(
+            op=draw.op,
+            location=draw.location,
+            module=draw.module,
+            fact=f"this line draws from {_GENERATORS.get(draw.generator, draw.generator)}",
+        )
+    return None
+
+
+def seeding_line(subject: Subject) -> Place | None:
+    """Return the first line of a training forward that seeds a generator, or None."""
+    for draw in _draws(subject, train=True):
+        if draw.kind == "reseed":
+            fact = f"this line seeds {_GENERATORS.get(draw.generator, draw.generator)}"
+            return Place(op=draw.op, location=draw.location, module=draw.module, fact=fact)
+    return None
+
+
+_GENERATORS = {
+    "torch": "torch's generator",
+    "numpy": "numpy's global generator",
+    "random": "Python's random",
+}
+
+
+def writing_line(subject: Subject, name: str) -> Place | None:
+    """Return the first line of an eval forward that changes a buffer or parameter."""
+    with subject.pristine() as model:
+        tensors = dict((*model.named_buffers(), *model.named_parameters()))
+        target = tensors[name]
+        before = target.detach().clone()
+        owner_name, _, leaf = name.rpartition(".")
+        owner = model.get_submodule(owner_name)
+        found: list[Place] = []
+
+        class Writer(Watch):
+            def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+                if found:
+                    return
+                now = getattr(owner, leaf, target)
+                if now is not target or not torch.equal(target, before):
+                    scope = self.scopes[-1].name if self.scopes else ""
+                    found.append(
+                        Place(
+                            op=name_of(func),
+                            location=self.locate(),
+                            module=scope,
+                            fact=f"{name} differs after this line",
+                        )
+                    )
+
+        try:
+            with Writer(model):
+                eval_run(subject, subject.batch())()
+        except SubjectError:
+            return None
+    return found[0] if found else None
+
+
+def first_difference(
+    subject: Subject,
+    run_a: Callable[[], Any],
+    run_b: Callable[[], Any],
+    *,
+    allowed: float = 0.0,
+    align: Literal["none", "prefix", "suffix"] = "none",
+) -> Place | None:
+    """Return the first operation whose output differs between two runs."""
+    from ..probes.divergence import first_divergence, record
+
+    with subject.pristine() as model:
+        return place_of(
+            first_divergence(
+                record(run_a, model), record(run_b, model), allowed=allowed, align=align
+            ),
+            model,
+        )
+
+
+def mixing_line(subject: Subject, batch: Batch, size: int) -> Place | None:
+    """Return the operation that first mixes samples of the batch."""
+    from ..probes.divergence import first_mixing, record
+
+    axes = subject.source.axes(subject.source.batch_symbol or "")
+    other = subject.batch(1)
+
+    def with_sample(sample: int) -> Batch:
+        fresh = other.tensors()
+
+        def change(path: str, leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or path not in axes:
+                return leaf
+            index = torch.arange(leaf.shape[axes[path]], device=leaf.device) == sample
+            shape = [1] * leaf.dim()
+            shape[axes[path]] = -1
+            return torch.where(
+                index.view(shape), fresh[path].to(leaf.device, leaf.dtype), leaf.detach()
+            )
+
+        return batch.map(change)
+
+    with subject.pristine() as model:
+        base = record(eval_run(subject, batch), model)
+        changed = {
+            sample: record(eval_run(subject, with_sample(sample)), model)
+            for sample in range(min(size, _SAMPLES))
+        }
+        return place_of(first_mixing(base, changed), model)
+
+
+def place_dependence(subject: Subject, batch: Batch, turned: Batch) -> Place | None:
+    """Return the first operation whose output, as a set of values, differs between two orders of the samples."""
+    from ..probes.divergence import first_place_dependence, record
+
+    with subject.pristine() as model:
+        base, permuted = (record(eval_run(subject, each), model) for each in (batch, turned))
+        return place_of(first_place_dependence(base, permuted), model)
+
+
+def leaking_line(
+    subject: Subject,
+    batch: Batch,
+    changed: Mapping[int, Batch],
+    *,
+    length: int,
+    side: Literal["right", "left"] = "right",
+) -> Place | None:
+    """Return the operation through which changed positions reach those that were kept.
+
+    Args:
+        subject: The model.
+        batch: The unchanged batch.
+        changed: By number of kept positions, the batch with all later (or earlier) ones changed.
+        length: Length of the sequence.
+        side: Which side changed.
+    """
+    from ..probes.divergence import first_spread, record
+
+    with subject.pristine() as model:
+        base = record(eval_run(subject, batch), model)
+        runs = {kept: record(eval_run(subject, each), model) for kept, each in changed.items()}
+        found = first_spread(base, runs, length, side=side)
+        place = place_of(found, model)
+        if place is None or found is None:
+            return place
+        settings = _masks(base, found.op, model)
+    place = replace(place, settings=settings)
+    for operand in reversed(found.operands):
+        if operand.location is not None and operand.name.rpartition(".")[2] in _SHAPERS:
+            # the operation itself is innocent: what was prepared for it lets the change through
+            fact = f"{place.fact}; it read what {operand.name} made"
+            return Place(
+                op=operand.name,
+                location=operand.location,
+                module=operand.module or place.module,
+                fact=fact,
+                settings=settings,
+            )
+    return place
+
+
+def _masks(trace: Trace, op: Op, model: torch.nn.Module) -> tuple[Culprit, ...]:
+    """Return what makes the mask that an operation, or what it read, was given.
+
+    A value that depends on no input and no parameter is a constant of the forward; one that equals a
+    buffer (or the corner of one) was made where the buffer is.
+    """
+    step = next((step for step in trace.steps if step.op is op), None)
+    if step is None:
+        return ()
+    near = [step, *(trace.makers[p] for p in step.operands if p in trace.makers)]
+    places = [p for each in near for p in each.operands]
+    found: dict[str, Culprit] = {}
+    for place in places:
+        maker = _mask_maker(trace, place)
+        if maker is not None and maker.location is not None:
+            found.setdefault(
+                str(maker.location),
+                Culprit(kind="call", name=maker.name, detail="the mask", location=maker.location),
+            )
+            continue
+        values = _unmade(trace, place)
+        for name, buffer in model.named_buffers():
+            if values is not None and _is_corner(values, buffer):
+                line = sources.of_parameter(model, name)
+                found.setdefault(
+                    name, Culprit(kind="buffer", name=name, detail="the mask", location=line)
+                )
+    return tuple(found.values())[:2]
+
+
+def _mask_maker(trace: Trace, place: int) -> Op | None:
+    """Return the triangle (or comparison) that a constant value comes from, or None if it is no constant."""
+    ops: list[Op] = []
+    seen, stack = {place}, [place]
+    while stack:
+        step = trace.makers.get(stack.pop())
+        if step is None or len(seen) > 64:
+            return None  # an input, a parameter or a buffer
+        ops.append(step.op)
+        for operand in step.operands:
+            if operand not in seen:
+                seen.add(operand)
+                stack.append(operand)
+    for wanted in (("tril", "triu", "tril_", "triu_"), ("lt", "le", "gt", "ge", "eq", "ne")):
+        for made in ops:
+            if made.name.rpartition(".")[2].strip("_") in {w.strip("_") for w in wanted}:
+                return made
+    return None
+
+
+def _unmade(trace: Trace, place: int) -> torch.Tensor | None:
+    """Return the only value that no operation made behind a place, such as a buffer that was cut to size."""
+    seen, stack, given = {place}, [place], set()
+    while stack and len(seen) <= 64:
+        at = stack.pop()
+        step = trace.makers.get(at)
+        if step is None:
+            given.add(at)
+            continue
+        for operand in step.operands:
+            if operand not in seen:
+                seen.add(operand)
+                stack.append(operand)
+    return trace.values[given.pop()].values if len(given) == 1 else None
+
+
+def _is_corner(values: torch.Tensor, buffer: torch.Tensor) -> bool:
+    """Say whether a value is a buffer of a mask's shape: square in its last two dimensions."""
+    return (
+        buffer.dim() >= 2
+        and buffer.shape[-1] == buffer.shape[-2] > 1
+        and values.shape == buffer.shape
+        and values.dtype == buffer.dtype
+        and bool(torch.equal(values, buffer))
+    )
+
+
+_SAMPLES = 6
+_SHAPERS = (
+    "pad",
+    "roll",
+    "flip",
+    "tril",
+    "triu",
+    "masked_fill",
+    "masked_fill_",
+    "cat",
+    "constant_pad_nd",
+)
+
+
+def place_of(found: Any, model: torch.nn.Module | None = None) -> Place | None:
+    """Return what a probe found as a place."""
+    if found is None:
+        return None
+    op = getattr(found, "op", None)
+    name = getattr(found, "module", "") or (op.module if op is not None else "")
+    built = None
+    if name and model is not None and _is_torchs_own(model, name):
+        built = sources.of_parameter(model, name)
+    return Place(
+        built=built,
+        op=op.name if op is not None else "",
+        location=getattr(found, "location", None) or (op.location if op is not None else None),
+        module=getattr(found, "module", "") or (op.module if op is not None else ""),
+        fact=getattr(found, "fact", ""),
+    )
+
+
+def _is_torchs_own(model: torch.nn.Module, name: str) -> bool:
+    """Say whether a module is one of torch's layers, of which the user writes the arguments only."""
+    modules = dict(model.named_modules())
+    return name in modules and type(modules[name]).__module__.startswith("torch.nn.")

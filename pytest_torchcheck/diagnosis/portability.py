@@ -1,0 +1,249 @@
+"""What stays behind when a model is moved: a run that pretends a GPU, and one on ``meta`` where that leaves a doubt."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from .. import sources, trees
+from ..probes.holdings import Holding, holdings
+from ..probes.placement import Placement, Pretend, stray_attribute
+from ..state import seed_everything
+from ..subject import SubjectError, probe_loss
+from .errors import explain_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from ..batches import Batch
+    from ..findings import Location
+    from ..subject import Subject
+    from .explanation import Explanation
+
+MetaKind = Literal["not-run", "ran", "mixed", "no-data", "unsupported", "crash"]
+
+
+_MIXED = re.compile(
+    r"same device|two devices|expected device|to be on the same|same device type|"
+    r"indices should be either on cpu|expected to be in the same device"
+)
+
+
+_NO_DATA = re.compile(
+    r"meta tensor|no data|data-dependent|data-independent|convert meta|Meta tensors|without output_size"
+)
+
+
+_UNSUPPORTED = re.compile(
+    r"'?Meta'? backend|not implemented for 'Meta'|no fake impl|data pointer|invalid python storage"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetaRun:
+    """Forward and backward with every parameter and input on ``meta``.
+
+    Attributes:
+        kind: ``not-run`` where it was not needed; ``ran``; ``mixed`` devices; ``no-data`` where the code reads values; ``unsupported`` where an operation
+            has no meta kernel; ``crash`` for any other error.
+        message: First line of the error.
+        location: The user's line of the error.
+        explanation: The error, explained; None where it ran.
+    """
+
+    kind: MetaKind
+    message: str = ""
+    location: Location | None = None
+    explanation: Explanation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Portability:
+    """Evidence of both runs.
+
+    Attributes:
+        pretended: What the pretended run saw, also where it broke off.
+        broke: What stopped the pretended run, or None.
+        meta: The run on meta, where there was one.
+        held: Tensors that attributes hold and ``.to()`` leaves behind: path to what holds them.
+    """
+
+    pretended: Placement
+    broke: SubjectError | None
+    meta: MetaRun
+    held: dict[str, Holding]
+
+
+def portability(subject: Subject) -> Portability:
+    """Run the model under the pretence of a GPU; on ``meta`` too where that leaves a doubt, or is declared. Cached.
+
+    The first use of ``meta`` in a process takes seconds (torch imports its symbolic shapes then), so it is the
+    second witness and not the first.
+
+    Raises:
+        SubjectError: The model does not run at all.
+    """
+    key = "portability"
+    if key not in subject.cache:
+        subject.cache[key] = _examine(subject)
+    found: Portability = subject.cache[key]
+    return found
+
+
+def _examine(subject: Subject) -> Portability:
+    left, followed = _left_behind(subject)
+    pretended, broke = _pretend(subject, left, followed)
+    if broke is not None:
+        subject.forward(train=True)  # if this raises too, it is no matter of devices
+    doubt = broke is not None or any(
+        m.stray is not None and m.stray.kind == "unknown" and numpy_line(m.location) is None
+        for m in pretended.mixtures
+    )
+    declared = any(device.partition(":")[0] != "cpu" for device in subject.contract.devices or ())
+    meta = _on_meta(subject) if doubt or declared else MetaRun(kind="not-run")
+    return Portability(
+        pretended=pretended,
+        broke=broke,
+        meta=meta,
+        held={path: holding for path, _, holding in left},
+    )
+
+
+Left = list[tuple[str, torch.Tensor, Holding]]
+
+
+def _left_behind(subject: Subject) -> tuple[Left, list[torch.Tensor]]:
+    """Return the tensors that attributes hold and that ``model.to("meta")`` leaves on the CPU, and those it moves."""
+    found = holdings(subject.model)
+    if not found:
+        return [], []
+    with subject.pristine() as model:
+        try:
+            model.to("meta")
+        except Exception:  # packed or custom parameters may refuse; then nothing has moved
+            return _left(found), []
+        now = {id(tensor) for holding in holdings(model) for _, tensor in holding.tensors()}
+    left = [(path, tensor, holding) for path, tensor, holding in _left(found) if id(tensor) in now]
+    followed = [tensor for _, tensor, _ in _left(found) if id(tensor) not in now]
+    return left, followed
+
+
+def _on_meta(subject: Subject) -> MetaRun:
+    with subject.pristine() as model:
+        try:
+            model.to("meta")
+        except Exception as error:  # packed or custom parameters may refuse
+            return _meta_error(error, "forward", model, None, None)
+        batch = subject.batch().to(device="meta").clone()
+        model.train()
+        seed_everything(subject.seed)
+
+        def run() -> Any:
+            with torch.enable_grad():
+                output = subject.contract.invoke(model, batch)
+                loss = probe_loss(output)
+            if loss.requires_grad:
+                loss.backward()
+
+        try:
+            run()
+        except SubjectError:
+            return MetaRun(kind="ran")  # no output is differentiable: the forward ran
+        except Exception as error:  # the user's code may raise anything
+            return _meta_error(error, "forward", model, batch, run)
+    return MetaRun(kind="ran")
+
+
+def _left(found: list[Holding]) -> Left:
+    return [
+        (path, tensor, holding)
+        for holding in found
+        for path, tensor in holding.tensors()
+        if tensor.device.type == "cpu"
+    ]
+
+
+def _meta_error(
+    error: Exception,
+    phase: Literal["forward"],
+    model: nn.Module,
+    batch: Batch | None,
+    run: Callable[[], Any] | None,
+) -> MetaRun:
+    message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    kind: MetaKind = "crash"
+    if _MIXED.search(message):
+        kind = "mixed"
+    elif _UNSUPPORTED.search(message):
+        kind = "unsupported"
+    elif _NO_DATA.search(message):
+        kind = "no-data"
+    explanation = None
+    if kind == "mixed" and run is not None:
+        explanation = explain_error(
+            error, phase=phase, model=model, batch=batch, rerun=run, device="meta"
+        )
+    return MetaRun(
+        kind=kind, message=message, location=sources.of_error(error), explanation=explanation
+    )
+
+
+def _pretend(
+    subject: Subject, left: Left, followed: list[torch.Tensor]
+) -> tuple[Placement, SubjectError | None]:
+    batch = subject.batch().clone()
+    strays = [
+        (tensor, stray_attribute(path, tensor, holding.location)) for path, tensor, holding in left
+    ]
+    with subject.pristine() as model:
+        model.train()
+        seed_everything(subject.seed)
+        watch = Pretend(model, [*batch.tensors().values(), *followed], strays)
+        try:
+            with watch, torch.enable_grad():
+                output = subject.call(model, batch)
+                if _has_custom_functions(output):
+                    with torch._C.DisableTorchFunction():  # our own loss is no part of the run
+                        loss = probe_loss(output)
+                    with subject.phase("backward", batch):
+                        loss.backward()
+        except SubjectError as error:
+            return watch.found, error
+    return watch.found, None
+
+
+def _has_custom_functions(output: Any) -> bool:
+    """Say whether the graph of an output holds the node of a custom autograd Function."""
+    stack = [t.grad_fn for t in trees.tensors(output).values() if t.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return False
+
+
+def numpy_line(place: Location | None) -> Location | None:
+    """Return a line above an operation, in its function, that makes a tensor past torch's own functions."""
+    if place is None:
+        return None
+    for line in range(place.line, max(place.line - 60, 0), -1):
+        text = linecache.getline(place.file, line)
+        if re.search(
+            r"from_numpy\(|torch\.(Float|Long|Double|Int|Bool)?Tensor\(|from_dlpack\(", text
+        ):
+            moved = re.search(r"\.to\(|\.cuda\(|device", text)
+            return None if moved else sources._make(place.file, line, place.function)
+        if re.match(r"\s*(async\s+)?def ", text):
+            return None
+    return None

@@ -1,0 +1,123 @@
+"""Broken promises of behaviour, explained: where the future, the padding or the order gets in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import sources
+from ..checks.registry import violated
+from ..findings import Culprit, Finding
+from . import places
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..batches import Batch
+    from ..promises import Causal, PaddingInvariant
+    from ..subject import Subject
+
+
+def future(
+    subject: Subject,
+    promise: Causal,
+    path: str,
+    position: int,
+    batch: Batch,
+    changed: Mapping[int, Batch],
+    gap: float,
+) -> Finding:
+    """Explain an output that depends on later inputs."""
+    length = batch.tensors()[path].shape[promise.dim]
+    place = places.leaking_line(subject, batch, changed, length=length)
+    line = place.location if place else sources.of_object(type(subject.model).forward)
+    return violated(
+        "future-leak",
+        f"the output at position {position} depends on {path} after it",
+        culprits=place.culprits()
+        if place
+        else [Culprit(kind="input", name=path, detail="the future leaks", location=line)],
+        location=line,
+        observed=f"{path} changed after position {position}: outputs up to it moved by {gap:.3g} (relative)",
+        cause="an operation reads later positions"
+        + (f" ({place.op} in {place.module or 'forward'})" if place else ""),
+        because=place.fact
+        if place and place.fact
+        else "only later inputs differed between two eval forwards",
+        fix="mask or shift so that position t sees positions up to t: pad a convolution on the left only, use is_causal=True, no pooling over time",
+        evidence={"position": position, "gap": gap},
+    )
+
+
+def padding(
+    subject: Subject,
+    promise: PaddingInvariant,
+    path: str,
+    output: str,
+    gap: float,
+    extra: int,
+    batch: Batch,
+    extended: Batch,
+    refilled: Batch,
+    *,
+    contents: bool = False,
+) -> Finding:
+    """Explain an output that depends on the amount of padding, or (``contents``) on what stands there."""
+    length = batch.tensors()[path].shape[promise.dim]
+    place = places.leaking_line(
+        subject, extended, {length: refilled}, length=length + extra, side=promise.side
+    )
+    if place is None and not contents:
+        place = places.first_difference(
+            subject,
+            places.eval_run(subject, batch),
+            places.eval_run(subject, extended),
+            allowed=1e-4,
+            align="prefix" if promise.side == "right" else "suffix",
+        )
+    line = place.location if place else sources.of_object(type(subject.model).forward)
+    return violated(
+        "padding-leak",
+        f"what stands at padded positions of {path} changes {output}"
+        if contents
+        else f"{extra} more padded positions of {path} change {output}",
+        culprits=place.culprits()
+        if place
+        else [Culprit(kind="input", name=path, detail="padding leaks", location=line)],
+        location=line,
+        observed=f"{output} of the real positions moved by {gap:.3g} (relative)",
+        cause="an operation reads padded positions"
+        + (f" ({place.op} in {place.module or 'forward'})" if place else ""),
+        because=place.fact
+        if place and place.fact
+        else f"other values stand at the {extra} padded positions on the {promise.side}"
+        if contents
+        else f"{extra} positions of {promise.pad} were appended on the {promise.side}",
+        fix="mask the padded positions before this operation (attention mask, masked mean, lengths)",
+        evidence={"gap": gap},
+    )
+
+
+def permutation(
+    subject: Subject, promise: Any, path: str, gap: float, batch: Batch, variant: Batch
+) -> Finding:
+    """Explain an output that depends on the order of a set."""
+    kind = type(promise).__name__
+    dims = ", ".join(f"{name} along {dim}" for name, dim in promise.dims.items())
+    place = places.place_dependence(subject, batch, variant)
+    line = place.location if place else sources.of_object(type(subject.model).forward)
+    return violated(
+        "order-dependent",
+        f"{path} depends on the order of {dims}",
+        culprits=place.culprits()
+        if place
+        else [Culprit(kind="output", name=path, detail="depends on order", location=line)],
+        location=line,
+        observed=f"permuting {dims} moved {path} by {gap:.3g} (relative)",
+        cause="an operation treats the entries by their position"
+        + (f" ({place.op})" if place and place.op else ""),
+        because=place.fact
+        if place and place.fact
+        else f"the same entries in another order; {kind} was promised",
+        fix="use an operation that is symmetric in the entries on this line (sum, mean, max, attention without positions)",
+        evidence={"gap": gap},
+    )

@@ -1,0 +1,278 @@
+"""Tied weights: which names share one tensor, and after which operation they no longer do."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .. import sources
+from ..checks.registry import not_applicable, passed, suspicious, violated
+from ..findings import Culprit, Finding, Location
+from .explanation import listed
+from .state import CheckpointError, through_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..subject import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tie:
+    """Two names for one tensor.
+
+    Attributes:
+        a, b: Qualified names of parameters, buffers or modules.
+        declared: Whether the contract promises it.
+        by_memory: Whether two parameters share memory without being one object.
+    """
+
+    a: str
+    b: str
+    declared: bool
+    by_memory: bool = False
+
+
+def find(model: nn.Module, name: str) -> Any:
+    """Return what a qualified name stands for, or None."""
+    thing: Any = model
+    for part in name.split("."):
+        if isinstance(thing, nn.Module) and part in thing._modules:
+            thing = thing._modules[part]
+        elif hasattr(thing, part):
+            thing = getattr(thing, part)
+        else:
+            return None
+    return thing
+
+
+def tensors_of(thing: Any) -> list[torch.Tensor]:
+    """Return a tensor itself, or a module's parameters in order."""
+    if isinstance(thing, nn.Module):
+        return list(thing.parameters())
+    return [thing] if isinstance(thing, torch.Tensor) else []
+
+
+def is_tied(model: nn.Module, tie: Tie, *, by_object: bool = False) -> bool:
+    """Say whether both names share memory, or are one object."""
+    ours, theirs = tensors_of(find(model, tie.a)), tensors_of(find(model, tie.b))
+    if not ours or len(ours) != len(theirs):
+        return False
+    return all(
+        a is b or (not by_object and _same_memory(a, b)) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if (
+        a.device.type == "meta"
+        or b.device.type == "meta"
+        or a.layout != torch.strided
+        or b.layout != torch.strided
+    ):
+        return False
+    # the same elements, perhaps in other order: a transposed or partial view is a tie too
+    return (
+        a.numel() > 0
+        and b.numel() > 0
+        and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    )
+
+
+def ties_of(subject: Subject) -> list[Tie]:
+    """Return the declared ties, then those that the model has besides."""
+    declared = [Tie(a=p.a, b=p.b, declared=True) for p in subject.contract.promised("Tied")]  # type: ignore[attr-defined]
+    known = {frozenset((tie.a, tie.b)) for tie in declared}
+    found = []
+    for names in subject.aliases().values():
+        found += [Tie(a=names[0], b=name, declared=False) for name in names[1:]]
+    places: dict[tuple[int, torch.Size], str] = {}
+    for name, parameter in subject.model.named_parameters():
+        if (
+            parameter.layout == torch.strided
+            and parameter.device.type != "meta"
+            and parameter.numel()
+        ):
+            key = (parameter.data_ptr(), parameter.shape)
+            if key in places:
+                found.append(Tie(a=places[key], b=name, declared=False, by_memory=True))
+            places.setdefault(key, name)
+    return declared + [tie for tie in found if frozenset((tie.a, tie.b)) not in known]
+
+
+def check_ties(subject: Subject) -> Iterator[Finding]:
+    """Hold every tie before and after each operation that can undo it."""
+    ties = ties_of(subject)
+    if not ties:
+        yield not_applicable("no weights are tied, and none are promised to be")
+        return
+    broken = {
+        tie: finding
+        for tie in ties
+        if tie.declared and (finding := _at_build(subject, tie)) is not None
+    }
+    yield from broken.values()
+    ties = [tie for tie in ties if tie not in broken]
+    if not ties:
+        return
+    undone: list[tuple[Tie, str]] = []
+    loose: list[str] = []
+    for what, operation in _OPERATIONS.items():
+        held = _after(subject, ties, operation)
+        undone += [(tie, what) for tie, still in zip(ties, held, strict=True) if not still]
+    for what, operation in _UNTYING.items():
+        if not all(_after(subject, ties, operation, by_object=True)):
+            loose.append(what)
+    reported: set[tuple[str, str]] = set()
+    for tie, what in undone:
+        if (tie.a, tie.b) not in reported:
+            reported.add((tie.a, tie.b))
+            yield _undone(subject, tie, what)
+    if not undone:
+        after = (
+            f"; {listed(loose)} unties them, as in every module: tie them again afterwards"
+            if loose
+            else ""
+        )
+        yield passed(
+            f"{listed([f'{tie.a} = {tie.b}' for tie in ties], 3)} stay tied through {listed(list(_OPERATIONS))}{after}",
+            evidence={"ties": [f"{tie.a} = {tie.b}" for tie in ties], "untied_by": list(loose)},
+        )
+
+
+def _at_build(subject: Subject, tie: Tie) -> Finding | None:
+    model = subject.model
+    for name in (tie.a, tie.b):
+        if not tensors_of(find(model, name)):
+            known = [n for n, _ in model.named_parameters(remove_duplicate=False)]
+            near = difflib.get_close_matches(name, known, 1)
+            return violated(
+                "tie-unknown",
+                f"the contract promises Tied({tie.a!r}, {tie.b!r}), but the model has no {name}",
+                culprits=[Culprit(kind="promise", name=f"Tied({tie.a!r}, {tie.b!r})")],
+                location=subject.contract.location,
+                observed=f"{len(known)} parameters, none of this name",
+                cause="the name is wrong, or the parameter is not registered",
+                because=f"no attribute {name} holds a tensor"
+                + (f"; there is {near[0]}" if near else ""),
+                fix=f"write {near[0]!r}" if near else f"check the name {name!r}",
+            )
+    if is_tied(model, tie):
+        return None
+    ours, theirs = tensors_of(find(model, tie.a))[0], tensors_of(find(model, tie.b))[0]
+    equal = ours.shape == theirs.shape and torch.equal(ours, theirs)
+    return violated(
+        "tie-missing",
+        f"{tie.a} and {tie.b} are two tensors, not one",
+        culprits=_culprits(subject, tie),
+        observed=f"{list(ours.shape)} and {list(theirs.shape)}, "
+        + ("with equal values" if equal else "with different values"),
+        cause="the values were copied once instead of sharing the parameter"
+        if equal
+        else "nothing ties them, or one of them was replaced after the tie",
+        because="they stand at different places in memory",
+        fix=f"write self.{tie.b} = self.{tie.a} as the last assignment to either",
+    )
+
+
+def _culprits(subject: Subject, tie: Tie) -> list[Culprit]:
+    return [
+        Culprit(
+            kind="parameter",
+            name=name,
+            location=_replaced(subject, name) or sources.of_parameter(subject.model, name),
+        )
+        for name in (tie.b, tie.a)
+    ]
+
+
+def _replaced(subject: Subject, qualified: str) -> Location | None:
+    """Return the last line of the owners' classes that assigns a parameter or copies values into it."""
+    parts = qualified.split(".")
+    for depth in range(len(parts) - 1):
+        owner = subject.model.get_submodule(".".join(parts[:depth]))
+        tail = r"\.".join(re.escape(part) for part in parts[depth:])
+        for cls in type(owner).__mro__:
+            place = sources.of_object(cls)
+            if place is None or not sources.rank(place.file):
+                continue
+            found = sources.matches(cls, rf"self\.{tail}(\.data)?(\s*=[^=]|\.copy_\()")
+            if found:
+                return found[-1]
+    return None
+
+
+def _after(
+    subject: Subject, ties: list[Tie], operation: Any, *, by_object: bool = False
+) -> list[bool]:
+    """Return which ties hold after an operation; all of them where it cannot be done."""
+    with subject.pristine(steps=True) as model:
+        done = operation(model)
+        return [done is None or is_tied(done, tie, by_object=by_object) for tie in ties]
+
+
+def _copied(model: nn.Module) -> nn.Module | None:
+    try:
+        return copy.deepcopy(model)
+    except Exception:  # copy-and-pickle says so
+        return None
+
+
+def _converted(model: nn.Module) -> nn.Module | None:
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    if dtype is None:
+        return None
+    return model.to(torch.float32 if dtype == torch.float64 else torch.float64)
+
+
+def _loaded(model: nn.Module, *, assign: bool = False) -> nn.Module | None:
+    try:
+        model.load_state_dict(through_file(model.state_dict())[0], strict=False, assign=assign)
+    except (
+        CheckpointError,
+        RuntimeError,
+        TypeError,
+        NotImplementedError,
+    ):  # state-dict-roundtrip says so
+        return None
+    return model
+
+
+def _assigned(model: nn.Module) -> nn.Module | None:
+    return _loaded(model, assign=True)
+
+
+def _materialised(model: nn.Module) -> nn.Module | None:
+    home = next((p.device for p in model.parameters()), torch.device("cpu"))
+    try:
+        return model.to("meta").to_empty(device=home)
+    except (RuntimeError, NotImplementedError):  # packed parameters cannot be moved
+        return None
+
+
+_OPERATIONS = {"deepcopy": _copied, "to(dtype)": _converted, "load_state_dict": _loaded}
+_UNTYING = {"load_state_dict(assign=True)": _assigned, "to_empty()": _materialised}
+
+
+def _undone(subject: Subject, tie: Tie, what: str) -> Finding:
+    made = violated if tie.declared or not tie.by_memory else suspicious
+    shared = tie.by_memory or not is_tied(subject.model, tie, by_object=True)
+    return made(
+        "tie-undone",
+        f"{what} unties {tie.a} and {tie.b}",
+        culprits=_culprits(subject, tie),
+        observed=f"one memory before {what}, two after",
+        cause="they are two parameters on one memory (tied through .data), which nothing keeps together"
+        if shared
+        else f"something that the model overrides makes {what} give each its own tensor",
+        because=f"{tie.a} is {tie.b}: " + ("False" if shared else "True") + f" before {what}",
+        fix=f"tie the parameters, not their data: self.{tie.b} = self.{tie.a}"
+        if shared
+        else f"tie them again after {what}",
+    )

@@ -1,0 +1,378 @@
+"""State that ``state_dict()`` does not hold: what training changes in it, what a new instance draws anew."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from .. import sources, trees
+from ..checks.registry import violated
+from ..findings import Culprit, Finding
+from ..probes.holdings import attribute_line, holdings
+from ..state import seed_everything
+from .explanation import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..batches import Batch
+    from ..findings import Location
+    from ..subject import Subject
+    from .state import Outputs
+
+_LONG = 10_000  # elements from which on a list is a vocabulary and no state
+_RANDOM = re.compile(
+    r"\btorch\.(rand|randn|randint|randperm|normal|bernoulli|multinomial)\b|\.(normal_|uniform_|random_|bernoulli_)\("
+    r"|\b(np|numpy)\.random\b|\brandom\.(random|randint|shuffle|sample|choice|uniform|gauss)\b|\binit\.(kaiming|xavier|orthogonal|normal|uniform|trunc)"
+)
+_SEEDED = re.compile(r"manual_seed|generator\s*=|\bseed\b|RandomState|default_rng\(\s*\w")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Piece:
+    """A piece of state outside of the state dict.
+
+    Attributes:
+        name: Qualified name, such as ``head.mean``.
+        kind: ``buffer`` (not persistent), ``tensor`` or ``attribute`` (numbers, texts, lists of them).
+        owner: The module that holds it.
+        key: The attribute of the owner.
+        value: A copy of the tensor, or the text of a plain value.
+    """
+
+    name: str
+    kind: str
+    owner: nn.Module
+    key: str
+    value: torch.Tensor | str
+
+    @property
+    def location(self) -> Location | None:
+        """The line that makes it."""
+        if self.kind == "buffer":
+            return sources.of_assignment(self.owner, self.key)
+        return attribute_line(type(self.owner), self.key)
+
+
+def pieces(model: nn.Module) -> dict[str, Piece]:
+    """Take a picture of everything outside of the state dict that could be state."""
+    found: dict[str, Piece] = {}
+    for prefix, owner in model.named_modules():
+        if isinstance(owner, torch.jit.ScriptModule):
+            continue
+        for key in owner._non_persistent_buffers_set:
+            buffer = owner._buffers.get(key)
+            if buffer is not None:
+                name = f"{prefix}.{key}" if prefix else key
+                copy = buffer.detach().clone()
+                found[name] = Piece(name=name, kind="buffer", owner=owner, key=key, value=copy)
+        for key, value in vars(owner).items():
+            if key != "training" and not key.startswith("_") and (text := plain(value)) is not None:
+                name = f"{prefix}.{key}" if prefix else key
+                found[name] = Piece(name=name, kind="attribute", owner=owner, key=key, value=text)
+    for held in holdings(model):
+        if held.kind == "tensor" and held.via != "closure":
+            copy = held.value.detach().clone()
+            found[held.path] = Piece(
+                name=held.path, kind="tensor", owner=held.owner, key=held.name, value=copy
+            )
+    return found
+
+
+def plain(value: Any) -> str | None:
+    """Return the text of a value made of numbers and texts only; None for anything else, and for None."""
+    if value is None:
+        return None
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        value = value.tolist()
+    stack, seen = [value], 0
+    while stack:
+        thing = stack.pop()
+        seen += 1
+        if seen > _LONG:
+            return None
+        if isinstance(thing, list | tuple):
+            stack.extend(thing)
+        elif isinstance(thing, dict):
+            stack.extend((*thing.keys(), *thing.values()))
+        elif not isinstance(thing, bool | int | float | str | None):
+            return None
+    return repr(value)
+
+
+def differing(before: dict[str, Piece], after: dict[str, Piece]) -> list[Piece]:
+    """Return the pieces that are new or have another value, as they are after."""
+    found = []
+    for name, piece in after.items():
+        old = before.get(name)
+        if old is None or type(old.value) is not type(piece.value):
+            found.append(piece)
+        elif isinstance(piece.value, torch.Tensor) and isinstance(old.value, torch.Tensor):
+            if not trees.same(old.value, piece.value):
+                found.append(piece)
+        elif old.value != piece.value:
+            found.append(piece)
+    return found
+
+
+def per_sample(piece: Piece, size: int | None) -> bool:
+    """Say whether a tensor has one entry per sample: a cache or a hidden state of this batch."""
+    return isinstance(piece.value, torch.Tensor) and (size is None or size in piece.value.shape)
+
+
+def lost_by_training(subject: Subject, changed: list[Piece]) -> Finding | None:
+    """Restore a model that has run in training from its checkpoint, and compare it with itself.
+
+    What has one entry per sample is reset first: a stateful model starts its sequences anew.
+
+    Raises:
+        SubjectError: The model raised.
+    """
+    from .state import gap
+
+    symbol = subject.source.batch_symbol
+    size = subject.batch().sizes.get(symbol) if symbol is not None else None
+    kept = [piece for piece in changed if not per_sample(piece, size)]
+    if not kept:
+        return None
+    names = {piece.name for piece in kept}
+    trained, saved, values = _train(subject, names)
+    difference = gap(_restored(subject, saved, {}), trained)
+    if difference is None:
+        return None
+    if gap(_train(subject, names)[0], trained) is not None:
+        return None  # two equal runs differ already
+    guilty = [
+        piece
+        for piece in kept
+        if piece.name in values
+        and gap(_restored(subject, saved, {piece.name: values[piece.name]}), trained) is None
+    ] or kept
+    first = guilty[0]
+    place = first.location
+    line = f" on line {place.line}" if place else ""
+    alone = len(guilty) < len(kept) or len(kept) == 1
+    return violated(
+        "state-unsaved",
+        f"{listed([p.name for p in guilty])} changes in training and decides the evaluation, but state_dict() does not hold it",
+        culprits=[
+            Culprit(
+                kind="buffer" if p.kind == "buffer" else "tensor", name=p.name, location=p.location
+            )
+            for p in guilty
+        ],
+        observed=f"after one training forward and a restart from its checkpoint, {difference[0]} differs by {difference[1]:.3g}",
+        cause=f"{first.name} is "
+        + {
+            "buffer": "a buffer with persistent=False",
+            "tensor": "a plain tensor, not a buffer",
+            "attribute": "a plain attribute, not a buffer",
+        }[first.kind],
+        because=f"with {first.name} carried over too, the outputs are equal"
+        if alone and first.name in values
+        else "what is restored has equal parameters and buffers, and gives other outputs",
+        fix=f'write self.register_buffer("{first.key}", ...){line}, and change it in place'
+        if first.kind != "buffer"
+        else f"drop persistent=False{line}",
+        evidence={"difference": difference[1], "changed": sorted(names)},
+    )
+
+
+def _train(
+    subject: Subject, names: set[str]
+) -> tuple[Outputs, dict[str, Any], dict[str, tuple[nn.Module, str, Any]]]:
+    """Run one training forward, then an evaluation of another batch.
+
+    Returns:
+        The outputs, the state dict, and the values of direct attributes by name.
+    """
+    from .state import outputs_of
+
+    with subject.pristine() as model:
+        before = {id(m): dict(vars(m)) for m in model.modules()}
+        model.train()
+        seed_everything(subject.seed)
+        with torch.no_grad():
+            subject.call(model, subject.batch().clone())
+        saved = {
+            key: value.detach().clone() if isinstance(value, torch.Tensor) else value
+            for key, value in model.state_dict().items()
+        }
+        values: dict[str, tuple[nn.Module, str, Any]] = {}
+        for prefix, module in model.named_modules():
+            old = before.get(id(module), {})
+            for key, value in list(vars(module).items()):
+                name = f"{prefix}.{key}" if prefix else key
+                if name in names:
+                    values[name] = (module, key, value)
+                elif key in _REGISTRIES:
+                    continue
+                elif key not in old:
+                    del vars(module)[key]
+                elif old[key] is not value:
+                    vars(module)[key] = old[key]
+        outputs = outputs_of(subject, model, _other(subject))
+        return outputs, saved, values
+
+
+def _other(subject: Subject) -> Batch:
+    """Return a batch with other statistics than the base one: some of its samples, or the same in another order."""
+    batch, symbol = subject.batch(), subject.source.batch_symbol
+    size = batch.sizes.get(symbol, 0) if symbol is not None else 0
+    if size < 4:
+        return subject.batch(1)
+    return subject.source.rows(batch, torch.arange((size + 1) // 2))
+
+
+_REGISTRIES = {"_parameters", "_buffers", "_modules", "training"}
+
+
+def _restored(
+    subject: Subject, saved: dict[str, Any], carried: dict[str, tuple[nn.Module, str, Any]]
+) -> Outputs:
+    """Load a state dict into the pristine model, carry some attributes over, and evaluate another batch."""
+    from .state import outputs_of
+
+    with subject.pristine(steps=True) as model:
+        model.load_state_dict(saved, strict=False)
+        for module, key, value in carried.values():
+            vars(module)[key] = value
+        return outputs_of(subject, model, _other(subject))
+
+
+def drawn_anew(subject: Subject, expected: Outputs) -> Iterator[Finding]:
+    """Report what a module given as an instance drew at random when it was built, and does not save.
+
+    The source says that it is drawn; a run with other values says that the outputs depend on it.
+    """
+    from .state import gap, outputs_of
+
+    for piece in pieces(subject.model).values():
+        line = draws_at_random(piece.owner, piece.key)
+        if line is None:
+            continue
+        with subject.pristine() as model:
+            if not _exchange(model, piece):
+                continue
+            difference = gap(outputs_of(subject, model), expected)
+        if difference is None:
+            continue
+        yield violated(
+            "state-lost",
+            f"a checkpoint loses {piece.name}: it is drawn at random and not saved",
+            culprits=[
+                Culprit(
+                    kind="buffer" if piece.kind == "buffer" else "tensor",
+                    name=piece.name,
+                    location=piece.location,
+                )
+            ],
+            location=piece.location or line,
+            observed=f"with its values exchanged, {difference[0]} differs by {difference[1]:.3g}; state_dict() does not hold it",
+            cause=f"{piece.name} is "
+            + {
+                "buffer": "a buffer with persistent=False",
+                "tensor": "a plain tensor, neither parameter nor buffer",
+                "attribute": "a plain attribute",
+            }[piece.kind],
+            because=f"line {line.line} draws it: {line.text}; a new instance draws other values",
+            fix=f'write self.register_buffer("{piece.key}", ...)'
+            if piece.kind != "buffer"
+            else f'register_buffer("{piece.key}", ..., persistent=True)',
+        )
+
+
+def _exchange(model: nn.Module, piece: Piece) -> bool:
+    """Give a piece other values of the same kind: the same ones in another order."""
+    value = vars(piece.owner).get(piece.key, piece.owner._buffers.get(piece.key))
+    if isinstance(value, torch.Tensor):
+        if value.numel() < 2 or value.dim() == 0:
+            if value.is_floating_point():
+                value.data.mul_(1.5)
+                return True
+            return False
+        value.data.copy_(value.data.flatten().roll(1).view(value.shape).clone())
+        return True
+    if isinstance(value, list) and len(value) > 1:
+        vars(piece.owner)[piece.key] = [*value[1:], value[0]]
+        return True
+    if isinstance(value, float):
+        vars(piece.owner)[piece.key] = value * 1.5
+        return True
+    return False
+
+
+_CONSTRUCTORS: WeakKeyDictionary[type, tuple[str, int, ast.AST] | None] = WeakKeyDictionary()
+
+
+def draws_at_random(owner: nn.Module, key: str) -> Location | None:
+    """Return the line of a constructor that draws an attribute's value, or None.
+
+    Seeded draws give every instance the same values; they do not count.
+    """
+    for cls in type(owner).__mro__:
+        known = _constructor(cls)
+        if known is None:
+            continue
+        filename, offset, tree = known
+        made = list(_making(tree, key))
+        for node in made:
+            if _RANDOM.search(ast.unparse(node)):
+                return sources._make(filename, offset + node.lineno, f"{cls.__qualname__}.__init__")
+        if made:
+            return None  # the most derived constructor that makes it has the last word
+    return None
+
+
+def _constructor(cls: type) -> tuple[str, int, ast.AST] | None:
+    """Return file, line offset and syntax tree of the ``__init__`` of a user's class that draws without a seed."""
+    if cls not in _CONSTRUCTORS:
+        _CONSTRUCTORS[cls] = _parse_constructor(cls)
+    return _CONSTRUCTORS[cls]
+
+
+def _parse_constructor(cls: type) -> tuple[str, int, ast.AST] | None:
+    init = vars(cls).get("__init__")
+    if not inspect.isfunction(init) or not sources.rank(init.__code__.co_filename):
+        return None
+    try:
+        lines, start = inspect.getsourcelines(init)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    if _SEEDED.search("".join(lines)):
+        return None
+    return init.__code__.co_filename, max(start, 1) - 1, tree
+
+
+def _making(tree: ast.AST, key: str) -> Iterator[ast.stmt]:
+    """Iterate over the statements that make an attribute: the assignment, and those of the names it reads."""
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    wanted: set[str] = set()
+    for node in statements:
+        if (
+            isinstance(node, ast.Assign)
+            and any(isinstance(t, ast.Attribute) and t.attr == key for t in node.targets)
+        ) or (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Call)
+            and isinstance(node.value.func, ast.Attribute)
+            and node.value.func.attr == "register_buffer"
+            and node.value.args
+            and getattr(node.value.args[0], "value", None) == key
+        ):
+            yield node
+            wanted |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+    for node in statements:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id in wanted for t in node.targets
+        ):
+            yield node

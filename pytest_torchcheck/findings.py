@@ -1,0 +1,270 @@
+"""What a check found: plain data, with no tensor, no text layout and no pytest in it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+Status = Literal["violated", "suspicious", "inconclusive", "passed", "not-applicable"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+"""Every status, the most serious first."""
+
+CulpritKind = Literal[
+    "parameter",
+    "buffer",
+    "module",
+    "tensor",
+    "input",
+    "output",
+    "target",
+    "loss",
+    "function",
+    "optimizer",
+    "scheduler",
+    "dataset",
+    "call",
+    "promise",
+    "device",
+    "rank",
+]
+Plain = None | bool | int | float | str | list[Any] | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """A line of the user's source.
+
+    Attributes:
+        file: Absolute path.
+        line: Line number, from 1.
+        text: The line itself, stripped.
+        function: Qualified name of the function that holds the line, where known.
+    """
+
+    file: str
+    line: int
+    text: str = ""
+    function: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """What is at fault, by the name that the user gave it.
+
+    Attributes:
+        kind: What sort of thing it is.
+        name: Qualified name, such as ``encoder.proj.weight`` or ``optimizer.zero_grad``.
+        detail: What was measured of it, such as ``grad is None``.
+        location: Where it is made or used, when known.
+    """
+
+    kind: CulpritKind
+    name: str
+    detail: str = ""
+    location: Location | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One verdict of one check, explained.
+
+    Attributes:
+        check: Name of the check, such as ``gradients-exist``.
+        code: Stable kebab-case symptom, such as ``grad-none``.
+        status: ``violated`` fails; ``suspicious`` warns (and fails under strict);
+            ``inconclusive`` could not have failed; the rest need no action.
+        summary: One sentence that stands alone: name and symptom.
+        culprits: What is at fault, the first one first.
+        location: The line of the user's code to change or to look at.
+        observed: What was measured.
+        cause: Why it happens.
+        because: The measured fact that shows that cause.
+        fix: One edit.
+        reproduce: One command that repeats it.
+        evidence: Plain data with all measurements, for reports.
+        device, dtype: What the subject ran on, such as ``cpu`` and ``float32``.
+        contract: Name of the contract.
+        root: ``check/code`` of the finding that this one follows from, or None.
+    """
+
+    check: str = ""
+    code: str = ""
+    status: Status
+    summary: str
+    culprits: tuple[Culprit, ...] = ()
+    location: Location | None = None
+    observed: str = ""
+    cause: str = ""
+    because: str = ""
+    fix: str = ""
+    reproduce: str = ""
+    evidence: Mapping[str, Plain] = field(default_factory=dict)
+    device: str = ""
+    dtype: str = ""
+    contract: str = ""
+    root: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {self.status!r}")
+
+    @property
+    def key(self) -> str:
+        """``check/code``, which names a finding within one contract."""
+        return f"{self.check}/{self.code}"
+
+    def replace(self, **changes: Any) -> Finding:
+        """Return a copy with some fields changed."""
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain types only: what may cross a process or go into JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Finding:
+        """Rebuild a finding from :meth:`to_dict`."""
+        values = dict(data)
+        values["location"] = _location(values.get("location"))
+        values["culprits"] = tuple(
+            Culprit(**{**culprit, "location": _location(culprit.get("location"))})
+            for culprit in values.get("culprits", ())
+        )
+        return cls(**values)
+
+    def __str__(self) -> str:
+        from .render.terminal import render_finding
+
+        return render_finding(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything that the checks of one contract found.
+
+    Attributes:
+        contract: Name of the contract.
+        findings: One or more per check, of every status, in the order of the catalogue.
+        seconds: Wall time of the checks.
+        environment: Versions and seed, as plain strings.
+    """
+
+    contract: str
+    findings: tuple[Finding, ...]
+    seconds: float = 0.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing is violated."""
+        return not any(finding.status == "violated" for finding in self.findings)
+
+    @property
+    def causes(self) -> tuple[Finding, ...]:
+        """The violated findings that follow from no other one."""
+        return tuple(f for f in self.findings if f.status == "violated" and f.root is None)
+
+    def with_status(self, *statuses: Status) -> Iterator[Finding]:
+        """Iterate over the findings of these statuses."""
+        return (finding for finding in self.findings if finding.status in statuses)
+
+    def counts(self) -> dict[Status, int]:
+        """Count the findings by status; every status is present."""
+        return {status: sum(1 for _ in self.with_status(status)) for status in STATUSES}
+
+    def to_json(self, **options: Any) -> str:
+        """Return the whole report as JSON; ``options`` go to :func:`json.dumps`.
+
+        JSON has no numbers that are not finite: they are written as the strings ``"NaN"``,
+        ``"Infinity"`` and ``"-Infinity"``, which :meth:`from_json` reads back as numbers.
+        """
+        return strict_json(
+            {
+                "contract": self.contract,
+                "ok": self.ok,
+                "seconds": self.seconds,
+                "environment": dict(self.environment),
+                "findings": [finding.to_dict() for finding in self.findings],
+            },
+            **options,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Rebuild a report from :meth:`to_json`."""
+        data = _with_numbers(json.loads(text))
+        return cls(
+            contract=data["contract"],
+            findings=tuple(Finding.from_dict(finding) for finding in data["findings"]),
+            seconds=data["seconds"],
+            environment=data["environment"],
+        )
+
+    def __str__(self) -> str:
+        from .render.terminal import render_report
+
+        return render_report(self)
+
+
+class ContractViolation(AssertionError):
+    """Raised when a contract does not hold; carries the findings.
+
+    Attributes:
+        findings: The violated findings, as plain data, so that the error can be pickled.
+    """
+
+    __module__ = (
+        "builtins"  # as pytest.fail's exception does: the summary line then starts with the name
+    )
+
+    def __init__(self, findings: Iterable[Finding]) -> None:
+        self.findings = tuple(findings)
+        super().__init__("\n\n".join(str(finding) for finding in self.findings))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_violation, ([finding.to_dict() for finding in self.findings],)
+
+
+def _rebuild_violation(findings: list[dict[str, Any]]) -> ContractViolation:
+    return ContractViolation(Finding.from_dict(finding) for finding in findings)
+
+
+def strict_json(data: Any, **options: Any) -> str:
+    """Return plain data as JSON that every parser reads; ``options`` go to :func:`json.dumps`."""
+    return json.dumps(_without_odd(data), **{"indent": 1, "allow_nan": False, **options})
+
+
+_ODD = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""Numbers that JSON cannot write, by the strings that stand for them."""
+
+
+def _without_odd(value: Any) -> Any:
+    """Replace numbers that are not finite by their names."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {_without_odd(key): _without_odd(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_odd(item) for item in value]
+    return value
+
+
+def _with_numbers(value: Any) -> Any:
+    """Undo :func:`_without_odd`."""
+    if isinstance(value, str):
+        return _ODD.get(value, value)
+    if isinstance(value, dict):
+        return {key: _with_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(item) for item in value]
+    return value
+
+
+def _location(data: Mapping[str, Any] | None) -> Location | None:
+    return None if data is None else Location(**data)

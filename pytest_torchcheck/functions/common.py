@@ -1,0 +1,38 @@
+"""What the checks of one Function share: a reference run and how far another may be from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .lines import gradient_line
+
+if TYPE_CHECKING:
+    from ..findings import Location
+    from .calls import Run
+    from .target import Target
+
+EXACT = 1e-9
+"""Relative difference allowed in float64 between two ways to compute the same thing (CHECKS R2)."""
+
+Grads = Mapping[int, Tensor | None]
+
+
+def tolerance(target: Target) -> float:
+    """Return what two runs of the same mathematics may differ by, relative to the largest entry."""
+    return EXACT if target.dtype == torch.float64 else 1e-3
+
+
+def line_of(target: Target, index: int) -> Location | None:
+    """Return the line of backward that computes the gradient of a flat argument."""
+    return gradient_line(target.function, target.position(index))
+
+
+def reference_of(target: Target) -> tuple[Run, dict[int, Tensor], Grads]:
+    """Run once, draw the upstream gradient, and return both with the gradients."""
+    run = target.call.run()
+    upstream = target.upstream(run)
+    return run, upstream, run.grads({i: g.clone() for i, g in upstream.items()})

@@ -1,0 +1,398 @@
+"""Which custom Functions and operators there are: those that a run applies, and those that packages define."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+import sys
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..sources import of_frame, of_object, rank
+from .binding import linked_arguments
+from .calls import DispatchMode, is_float
+from .lines import head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from types import FrameType
+
+    from ..findings import Location
+
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
+_KEPT = 1 << 22
+"""Elements of all arguments together above which only a corner of each is kept."""
+
+_SIGNATURES = 8
+"""Different calls of one Function whose values are kept."""
+
+_TORCH = ("aten", "prims", "prim", "profiler", "c10d", "_c10d_functional", "quantized", "inductor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCall:
+    """One application of a custom Function or operator.
+
+    Attributes:
+        function: The Function class, or the operator overload.
+        kind: ``function`` or ``operator``.
+        name: Its name, without the functions it is nested in.
+        args, kwargs: The arguments; tensors are detached copies, of very large calls only corners. Empty
+            where a call of the same shapes was recorded before.
+        shapes: Shape of every tensor argument, by flat index, as it was.
+        dtypes: Its dtype.
+        strides: Its strides.
+        requires: Flat indices of the tensors that required a gradient; none where gradients were off.
+        linked: Flat indices of the tensors that another argument (a module, a closure) also holds.
+        location: The user's line that applied it.
+        defined: The line of its class, or of the operator's implementation.
+        backward: The line of its ``backward``.
+        autocast: Whether autocast was on.
+        twice: Whether its backward ran with ``create_graph=True``.
+        whole: Whether the arguments are there, with all their values.
+        corner: Size to which longer axes were cut, or 0.
+    """
+
+    function: Any
+    kind: str
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    shapes: Mapping[int, tuple[int, ...]]
+    dtypes: Mapping[int, str]
+    strides: Mapping[int, tuple[int, ...]]
+    requires: tuple[int, ...]
+    linked: tuple[int, ...] = ()
+    location: Location | None = None
+    defined: Location | None = None
+    backward: Location | None = None
+    autocast: bool = False
+    twice: bool = False
+    whole: bool = True
+    corner: int = 0
+
+    @property
+    def apply(self) -> Callable[..., Any]:
+        """What to call with the arguments."""
+        found: Callable[..., Any] = (
+            self.function.apply if self.kind == "function" else self.function
+        )
+        return found
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What makes two calls alike: shapes and dtypes of the tensors."""
+        return (self.function, tuple(self.shapes.items()), tuple(self.dtypes.values()))
+
+
+def record_functions(run: Callable[[], Any], *, packages: Iterable[str] = ()) -> list[RecordedCall]:
+    """Run something and record every custom Function and operator that it applies.
+
+    A profile hook sees each call of ``Function.apply``, however its bound method was stored, with or without
+    gradients, inside torch's own code or not; nothing is patched. Operators are seen by a dispatch mode.
+
+    Args:
+        run: Called once, without arguments.
+        packages: Installed packages that count as the user's own.
+
+    Returns:
+        The calls in order; Functions of torch itself are left out.
+    """
+    with recording(packages=packages) as calls:
+        run()
+    return calls
+
+
+@contextmanager
+def recording(*, packages: Iterable[str] = ()) -> Iterator[list[RecordedCall]]:
+    """Record what is applied inside the block; the list fills when it ends, also by an error.
+
+    Compiled models run eagerly inside: what is compiled applies nothing that could be seen.
+
+    Args:
+        packages: Installed packages that count as the user's own.
+    """
+    recorder = _Recorder()
+    found: list[RecordedCall] = []
+    try:
+        with _eagerly(), recorder:
+            yield found
+    finally:
+        found += [
+            replace(call, twice=True) if call.function in recorder.twice else call
+            for call in recorder.calls
+            if call.kind == "operator" or is_users(call.function, packages)
+        ]
+
+
+def _eagerly() -> AbstractContextManager[Any]:
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
+def is_users(function: type, packages: Iterable[str] = ()) -> bool:
+    """Say whether a Function is written by the user or an installed package, and not by torch."""
+    module = getattr(function, "__module__", "") or ""
+    if any(module == p or module.startswith(f"{p}.") for p in packages):
+        return True
+    if module.partition(".")[0] in ("torch", "functorch", "torchvision", "torchaudio"):
+        return module.partition(".")[0] not in ("torch", "functorch")
+    place = of_object(function)
+    return place is None or rank(place.file) > 0
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.calls: list[RecordedCall] = []
+        self.twice: set[Any] = set()
+        self._previous: Any = None
+        self._operators = _Operators(self)
+        self._seen: dict[tuple[Any, ...], set[int]] = {}
+
+    def __enter__(self) -> Self:
+        self._operators.__enter__()  # type: ignore[no-untyped-call]
+        self._previous = sys.getprofile()
+        if hasattr(self._previous, "disable"):  # a cProfile.Profile pauses meanwhile
+            self._previous.disable()
+        sys.setprofile(self._see)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if hasattr(self._previous, "enable"):
+            sys.setprofile(None)
+            self._previous.enable()
+        else:
+            sys.setprofile(self._previous)
+        self._operators.__exit__(*exc)  # type: ignore[no-untyped-call]
+
+    def _see(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            if frame.f_code is _APPLY:
+                self._applied(frame)
+            elif frame.f_code is _BACKWARD and torch.is_grad_enabled():
+                self.twice.add(frame.f_locals["self"]._forward_cls)
+        if callable(self._previous):
+            self._previous(frame, event, arg)
+
+    def _applied(self, frame: FrameType) -> None:
+        function = frame.f_locals["cls"]
+        arguments = frame.f_locals["args"], frame.f_locals["kwargs"]
+        self.add(function, "function", short_name(function), *arguments, frame.f_back)
+
+    def add(
+        self, function: Any, kind: str, name: str, args: Any, kwargs: Any, frame: FrameType | None
+    ) -> None:
+        """Record a call, with its values where no call like it was seen before."""
+        call = _describe(function, kind, name, args, kwargs)
+        known = self._seen.get(call.signature)
+        if known is None:
+            count = sum(1 for signature in self._seen if signature[0] is function)
+            self._seen[call.signature] = set(call.requires)
+            call = replace(call, location=of_frame(frame))
+            self.calls.append(_with_values(call, args, kwargs) if count < _SIGNATURES else call)
+        elif not known.issuperset(call.requires):
+            known |= set(call.requires)
+            self.calls.append(replace(call, location=of_frame(frame)))
+
+
+class _Operators(DispatchMode):
+    """See the operators that are not torch's own."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_custom_operator(func):
+            name = str(func._schema.name)
+            self._recorder.add(func, "operator", name, args, kwargs, sys._getframe(1))
+        return func(*args, **kwargs)
+
+
+def is_custom_operator(func: Any) -> bool:
+    """Say whether an operator was registered through ``torch.library`` outside torch."""
+    namespace = getattr(func, "namespace", "aten")
+    return namespace not in _TORCH and _implementation(func) is not None
+
+
+def short_name(function: Any) -> str:
+    """Return a class's qualified name without the functions it is nested in."""
+    return str(function.__qualname__).rpartition(".<locals>.")[2]
+
+
+def _describe(function: Any, kind: str, name: str, args: Any, kwargs: Any) -> RecordedCall:
+    leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
+    tensors = {i: v for i, v in enumerate(leaves) if isinstance(v, Tensor)}
+    definition = of_object(function) if kind == "function" else of_object(_implementation(function))
+    asked = torch.is_grad_enabled() or kind == "operator"  # operators are seen below autograd
+    return RecordedCall(
+        function=function,
+        kind=kind,
+        name=name,
+        args=(),
+        kwargs={},
+        shapes={i: tuple(t.shape) for i, t in tensors.items()},
+        dtypes={i: str(t.dtype).removeprefix("torch.") for i, t in tensors.items()},
+        strides={i: _strides(t) for i, t in tensors.items()},
+        requires=tuple(i for i, t in tensors.items() if t.requires_grad) if asked else (),
+        linked=tuple(linked_arguments(leaves)),
+        defined=definition,
+        backward=head(function, "backward", "vjp") if kind == "function" else definition,
+        autocast=any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda")),
+        whole=False,
+    )
+
+
+def _with_values(call: RecordedCall, args: Any, kwargs: Any) -> RecordedCall:
+    """Add detached copies of the arguments; of very large ones corners of equal size."""
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    tensors = [v for v in leaves if isinstance(v, Tensor)]
+    if any(_has_no_values(t) for t in tensors):
+        return call
+    corner = 0
+    if sum(t.numel() for t in tensors) > _KEPT:
+        corner = next(
+            size
+            for size in (64, 32, 16, 8, 4, 2, 1)
+            if size == 1 or sum(_corner_size(t, size) for t in tensors) <= _KEPT
+        )
+    kept = [_copy(v, corner) if isinstance(v, Tensor) else v for v in leaves]
+    plain_args, plain_kwargs = pytree.tree_unflatten(kept, spec)
+    return replace(call, args=plain_args, kwargs=plain_kwargs, whole=True, corner=corner)
+
+
+def _corner_size(tensor: Tensor, corner: int) -> int:
+    return math.prod(min(size, corner) for size in tensor.shape)
+
+
+def _copy(tensor: Tensor, corner: int) -> Tensor:
+    with torch.no_grad(), torch._C._DisableTorchDispatch():
+        value = tensor.detach()
+        if corner:
+            value = value[tuple(slice(0, corner) for _ in value.shape)]
+            if not is_float(value) and value.dtype != torch.bool:
+                value = value % corner  # indices into an axis that was cut
+        return value.clone(memory_format=torch.contiguous_format)
+
+
+def _has_no_values(tensor: Tensor) -> bool:
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.device.type == "meta":
+        return True
+    if tensor.layout != torch.strided:
+        return True
+    return type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    try:
+        return tuple(tensor.stride())
+    except RuntimeError:
+        return ()
+
+
+def _implementation(func: Any) -> Any:
+    """Return the Python function behind an operator, where it was registered with ``torch.library``."""
+    name = str(func._schema.name)
+    definition = torch._library.custom_ops.OPDEFS.get(name)
+    if definition is not None:
+        return definition._init_fn
+    return None
+
+
+# --- what packages define ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defined:
+    """A Function or operator that a package defines.
+
+    Attributes:
+        name: Qualified name within its module, or the operator's.
+        module: Module that defines it.
+        kind: ``function`` or ``operator``.
+        thing: The class or the operator definition.
+        location: Its line.
+    """
+
+    name: str
+    module: str
+    kind: str
+    thing: Any
+    location: Location | None
+
+
+def defined_in(packages: Iterable[str], *, load: bool = True) -> list[Defined]:
+    """List the Functions and operators defined in packages.
+
+    Args:
+        packages: Top-level or dotted names.
+        load: Import every submodule first; one that cannot be imported is left out.
+    """
+    names = tuple(packages)
+    if load:
+        for package in names:
+            _load(package)
+
+    def inside(module: str) -> bool:
+        return any(module == p or module.startswith(f"{p}.") for p in names)
+
+    found = [
+        Defined(
+            name=short_name(cls),
+            module=cls.__module__,
+            kind="function",
+            thing=cls,
+            location=of_object(cls),
+        )
+        for cls in _subclasses(torch.autograd.Function)
+        if inside(cls.__module__)
+    ]
+    for name, definition in sorted(torch._library.custom_ops.OPDEFS.items()):
+        implementation = definition._init_fn
+        if inside(getattr(implementation, "__module__", "")):
+            found.append(
+                Defined(
+                    name=name,
+                    module=implementation.__module__,
+                    kind="operator",
+                    thing=definition,
+                    location=of_object(implementation),
+                )
+            )
+    return sorted(found, key=lambda d: (d.module, d.location.line if d.location else 0, d.name))
+
+
+def _subclasses(cls: Any) -> Iterator[Any]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+def _load(package: str) -> None:
+    try:
+        module = importlib.import_module(package)
+    except Exception:  # a package may refuse to load in any way; what it defines is then not there
+        return
+    for info in pkgutil.walk_packages(getattr(module, "__path__", []), f"{package}."):
+        if info.name.rpartition(".")[2] in ("__main__", "setup"):
+            continue
+        try:
+            importlib.import_module(info.name)
+        except Exception:  # an optional part that is not installed here
+            continue
+
+
+def floats_of(call: RecordedCall) -> list[int]:
+    """Return the flat indices of the floating tensors."""
+    leaves = pytree.tree_leaves((call.args, dict(call.kwargs)))
+    return [i for i, value in enumerate(leaves) if isinstance(value, Tensor) and is_float(value)]

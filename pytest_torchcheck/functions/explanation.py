@@ -1,0 +1,195 @@
+"""Wrong Jacobians become findings: one per cause, with the entry, the relation and the line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .arguments import resized
+from .experiments import affine, stale_needs, wrong_saved
+from .jacobians import Block, as_real, numerical, place_of, real_size
+from .lines import gradient_line, line_with
+from .relation import Relation, Shapes
+from .relations import find_relation, follows_size
+
+if TYPE_CHECKING:
+    from ..findings import Finding, Plain
+    from .calls import Call, Run
+    from .target import Target
+
+Experiment = Callable[[Block, Shapes], Relation | None]
+
+
+def shapes_of(target: Target, call: Call, run: Run, index: int) -> Shapes:
+    """Return what the relations need to know of one input."""
+    outputs = {i: run.outputs[i].detach() for i in target.chosen}
+    others = {
+        target.input_name(i): value
+        for i, value in enumerate(call.values)
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    }
+    for i, out in outputs.items():
+        others["the output" if len(outputs) == 1 else f"output {i}"] = out
+    indices = {
+        target.input_name(i): value
+        for i, value in enumerate(call.values)
+        if isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32)
+    }
+    return Shapes(
+        name=target.input_name(index),
+        input=call.values[index],
+        outputs=outputs,
+        others=others,
+        indices=indices,
+    )
+
+
+def explained(
+    target: Target,
+    call: Call,
+    run: Run,
+    wrong: Sequence[Block],
+    blocks: Sequence[Block],
+    *,
+    explain: bool,
+) -> list[Finding]:
+    """Turn wrong Jacobians into findings, one per cause."""
+    found: list[tuple[Block, Relation]] = []
+    for block in wrong:
+        if any(_mutual(relation, target, block) for _, relation in found):
+            continue
+        peers = [(target.input_name(b.index), b) for b in blocks if b.index != block.index]
+        experiments = _experiments(target, call) if explain and not target.surrogate else []
+        shapes = shapes_of(target, call, run, block.index)
+        relation = find_relation(block, shapes, peers, experiments)
+        if relation.code == "gradcheck-scale" and target.surrogate is None:
+            relation = _sized(target, call, block, relation, shapes)
+        found.append((block, relation))
+    merged: dict[tuple[Any, ...], list[tuple[Block, Relation]]] = {}
+    for block, relation in found:
+        key = _cause_key(target, relation, block)
+        merged.setdefault(key, []).append((block, relation))
+    return [_finding(target, call, group) for group in merged.values()]
+
+
+def _sized(
+    target: Target, call: Call, block: Block, relation: Relation, shapes: Shapes
+) -> Relation:
+    """See whether a wrong factor is a size: change that size, and see whether the factor follows."""
+    factor = relation.evidence.get("factor")
+    if not isinstance(factor, float) or factor <= 0:
+        return relation
+    size = round(max(factor, 1 / factor))
+    if size < 2 or abs(max(factor, 1 / factor) - size) > 1e-3:
+        return relation
+    try:
+        there = _ratio_at(target, resized(call, size, size - 1), block.index)
+    except Exception:  # another size may not fit: then nothing is known of it
+        return relation
+    return follows_size(relation, shapes, size, size - 1, there) or relation
+
+
+def _ratio_at(target: Target, call: Call, index: int) -> float:
+    """Return analytical / numerical of a few entries of one input, for one random upstream gradient."""
+    run = call.run()
+    upstream = target.upstream(run)
+    grad = run.grads(upstream)[index]
+    columns = range(min(8, real_size(call.values[index])))
+    v = torch.cat([as_real(upstream[i]) for i in target.chosen])
+    right = v @ numerical(call, index, target.chosen, step=target.step, columns=columns)
+    found = torch.zeros_like(right) if grad is None else as_real(grad)[: len(columns)]
+    return float(found @ right) / float(right @ right)
+
+
+def _mutual(relation: Relation, target: Target, block: Block) -> bool:
+    return bool(relation.evidence.get("mutual")) and relation.evidence.get(
+        "with"
+    ) == target.input_name(block.index)
+
+
+def _cause_key(target: Target, relation: Relation, block: Block) -> tuple[Any, ...]:
+    """What makes two wrong gradients one cause: the same tensor in the wrong place, or the same line and relation."""
+    if relation.code == "gradcheck-saved":
+        return (relation.code, relation.evidence.get("slot"), relation.evidence.get("instead"))
+    if relation.code in ("gradcheck-scale", "gradcheck-sign", "gradcheck-mismatch"):
+        place = gradient_line(target.function, target.position(block.index))
+        factor = relation.evidence.get("factor")
+        line = None if place is None else place.line
+        return (relation.code, line, round(factor, 6) if isinstance(factor, float) else None)
+    return (relation.code, block.index)
+
+
+def _experiments(target: Target, call: Call) -> list[Experiment]:
+    return [
+        lambda block, shapes, run=run: run(target, call, block, shapes)  # type: ignore[misc]
+        for run in (stale_needs, affine, wrong_saved)
+    ]
+
+
+def _finding(target: Target, call: Call, group: Sequence[tuple[Block, Relation]]) -> Finding:
+    block, relation = group[0]
+    names = [target.input_name(b.index) for b, _ in group]
+    worst = int((block.error - block.tolerance).argmax())
+    row, column = divmod(worst, block.error.shape[1])
+    a, n = float(block.analytical[row, column]), float(block.numerical[row, column])
+    count, total = int(block.wrong.sum()), block.wrong.numel()
+    entry = entry_name(call.values[block.index], column)
+    place = {
+        "gradient": lambda: gradient_line(target.function, target.position(block.index)),
+        "return": lambda: gradient_line(target.function, None, assigned=False),
+        "save": lambda: line_with(
+            target.function, r"save_for_backward|ctx\.\w+\s*=", "setup_context", "forward"
+        ),
+        "needs": lambda: line_with(target.function, r"needs_input_grad", "backward", "vjp"),
+    }[relation.where]()
+    symptom = relation.symptom
+    if len(names) > 1:
+        symptom = symptom.replace(f" of {names[0]}", f" of {' and of '.join(names)}")
+    evidence: dict[str, Plain] = {
+        **relation.evidence,
+        "input": names[0],
+        "entry": entry,
+        "analytical": a,
+        "numerical": n,
+        "wrong_entries": count,
+        "entries": total,
+    }
+    unasked = all(b.index in call.optional for b, _ in group)  # no caller wants that gradient
+    return target.finding(
+        "suspicious" if unasked else "violated",
+        relation.code,
+        f"{target.backward} returns {symptom}",
+        location=place,
+        inputs={
+            b.index: f"{int(b.wrong.sum())} of {b.wrong.numel()} entries differ" for b, _ in group
+        },
+        observed=f"d output{_output_of(block, row, target)} / d {names[0]}{entry}: analytical {a:.6g}, numerical {n:.6g}; "
+        f"{count} of {total} entries differ ({str(target.dtype).removeprefix('torch.')}, step {target.step:g}, rtol {target.rtol:g})",
+        cause=relation.cause,
+        because=relation.because,
+        fix=relation.fix,
+        evidence=evidence,
+    )
+
+
+def entry_name(tensor: Tensor, entry: int) -> str:
+    """Return the index of a real entry, such as ``[1, 2]`` or ``[0].imag``."""
+    part = ""
+    if tensor.is_complex():
+        entry, imaginary = divmod(entry, 2)
+        part = ".imag" if imaginary else ".real"
+    if tensor.dim() == 0:
+        return part
+    return f"{list(place_of(entry, tensor.shape))}{part}"
+
+
+def _output_of(block: Block, row: int, target: Target) -> str:
+    outputs = target.call.evaluate()
+    for position, (start, end) in block.rows.items():
+        if start <= row < end:
+            name = f" {position}" if len(block.rows) > 1 else ""
+            return f"{name}{entry_name(outputs[position], row - start)}"
+    return ""

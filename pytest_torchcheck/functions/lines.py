@@ -1,0 +1,274 @@
+"""Which line of a Function: the one that computes a gradient, saves a tensor, or first differs."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import linecache
+import os
+import sys
+import textwrap
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..findings import Location
+from ..sources import of_error, of_object, search, untaken_lines
+from .calls import DispatchMode
+from .jacobians import distance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from types import FrameType
+
+_Function = torch.autograd.Function
+
+
+def method_of(function: type | None, *names: str) -> Callable[..., Any] | None:
+    """Return the first of these methods that a Function overrides, without its decorators."""
+    for name in names:
+        for cls in getattr(function, "__mro__", ()):
+            if cls is _Function:
+                break
+            if name in vars(cls):
+                method = getattr(function, name)
+                plain = inspect.unwrap(getattr(method, "__func__", method))
+                found: Callable[..., Any] = getattr(plain, "__func__", plain)
+                return found
+    return None
+
+
+def overrides(function: type | None, name: str) -> bool:
+    """Say whether a Function defines this method itself."""
+    return method_of(function, name) is not None
+
+
+def head(function: type | None, *names: str) -> Location | None:
+    """Return the line of ``def backward`` (or of the class, where there is none)."""
+    method = method_of(function, *names)
+    if method is None:
+        return of_object(function) if function is not None else None
+    return _definition(method) or of_object(method)
+
+
+def gradient_line(
+    function: type | None,
+    position: int | None,
+    *,
+    method: str = "backward",
+    assigned: bool = True,
+) -> Location | None:
+    """Return the line of ``backward`` that computes what it returns at a position.
+
+    The value returned at that position counts; where it is a plain name, the last line that assigns
+    it. Without source, None.
+
+    Args:
+        function: The Function.
+        position: Position among the returned values: the argument's for backward, the output's for jvp;
+            None where it is not known.
+        method: ``backward`` or ``jvp``.
+        assigned: Follow a plain name to the line that assigns it; else the line of ``return`` itself.
+    """
+    found = method_of(function, *(("backward", "vjp") if method == "backward" else (method,)))
+    parsed = _parse(found)
+    if found is None or parsed is None:
+        return head(function, method)
+    tree, start, filename = parsed
+    dead = untaken_lines(found)
+    returns = [
+        node
+        for node in _own_nodes(tree)
+        if isinstance(node, ast.Return) and node.value and start + node.lineno - 1 not in dead
+    ]
+    if not returns:
+        return head(function, method)
+    last = returns[-1]
+    value: ast.expr = last.value  # type: ignore[assignment]
+    line = last.lineno
+    if isinstance(value, ast.Tuple) and position is not None and position < len(value.elts):
+        value = value.elts[position]
+        line = value.lineno
+    if not assigned:
+        line = last.lineno
+    elif isinstance(value, ast.Name) and (
+        made := _assigned(tree, value.id, last.lineno, {line - start + 1 for line in dead})
+    ):
+        line = made
+    return _location(filename, start + line - 1, found.__qualname__)
+
+
+def line_with(function: type | None, pattern: str, *methods: str) -> Location | None:
+    """Return the first line of these methods that matches a regular expression."""
+    for name in methods:
+        method = method_of(function, name)
+        if method is not None and (found := search(method, pattern)) is not None:
+            return found
+    return None
+
+
+def error_line(function: type | None, error: BaseException) -> Location | None:
+    """Return the Function's own line in a traceback, else the user's innermost one."""
+    files = _files(function)
+    best = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code.co_filename in files:
+            best = _location(code.co_filename, traceback.tb_lineno, code.co_qualname)
+        traceback = traceback.tb_next
+    return best or of_error(error)
+
+
+@dataclass(slots=True, kw_only=True)
+class Op:
+    """One operation, the line of the Function that called it, and what it gave."""
+
+    line: Location
+    name: str
+    results: list[Tensor] = field(default_factory=list)
+    written: set[int] = field(default_factory=set)
+
+
+class Trace(DispatchMode):
+    """Record the operations that run while a Function's own code is on the stack."""
+
+    def __init__(self, function: type | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ops: list[Op] = []
+        self._files = _files(function)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        line = _own_line(sys._getframe(1), self._files)
+        if line is not None:
+            self.ops.append(
+                Op(
+                    line=line,
+                    name=str(func),
+                    results=[
+                        t.detach().clone()
+                        for t in pytree.tree_leaves(result)
+                        if isinstance(t, Tensor)
+                    ],
+                    written=_written(func, args, kwargs),
+                )
+            )
+        return result
+
+
+def first_divergence(reference: Sequence[Op], other: Sequence[Op], tolerance: float) -> Op | None:
+    """Return the first operation of ``other`` whose result differs from the reference run's."""
+    a = [(op.line.line, op.name, _shapes(op)) for op in reference]
+    b = [(op.line.line, op.name, _shapes(op)) for op in other]
+    for block in difflib.SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
+        for k in range(block.size):
+            left, right = reference[block.a + k], other[block.b + k]
+            pairs = zip(left.results, right.results, strict=False)
+            if any(distance(y, x) > tolerance for x, y in pairs):
+                return right
+    return None
+
+
+def first_write(ops: Sequence[Op], storage: int) -> Op | None:
+    """Return the first operation that writes into a storage (its data pointer)."""
+    return next((op for op in ops if storage in op.written), None)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Return the data pointer of a tensor's storage, 0 where it has none."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> set[int]:
+    found = set()
+    schema = getattr(func, "_schema", None)
+    for position, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        found |= {storage_of(t) for t in pytree.tree_leaves(value) if isinstance(t, Tensor)}
+    return found
+
+
+def _shapes(op: Op) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(t.shape) for t in op.results)
+
+
+def _files(function: type | None) -> set[str]:
+    names = ("forward", "backward", "vjp", "setup_context", "jvp", "vmap")
+    methods = [method_of(function, name) for name in names]
+    return {m.__code__.co_filename for m in methods if m is not None and hasattr(m, "__code__")}
+
+
+def _own_line(frame: FrameType | None, files: set[str]) -> Location | None:
+    while frame is not None:
+        if frame.f_code.co_filename in files:
+            return _location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
+        frame = frame.f_back
+    return None
+
+
+def _location(filename: str, line: int, function: str) -> Location:
+    text = linecache.getline(filename, line).strip()
+    return Location(file=os.path.abspath(filename), line=line, text=text, function=function)
+
+
+def _parse(method: Callable[..., Any] | None) -> tuple[ast.AST, int, str] | None:
+    if method is None:
+        return None
+    try:
+        lines, start = inspect.getsourcelines(method)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+        filename = inspect.getsourcefile(method)
+    except (OSError, TypeError, SyntaxError):
+        return None
+    definitions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
+    return (definitions[0] if definitions else tree), max(start, 1), filename or ""
+
+
+def _definition(method: Callable[..., Any]) -> Location | None:
+    parsed = _parse(method)
+    if parsed is None or not isinstance(parsed[0], ast.FunctionDef):
+        return None
+    return _location(parsed[2], parsed[1] + parsed[0].lineno - 1, method.__qualname__)
+
+
+def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Walk a function's body in order, leaving out the functions defined inside it."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            continue
+        yield child
+        yield from _own_nodes(child)
+
+
+def _assigned(tree: ast.AST, name: str, before: int, dead: Collection[int] = ()) -> int | None:
+    lines = []
+    for node in _own_nodes(tree):
+        if getattr(node, "lineno", 0) in dead:
+            continue
+        if isinstance(node, ast.Assign):
+            targets: list[ast.expr] = list(node.targets)
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+            targets = [node.target]
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            called = node.value.func  # an in-place method: grad.mul_(2)
+            inplace = isinstance(called, ast.Attribute) and called.attr.endswith("_")
+            targets = [called.value] if inplace and isinstance(called, ast.Attribute) else []
+        else:
+            continue
+        names = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+        value = getattr(node, "value", None)
+        empty = isinstance(value, ast.Constant) and value.value is None
+        if name in names and node.lineno <= before and not empty:
+            lines.append(node.lineno)
+    return max(lines) if lines else None

@@ -1,0 +1,190 @@
+"""What is checked: one callable on small float64 arguments, and how its findings are worded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..findings import Culprit, Finding, Location, Plain, Status
+from ..sources import of_object, rank
+from .jacobians import RTOL, STEP, random_like, real_size
+from .lines import head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .calls import Call, Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surrogate:
+    """A gradient that is meant to differ from forward's derivative.
+
+    Attributes:
+        of: The function whose derivative backward gives, called with the same arguments; None where it
+            has none that can be written down, and then the values of the gradient are not compared.
+        reason: Why the estimator is wanted.
+    """
+
+    reason: str
+    of: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One callable under check.
+
+    Attributes:
+        name: The name the user knows, such as ``FusedAffine``.
+        call: The call to check, in ``dtype``, small where that was possible.
+        original: The call as given, in ``dtype``, where it was cut down; else None.
+    recorded: The call with the values as given, in ``dtype``, where others were drawn or sizes cut.
+        chosen: The differentiable floating outputs.
+        dtype: ``float64``, or ``float32`` where the callable refuses that.
+        rtol, step: Tolerance and step that fit the dtype.
+        surrogate: A declared estimator, or None.
+    origin: The only Function in the graph of a callable that is not one itself.
+        used_at: Where the user's code applies it, where that was seen.
+        cost: Seconds of one forward and of one backward.
+    stochastic: Whether the outputs change with the seed.
+    notes: What was done to the arguments, in words.
+    """
+
+    name: str
+    call: Call
+    original: Call | None = None
+    recorded: Call | None = None
+    chosen: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float64
+    rtol: float = RTOL
+    step: float = STEP
+    surrogate: Surrogate | None = None
+    origin: type[torch.autograd.Function] | None = None
+    used_at: Location | None = None
+    cost: tuple[float, float] = (0.0, 0.0)
+    stochastic: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def function(self) -> type[torch.autograd.Function] | None:
+        """The Function behind the call: the one applied, or the only one in its graph."""
+        return self.call.function or self.origin
+
+    @property
+    def own(self) -> bool:
+        """Whether the code is the user's own, and so theirs to mend, rather than a package's."""
+        place = of_object(self.function or self.call.fn)
+        return place is None or rank(place.file) != 1
+
+    @property
+    def backward(self) -> str:
+        """How a sentence about its gradient begins."""
+        return self.part("backward")
+
+    def part(self, method: str) -> str:
+        """How a sentence about one of its methods begins."""
+        if self.call.function is not None:
+            return f"{self.name}.{method}"
+        if self.origin is not None:
+            return f"{self.name} ({self.origin.__name__}.{method})"
+        return self.name if method == "backward" else f"{self.name} ({method})"
+
+    @property
+    def entries(self) -> tuple[int, int]:
+        """Real entries of the checked inputs and of the chosen outputs."""
+        outputs = self.call.evaluate()
+        return (
+            sum(real_size(self.call.values[i]) for i in self.call.wanted),
+            sum(real_size(outputs[i]) for i in self.chosen),
+        )
+
+    def input_name(self, index: int) -> str:
+        """Return the name of a flat argument."""
+        return self.call.names[index]
+
+    def position(self, index: int) -> int | None:
+        """Return where backward returns the gradient of a flat argument, where that is known."""
+        return index if self.call.function is not None else None
+
+    def upstream(self, run: Run, seed: int = 1) -> dict[int, Tensor]:
+        """Draw a contiguous upstream gradient for every differentiable output."""
+        generator = torch.Generator().manual_seed(0x5EED + seed)
+        return {i: random_like(run.outputs[i], generator) for i in self.chosen}
+
+    def finding(
+        self,
+        status: Status,
+        code: str,
+        summary: str,
+        *,
+        location: Location | None = None,
+        inputs: Mapping[int, str] | None = None,
+        evidence: Mapping[str, Plain] | None = None,
+        **fields: Any,
+    ) -> Finding:
+        """Build a finding; the culprits are the Function and the inputs concerned."""
+        place = location or head(self.function, "backward", "vjp") or self.used_at
+        culprits = [Culprit(kind="function", name=self.name, location=place)]
+        culprits += [
+            Culprit(kind="input", name=self.input_name(i), detail=detail)
+            for i, detail in (inputs or {}).items()
+        ]
+        if self.used_at is not None and self.used_at != place:
+            culprits.append(
+                Culprit(
+                    kind="call",
+                    name=f"{self.name}.apply",
+                    detail="applied here",
+                    location=self.used_at,
+                )
+            )
+        return Finding(
+            status=status,
+            code=code,
+            summary=summary,
+            culprits=tuple(culprits),
+            location=place,
+            evidence={
+                "function": self.name if self.origin is None else self.origin.__name__,
+                "arguments": self.described(),
+                **(evidence or {}),
+            },
+            dtype=str(self.dtype).removeprefix("torch."),
+            **fields,
+        )
+
+    def described(self) -> list[Plain]:
+        """Return the arguments in words, as plain data."""
+        return [_describe(n, v) for n, v in zip(self.call.names, self.call.values, strict=True)]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one aspect found, and what it looked at for the final word."""
+
+    findings: list[Finding] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+
+    def add(self, other: Outcome) -> None:
+        """Append another aspect's findings and facts."""
+        self.findings += other.findings
+        self.held += other.held
+
+    @property
+    def violated(self) -> bool:
+        """True when something is violated."""
+        return any(finding.status == "violated" for finding in self.findings)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, else its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
+def _describe(name: str, value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{name}: {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return f"{name}: {value!r}"[:80]

@@ -1,0 +1,389 @@
+"""Does accumulating over micro-batches give the full batch's gradient?
+
+Both are computed in float64 on the same weights, with dropout and batch statistics off, so that only the
+way the loop divides and adds can make a difference. The accumulated gradient is taken as it stands after
+the last backward pass before the optimizer's step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from pytest_torchcheck import sources
+from pytest_torchcheck.specs import Labels
+from pytest_torchcheck.state import seed_everything
+from pytest_torchcheck.subject import Subject, SubjectError
+
+from .closures import kept
+from .micro import call_micro_step
+from .naming import name_in, user_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pytest_torchcheck.batches import Batch
+    from pytest_torchcheck.findings import Location
+
+Gradients = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """An accumulated gradient beside the full batch's.
+
+    Attributes:
+        passes: Backward passes before the step.
+        error: Norm of the difference, relative to the full gradient's.
+        ratio: Length of the accumulated gradient along the full one.
+        residual: What is left of it across, relative: 0 where they are parallel.
+        means: Relative distance to the mean of the micro-batches' own gradients.
+        last: Relative distance to the last micro-batch's own gradient, up to a factor.
+        applied: The same of what stands in the gradients when the optimizer steps.
+        worst: Parameters that differ most, the worst first.
+        dtype: In which they were computed.
+        counts: Valid targets of each micro-batch, where targets are labels.
+        loss: Name of the tensor that backward is called on, and the line that makes it.
+        place: Line of the backward pass.
+    """
+
+    passes: int
+    error: float
+    ratio: float
+    residual: float
+    means: float
+    last: float
+    applied: float
+    worst: tuple[str, ...]
+    dtype: str
+    counts: tuple[int, ...]
+    loss: str = ""
+    loss_place: Location | None = None
+    place: Location | None = None
+
+
+@dataclass(slots=True)
+class _Capture:
+    """What stands in the gradients after each backward pass, until the optimizer steps."""
+
+    model: nn.Module
+    gradients: Gradients = field(default_factory=dict)
+    applied: Gradients = field(default_factory=dict)
+    passes: int = 0
+    stepped: bool = False
+    place: Location | None = None
+    loss: str = ""
+    function: Any = None
+
+    def after_backward(self, root: Any) -> None:
+        if self.stepped:
+            return
+        self.gradients = gradients_of(self.model)
+        self.passes += 1
+        frame = user_frame()
+        self.place = sources.of_frame(frame)
+        self.loss = name_in(frame, root)
+        self.function = frame.f_code if frame is not None else None
+
+
+def compare(
+    subject: Subject, n: int, micro_step: Callable[..., Any] | None, *, unequal: bool
+) -> Comparison | None:
+    """Run the user's accumulation and the full batch once each, and compare their gradients.
+
+    Args:
+        subject: With a loss.
+        n: How many micro-batches.
+        micro_step: As promised; used where the contract declares no train step.
+        unequal: Mark targets as ignored, so that the micro-batches have unequal counts.
+
+    Returns:
+        The comparison, or None where ``unequal`` cannot be had.
+    """
+    batch = _divisible(subject, n)
+    if unequal and (changed := _unequal(subject, batch)) is not None:
+        batch = changed
+    elif unequal:
+        return None
+    with subject.pristine(steps=True), _in_double(subject) as (model, dtype), _without_noise(model):
+        batch = batch.to(dtype=dtype).clone()
+        full = _full(subject, model, batch)
+        capture = _accumulated(subject, model, batch, n, micro_step)
+        micro = [_full(subject, model, part) for part in _parts(subject, batch, n)]
+    return _compare(
+        capture,
+        full,
+        micro,
+        str(dtype or torch.float32).removeprefix("torch."),
+        _counts(subject, batch, n),
+    )
+
+
+@contextlib.contextmanager
+def _in_double(subject: Subject) -> Iterator[tuple[nn.Module, torch.dtype | None]]:
+    """Give the model in float64, or as it is where it cannot run so."""
+    try:
+        with subject.in_double() as model, torch.no_grad():
+            subject.call(model, subject.batch().to(dtype=torch.float64).clone())
+        wide = True
+    except SubjectError:
+        wide = False
+    if wide:
+        with subject.in_double() as model:
+            yield model, torch.float64
+    else:
+        yield subject.model, None
+
+
+@contextlib.contextmanager
+def _without_noise(model: nn.Module) -> Iterator[None]:
+    """Hold the model in eval mode, whatever the loop says: no dropout, no batch statistics."""
+    model.eval()
+    kept_ = {name: module.__dict__.get("train") for name, module in model.named_modules()}
+    for module in model.modules():
+        module.__dict__["train"] = lambda mode=True, module=module: module
+    try:
+        yield
+    finally:
+        for name, module in model.named_modules():
+            if kept_.get(name) is None:
+                module.__dict__.pop("train", None)
+            else:
+                module.__dict__["train"] = kept_[name]
+
+
+def gradients_of(model: nn.Module) -> Gradients:
+    """Copy the gradients of a model, in float64; zeros where there is none."""
+    return {
+        name: torch.zeros_like(p, dtype=torch.float64)
+        if p.grad is None
+        else (p.grad.to_dense() if p.grad.layout != torch.strided else p.grad)
+        .detach()
+        .double()
+        .clone()
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
+
+
+def _clear(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def _full(subject: Subject, model: nn.Module, batch: Batch) -> Gradients:
+    """Return the gradient of the declared loss over a whole batch."""
+    _clear(model)
+    seed_everything(subject.seed)
+    batch = batch.clone()
+    with torch.enable_grad():
+        loss = subject.compute_loss(subject.call(model, batch), batch)
+        with subject.phase("backward", batch):
+            torch.autograd.backward(loss)
+    found = gradients_of(model)
+    _clear(model)
+    return found
+
+
+def _accumulated(
+    subject: Subject, model: nn.Module, batch: Batch, n: int, micro_step: Callable[..., Any] | None
+) -> _Capture:
+    """Run the train step on the whole batch; on ``n`` parts where one call is one part; else the micro step."""
+    parts = _parts(subject, batch, n)
+    capture = None
+    if subject.contract.train_step is not None:
+        for batches in ([batch], parts):
+            capture = _run(subject, model, functools.partial(_step_all, subject, model, batches))
+            if capture.stepped and capture.passes > 1:
+                return capture
+    if micro_step is not None:
+        whole = _valid(subject, batch)
+        return _run(
+            subject,
+            model,
+            functools.partial(_micro_steps, subject, model, micro_step, parts, whole),
+        )
+    assert capture is not None
+    return capture
+
+
+def _step_all(subject: Subject, model: nn.Module, batches: list[Batch], optimizer: Any) -> None:
+    for part in batches:
+        subject.train_step(model, optimizer, part.clone())
+
+
+def _micro_steps(
+    subject: Subject,
+    model: nn.Module,
+    function: Callable[..., Any],
+    parts: list[Batch],
+    whole: int,
+    optimizer: Any,
+) -> None:
+    for place, part in enumerate(parts):
+        with subject.phase("step", part):
+            call_micro_step(function, model, optimizer, part.clone(), place, len(parts), whole)
+
+
+def _run(subject: Subject, model: nn.Module, call: Callable[[Any], None]) -> _Capture:
+    contract = subject.contract
+    _clear(model)
+    capture = _Capture(model)
+    values = {name: p.detach().clone() for name, p in model.named_parameters()}
+    original = torch.autograd.backward
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        root = args[0] if args else kwargs.get("tensors")
+        capture.after_backward(root[0] if isinstance(root, list | tuple) else root)
+        return result
+
+    def stepping(*_: Any) -> None:
+        if not capture.stepped:
+            capture.applied = gradients_of(model)
+        capture.stepped = True
+
+    with kept(contract.train_step, contract.optimizer, without=(model,)):
+        seed_everything(subject.seed)
+        optimizer = subject.make_optimizer(model)
+        handle = register_optimizer_step_pre_hook(stepping)
+        torch.autograd.backward = backward
+        try:
+            call(optimizer)
+        finally:
+            torch.autograd.backward = original
+            handle.remove()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])
+    _clear(model)
+    return capture
+
+
+def _divisible(subject: Subject, n: int) -> Batch:
+    """Return the base batch with a size that ``n`` divides: unequal parts are another question."""
+    batch = subject.batch()
+    symbol = subject.source.batch_symbol
+    size = batch.sizes.get(symbol, 0) if symbol is not None else 0
+    if symbol is None or size % n == 0:
+        return batch
+    if size > n:
+        return subject.source.rows(batch, torch.arange(size - size % n))
+    return subject.at(**{symbol: 2 * n}) or batch
+
+
+def _parts(subject: Subject, batch: Batch, n: int) -> list[Batch]:
+    """Cut a batch into ``n`` parts as :func:`torch.chunk` does."""
+    symbol = subject.source.batch_symbol
+    size = batch.sizes.get(symbol, 0) if symbol is not None else 0
+    if size < 2:
+        return [batch]
+    return [subject.source.rows(batch, index) for index in torch.arange(size).chunk(n)]
+
+
+def _ignored(subject: Subject) -> int | None:
+    spec = subject.contract.targets
+    return spec.ignore_index if isinstance(spec, Labels) else None
+
+
+def _unequal(subject: Subject, batch: Batch) -> Batch | None:
+    """Mark ever more targets as ignored from the first sample to the last, never all of a sample."""
+    ignore = _ignored(subject)
+    targets = batch.targets
+    if (
+        ignore is None
+        or not isinstance(targets, torch.Tensor)
+        or targets.is_floating_point()
+        or targets.dim() < 2
+    ):
+        return None
+    rows, width = targets.shape[0], targets[0].numel()
+    if rows < 2 or width < 2:
+        return None
+    keep = torch.linspace(1.0, 1.0 / width, rows).mul(width).round().clamp_min(1).long()
+    marked = (torch.arange(width)[None] >= keep[:, None]).reshape(targets.shape)
+    changed = torch.where(marked, torch.full_like(targets, ignore), targets)
+    return batch.map(lambda path, leaf: changed if leaf is targets else leaf)
+
+
+def _valid(subject: Subject, batch: Batch) -> int:
+    """Count the targets that are not ignored; the samples where targets are no labels."""
+    targets = batch.targets
+    if not isinstance(targets, torch.Tensor):
+        return max(batch.sizes.values(), default=1)
+    if targets.is_floating_point():
+        return len(targets)
+    ignore = _ignored(subject)
+    return int((targets != (-100 if ignore is None else ignore)).sum())
+
+
+def _counts(subject: Subject, batch: Batch, n: int) -> tuple[int, ...]:
+    targets = batch.targets
+    if not isinstance(targets, torch.Tensor) or targets.is_floating_point():
+        return ()
+    return tuple(_valid(subject, part) for part in _parts(subject, batch, n))
+
+
+def _flat(gradients: Gradients) -> torch.Tensor:
+    return (
+        torch.cat([g.flatten() for g in gradients.values()])
+        if gradients
+        else torch.zeros(1, dtype=torch.float64)
+    )
+
+
+def _compare(
+    capture: _Capture, full: Gradients, micro: list[Gradients], dtype: str, counts: tuple[int, ...]
+) -> Comparison:
+    got = capture.gradients or {name: torch.zeros_like(g) for name, g in full.items()}
+    a, b = _flat(got), _flat(full)
+    size = float(b.norm()) or 1.0
+    ratio = float(a @ b) / size**2
+    means = sum((_flat(m) for m in micro), torch.zeros_like(b)) / max(len(micro), 1)
+    last = _flat(micro[-1])
+    worst = sorted(full, key=lambda name: -float((got[name] - full[name]).norm()))
+    return Comparison(
+        passes=capture.passes,
+        error=float((a - b).norm()) / size,
+        ratio=ratio,
+        residual=float((a - ratio * b).norm()) / size,
+        means=float((a - means).norm()) / size,
+        last=_across(a, last),
+        applied=_across(_flat(capture.applied), last) if capture.applied else math.inf,
+        worst=tuple(worst[:4]),
+        dtype=dtype,
+        counts=counts,
+        loss=capture.loss,
+        loss_place=_bound_at(capture),
+        place=capture.place,
+    )
+
+
+def _across(vector: torch.Tensor, direction: torch.Tensor) -> float:
+    """Return what is left of a vector across a direction, relative to its own length."""
+    along = float(vector @ direction) / max(float(direction @ direction), 1e-300)
+    return float((vector - along * direction).norm()) / max(float(vector.norm()), 1e-300)
+
+
+def _bound_at(capture: _Capture) -> Location | None:
+    """Return the last line of the function that binds the loss's name."""
+    if not capture.loss or capture.function is None:
+        return None
+    import dis
+
+    from pytest_torchcheck.data.tracing import line_of
+
+    lines: list[int] = []
+    line = 0
+    for instruction in dis.get_instructions(capture.function):
+        line = instruction.starts_line or line
+        if instruction.opname.startswith("STORE") and instruction.argval == capture.loss:
+            lines.append(int(line))
+    return line_of(capture.function, lines[-1]) if lines else None

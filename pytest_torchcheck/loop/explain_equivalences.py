@@ -1,0 +1,264 @@
+"""From evidence on equivalences (accumulation, resuming, replicas, averages) to findings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_torchcheck import sources
+from pytest_torchcheck.checks.registry import suspicious, violated
+from pytest_torchcheck.findings import Culprit, Finding, Location
+
+from .protocol import at, call, few
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_torchcheck.subject import Subject
+
+    from .accumulation import Comparison
+    from .resume import Resumption
+    from .trace import Event, OptimizerStep, Trace
+
+_ALIKE = 1e-4
+
+
+def not_accumulated(found: Comparison, n: int, trace: Trace | None) -> Finding:
+    """Micro-batches do not add up to the full batch's gradient."""
+    place = found.loss_place or found.place
+    clearing: Event | None = None
+    loss = found.loss or "the loss"
+    counts = (
+        f"; valid targets of the micro-batches: {', '.join(map(str, found.counts))}"
+        if found.counts
+        else ""
+    )
+    if found.residual < _ALIKE and abs(found.ratio) > _ALIKE:
+        code = "accumulation-scale"
+        if abs(found.ratio - n) < 1e-3 * n:
+            cause, fix = (
+                f"the micro-batches' losses are added without being divided by {n}",
+                f"divide {loss} by {n}",
+            )
+        else:
+            cause = "the accumulated gradient has another scale"
+            fix = f"divide the summed losses by what the full batch's loss divides by, not by {1 / found.ratio:.4g} of it"
+        because = f"it is {found.ratio:.4g} times the full batch's gradient in every parameter (residual {found.residual:.1e})"
+    elif found.means < _ALIKE:
+        code, cause = (
+            "accumulation-mean-of-means",
+            "each micro-batch is averaged by itself, whatever it counts",
+        )
+        because = f"the accumulated gradient equals the mean of the micro-batches' means (distance {found.means:.1e})"
+        fix = f"sum {loss} over targets and divide by the count of the whole batch"
+    elif found.last < _ALIKE:
+        code, cause = (
+            "accumulation-cleared",
+            "only the last micro-batch is left: the gradients are cleared in between",
+        )
+        because = (
+            f"the gradient is parallel to the last micro-batch's own (distance {found.last:.1e})"
+        )
+        fix = "call zero_grad once, before the first micro-batch"
+        clearing = _clearing(trace)
+    else:
+        code, cause = (
+            "accumulation-differs",
+            "micro-batches are weighted wrongly, or a part of the batch is left out",
+        )
+        because = (
+            f"the gradient is neither parallel to the full batch's (residual {found.residual:.2g}), nor the mean of the "
+            f"micro-batches' means ({found.means:.2g}), nor the last one's ({found.last:.2g})"
+        )
+        fix = "weight each micro-batch by its share of the whole batch's valid targets"
+    if clearing is not None:
+        place = clearing.place
+    return violated(
+        code,
+        f"accumulating {n} micro-batches gives another gradient than the full batch: {found.error:.1%} off",
+        culprits=(
+            *((call(clearing, "between two micro-batches"),) if clearing is not None else ()),
+            Culprit(kind="loss", name=loss, detail="as the loop divides it", location=place),
+            Culprit(
+                kind="call",
+                name=f"{loss}.backward",
+                detail=f"{found.passes} passes",
+                location=found.place,
+            ),
+            *(Culprit(kind="parameter", name=name, detail="differs") for name in found.worst[:2]),
+        ),
+        location=place,
+        observed=f"relative difference {found.error:.3g} in {found.dtype}, length along the full gradient {found.ratio:.4g}{counts}",
+        cause=cause,
+        because=because,
+        fix=fix,
+        evidence={
+            "error": found.error,
+            "ratio": found.ratio,
+            "residual": found.residual,
+            "counts": list(found.counts),
+        },
+    )
+
+
+def stepped_each(trace: Trace, n: int) -> Finding:
+    """The optimizer steps after every micro-batch."""
+    steps, passes = trace.optimizer_steps(step=0), trace.backwards(step=0)
+    return violated(
+        "accumulation-missing",
+        f"{steps[0].name}() runs {len(steps)} times in one step where {n} micro-batches are to be accumulated",
+        culprits=(
+            call(steps[0], "after every micro-batch"),
+            call(passes[0], f"{len(passes)} passes"),
+        ),
+        location=steps[0].place,
+        observed=f"one call ran {len(passes)} backward passes and {len(steps)} optimizer steps",
+        cause="the step stands inside the loop over micro-batches",
+        because=f"{at(steps[0].place)} ran after each pass of {at(passes[0].place)}",
+        fix=f"move {steps[0].name}() behind the loop",
+    )
+
+
+def _clearing(trace: Trace | None) -> Event | None:
+    """Return the zero_grad that stands between two backward passes of one call."""
+    if trace is None:
+        return None
+    passes = [place for place, _ in trace.of("backward", step=0)]
+    cleared = trace.of("zero-grad", step=0)
+    return next((e for place, e in cleared if passes and passes[0] < place < passes[-1]), None)
+
+
+def not_resumed(found: Resumption) -> Finding:
+    """A resumed run ends elsewhere."""
+    missing = found.missing
+    names = [one.path for one in missing]
+    place = next((one.location for one in missing if one.location is not None), None)
+    # what only the next training step depends on (a carried hidden state) may be meant to start anew
+    make = suspicious if names and found.evaluates else violated
+    return make(
+        "resume-differs",
+        f"a run resumed from its checkpoint ends elsewhere: {names[0] if names else found.differing[0]} "
+        f"{'is not saved' if names else 'differs'}",
+        culprits=tuple(Culprit(kind="buffer", name=one.path, detail="not in the checkpoint", location=one.location) for one in missing[:4])
+        or (Culprit(kind="parameter", name=found.differing[0], detail="differs after resuming"),),
+        location=place,
+        observed=f"{len(found.differing)} tensors differ after {found.steps} + {found.steps} steps, by up to {found.largest:.3g}",
+        cause="the run depends on a value that state_dict does not hold"
+        if names
+        else "what a piece saves is not enough to continue from",
+        because=f"{few(tuple(names))} changed in the first steps and stands in no state_dict ({few(found.pieces)} were saved)"
+        if names
+        else "the uninterrupted run repeats bit by bit, and the resumed one does not",
+        fix=f"make {names[0]} a buffer, or save it in get_extra_state" if names else "save what the optimizer keeps",
+        evidence={"parameters": list(found.differing[:32]), "missing": names},
+    )  # fmt: skip
+
+
+def parted(
+    subject: Subject,
+    pair: tuple[str, str],
+    trace: Trace,
+    step: int,
+    distance: float,
+    place: Location | None,
+) -> Finding:
+    """Two parameters that are promised to be equal are not."""
+    a, b = pair
+    stepped = trace.optimizer_steps()
+    fallback = stepped[0].place if stepped else None
+    return violated(
+        "replicas-differ",
+        f"{a} and {b} differ by {distance:.3g} after step {step}",
+        culprits=(
+            Culprit(
+                kind="parameter",
+                name=b,
+                detail=f"differs from {a}",
+                location=sources.of_parameter(subject.model, b),
+            ),
+            Culprit(
+                kind="parameter",
+                name=a,
+                detail="its replica",
+                location=sources.of_parameter(subject.model, a),
+            ),
+        ),
+        location=place or fallback,
+        observed=f"largest difference after each step: {', '.join(f'{p[pair]:.3g}' for p in trace.pairs[:6])}",
+        cause="the replicas are not given the same gradient, or not the same update",
+        because=f"they were equal before, and their gradients differ after {at(place)}"
+        if place
+        else "they were equal before",
+        fix=f"make the gradients of {a} and {b} equal (average both) before the step",
+    )
+
+
+def not_guarded(step: OptimizerStep, broken: Sequence[str], total: int) -> Finding:
+    """A NaN gradient was applied."""
+    return violated(
+        "non-finite-applied",
+        f"{step.name}() applies a NaN gradient: {broken[0]} is NaN afterwards",
+        culprits=(
+            Culprit(kind="call", name=step.name, detail="applies NaN", location=step.place),
+            *(
+                Culprit(kind="parameter", name=name, detail="NaN after the step")
+                for name in broken[:3]
+            ),
+        ),
+        location=step.place,
+        observed=f"every gradient was made NaN; {len(broken)} of {total} parameters are NaN after the step",
+        cause="nothing looks at the gradients between backward and step",
+        because=f"{step.name}() ran at {at(step.place)} with a gradient norm of NaN",
+        fix="skip the step unless torch.isfinite of the gradient norm",
+        evidence={"parameters": list(broken[:32])},
+    )
+
+
+def not_averaged(
+    target: str,
+    source: str,
+    decay: float,
+    name: str,
+    measured: float | None,
+    error: float,
+    place: Location | None,
+    *,
+    same: bool,
+) -> Finding:
+    """A moving average that is something else."""
+    if same:
+        cause = f"{target} and {source} are one storage: the average is the trained model itself"
+        because = f"{target}.{name} and {source}.{name} have one data pointer"
+        fix = f"copy the module: {target} = copy.deepcopy({source})"
+    elif measured is not None and abs(measured - 1.0) < 1e-3:
+        cause, fix = f"{target} is never updated", f"update {target} after every optimizer step"
+        because = f"{target}.{name} keeps its value bit by bit"
+    elif measured is not None and abs(measured - (1 - decay)) < 1e-3 and abs(1 - 2 * decay) > 1e-2:
+        cause, fix = (
+            "the decay and its complement are swapped",
+            f"keep {decay:g} of {target}, add {1 - decay:g} of {source}",
+        )
+        because = f"{target}.{name} keeps {measured:.4g} of its value"
+    else:
+        cause = "the average is formed by another rule, or of another moment"
+        because = f"{target}.{name} " + (
+            f"keeps {measured:.4g} of its value" if measured is not None else "follows no average"
+        )
+        fix = f"{target} = {decay:g} * {target} + {1 - decay:g} * {source}, after the optimizer's step"
+    return violated(
+        "average-differs",
+        f"{target}.{name} is not the moving average of {source}.{name} with decay {decay:g}",
+        culprits=(
+            Culprit(
+                kind="parameter",
+                name=f"{target}.{name}",
+                detail=f"off by {error:.3g}",
+                location=place,
+            ),
+            Culprit(kind="parameter", name=f"{source}.{name}", detail="its source"),
+        ),
+        location=place,
+        observed=f"after one step {target}.{name} is off by {error:.3g}",
+        cause=cause,
+        because=because,
+        fix=fix,
+    )

@@ -1,0 +1,163 @@
+"""Read a trace for what a step leaves behind: eval mode, gradients off, statistics moved by an evaluation."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from pytest_torchcheck.checks.registry import suspicious, violated
+from pytest_torchcheck.findings import Culprit, Finding
+
+from .protocol import at, few
+from .replay import where_gradients_go_off, where_mode_is_left
+from .trace import Forward, Mode, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchcheck.subject import Subject
+
+_EVALUATES = re.compile(r"(?i)valid|eval|test|score|metric|accuracy")
+
+
+def mode_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
+    """Yield what an evaluation inside the step leaves behind."""
+    yield from _left_in_eval(subject, trace)
+    yield from _gradients_off(subject, trace)
+    yield from _statistics(trace)
+
+
+def training_forwards(trace: Trace) -> dict[int, list[Forward]]:
+    """Return the forwards with gradients on that come before the last backward of each call."""
+    found: dict[int, list[Forward]] = {}
+    for number in range(trace.steps + 1):
+        passes = [place for place, _ in trace.of("backward", step=number)]
+        if passes:
+            found[number] = [
+                e
+                for place, e in trace.of("forward", step=number)
+                if isinstance(e, Forward) and e.grad and place < passes[-1]
+            ]
+    return found
+
+
+def _left_in_eval(subject: Subject, trace: Trace) -> Iterator[Finding]:
+    """A later training forward runs with modules in eval mode that were in training mode at first."""
+    seen: dict[str, frozenset[str]] = {}
+    for number, forwards in training_forwards(trace).items():
+        for forward in forwards:
+            first = seen.setdefault(forward.module, forward.frozen)
+            stuck = forward.frozen - first
+            if not stuck:
+                continue
+            yield _stuck(subject, trace, number, forward, stuck)
+            return
+
+
+def _stuck(
+    subject: Subject, trace: Trace, number: int, forward: Forward, stuck: frozenset[str]
+) -> Finding:
+    before = trace.events.index(forward)
+    setter = next(
+        (
+            e
+            for e in reversed(trace.events[:before])
+            if isinstance(e, Mode)
+            and not e.training
+            and any(_within(name, e.module) for name in stuck)
+        ),
+        None,
+    )
+    place = None
+    if setter is not None and setter.place is not None:
+        place = where_mode_is_left(
+            subject, setter.module, setter.place.function, before=setter.step
+        )
+    name = setter.name if setter is not None else "model.training = False"
+    layers = (
+        frozenset(
+            n for n in stuck if n and not any(o != n and o.startswith(f"{n}.") for o in stuck)
+        )
+        or stuck
+    )
+    restore = f"{name.removesuffix('.eval')}.train()"
+    return violated(
+        "eval-mode-left",
+        f"{name}() is not undone: from call {number} of the step on, training runs in eval mode",
+        culprits=(
+            Culprit(
+                kind="call",
+                name=name,
+                detail="not undone",
+                location=setter.place if setter else None,
+            ),
+            *(
+                Culprit(kind="module", name=n, detail="in eval mode while it trains")
+                for n in sorted(layers)[:3]
+            ),
+        ),
+        location=place or (setter.place if setter else None),
+        observed=f"{len(stuck)} modules ({few(layers)}) were in training mode in the first call and in eval mode in call {number}",
+        cause="dropout is off and statistics stand still after the first evaluation",
+        because=f"{name}() ran at {at(setter.place if setter else None)}"
+        + (f", and {at(place)} returns without train()" if place else ""),
+        fix=f"call {restore} before {at(place)}"
+        if place
+        else f"call {restore} after the evaluation",
+        evidence={"modules": sorted(stuck)},
+    )
+
+
+def _within(name: str, owner: str) -> bool:
+    return not owner or name == owner or name.startswith(f"{owner}.")
+
+
+def _gradients_off(subject: Subject, trace: Trace) -> Iterator[Finding]:
+    if trace.grad_left_off is None:
+        return
+    place = where_gradients_go_off(subject, before=trace.grad_left_off)
+    yield violated(
+        "gradients-left-off",
+        "the step leaves gradients switched off: nothing after it can train",
+        culprits=(
+            Culprit(kind="call", name="set_grad_enabled", detail="not undone", location=place),
+        ),
+        location=place,
+        observed=f"torch.is_grad_enabled() is False after call {trace.grad_left_off} of the step",
+        cause="gradients are switched off for an evaluation and not switched on again",
+        because=f"they are off after {at(place)}",
+        fix="use `with torch.no_grad():` around the evaluation",
+    )
+
+
+def _statistics(trace: Trace) -> Iterator[Finding]:
+    """An evaluation in training mode moves running statistics."""
+    for _, event in trace.of("forward"):
+        if (
+            not isinstance(event, Forward)
+            or event.grad
+            or not event.statistics
+            or event.place is None
+        ):
+            continue
+        if not _EVALUATES.search(event.place.function.rpartition(".")[2]):
+            continue
+        yield suspicious(
+            "evaluation-updates-statistics",
+            f"{event.place.function.rpartition('.')[2]} runs the model in training mode: {few(event.statistics)} change",
+            culprits=(
+                Culprit(
+                    kind="call", name=event.name, detail="in training mode", location=event.place
+                ),
+                *(
+                    Culprit(kind="buffer", name=name, detail="moved")
+                    for name in event.statistics[:3]
+                ),
+            ),
+            location=event.place,
+            observed=f"{len(event.statistics)} buffers changed in a forward without gradients",
+            cause="the evaluation does not call eval() first, so that its data moves the running statistics",
+            because=f"the model was in training mode at {at(event.place)}",
+            fix="call model.eval() before the evaluation and model.train() after it",
+        )
+        return

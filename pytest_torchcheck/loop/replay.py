@@ -1,0 +1,275 @@
+"""Run the user's step again, line by line, to name a line. Only after a plain run has found something."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pytest_torchcheck.data.tracing import Watcher, find_line
+from pytest_torchcheck.state import seed_everything
+from pytest_torchcheck.subject import Subject, SubjectError
+
+from .closures import carried_graphs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from pytest_torchcheck.findings import Location
+
+
+def replay(
+    subject: Subject,
+    watcher: Callable[[nn.Module, Any], Watcher],
+    *,
+    before: int = 0,
+    steps: int = 1,
+) -> Location | None:
+    """Return the first line of the user's step for which a watcher says True.
+
+    Args:
+        subject: Whose step.
+        watcher: Made from the model and what the optimizer function returned.
+        before: Steps that run first, unwatched.
+        steps: Steps that are watched.
+    """
+    with (
+        subject.pristine(steps=True) as model,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        for parameter in model.parameters():
+            parameter.grad = None
+        model.train()
+        seed_everything(subject.seed)
+        made = subject.make_optimizer(model)
+
+        def run(count: int, first: int) -> None:
+            for step in range(first, first + count):
+                seed_everything(subject.seed + step)
+                subject.train_step(model, made, subject.batch().clone())
+
+        try:
+            run(before, 0)
+        except SubjectError:
+            return None
+        return find_line(lambda: run(steps, before), watcher(model, made))
+
+
+def where_loss_is_made_anew(subject: Subject) -> tuple[str, Location | None]:
+    """Find the line that makes a scalar leaf that requires a gradient, and its name."""
+    found: list[str] = []
+
+    def watch(model: nn.Module, _: Any) -> Watcher:
+        known = {id(p) for p in model.parameters()}
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            if event == "call":
+                return False
+            for name, value in frame.f_locals.items():
+                if (
+                    isinstance(value, torch.Tensor)
+                    and value.is_leaf
+                    and value.requires_grad
+                    and value.numel() == 1
+                    and id(value) not in known
+                ):
+                    found.append(name)
+                    return True
+            return False
+
+        return watcher
+
+    place = replay(subject, watch)
+    return (found[0] if found else ""), place
+
+
+def where_mode_is_left(
+    subject: Subject, module: str, function: str, *, before: int = 0
+) -> Location | None:
+    """Find the line by which a function returns with a module still in eval mode.
+
+    Args:
+        subject: Whose step.
+        module: Qualified name of the module.
+        function: Qualified name of the function that switched it.
+        before: Steps that run first.
+    """
+
+    def watch(model: nn.Module, _: Any) -> Watcher:
+        switched = model.get_submodule(module) if module else model
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            code = frame.f_code
+            name = getattr(code, "co_qualname", code.co_name)
+            return event == "return" and name == function and not switched.training
+
+        return watcher
+
+    return replay(subject, watch, before=before)
+
+
+def where_gradients_go_off(subject: Subject, *, before: int = 0) -> Location | None:
+    """Find the last line that switches gradients off and does not switch them on again."""
+    last: list[tuple[FrameType, int]] = []
+    from pytest_torchcheck.data.tracing import line_of
+
+    def watch(model: nn.Module, _: Any) -> Watcher:
+        state = [True]
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            now = torch.is_grad_enabled()
+            if state[0] and not now and event != "call":
+                last[:] = [(frame, line)]
+            state[0] = now
+            return False
+
+        return watcher
+
+    replay(subject, watch, before=before)
+    return line_of(last[0][0].f_code, last[0][1]) if last else None
+
+
+def where_graph_is_carried(subject: Subject) -> tuple[tuple[str, ...], Location | None]:
+    """Find what holds a graph from one step to the next, and the line that puts it there.
+
+    Returns:
+        The paths of the tensors, such as ``carried['hidden'][0]``, and the line.
+    """
+    contract = subject.contract
+    names: list[str] = []
+
+    def watch(model: nn.Module, _: Any) -> Watcher:
+        known: set[int] = set()
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            if event == "call":
+                return False
+            held = carried_graphs(contract.train_step, contract.optimizer, model=model)
+            new = [name for name, tensor in held.items() if id(tensor) not in known]
+            known.update(id(tensor) for tensor in held.values())
+            names[:] = list(held)
+            return bool(new)
+
+        return watcher
+
+    place = replay(subject, watch)
+    return tuple(names), place
+
+
+def growing_graph(subject: Subject) -> tuple[str, tuple[int, ...]] | None:
+    """Return what the step keeps whose graph grows with every call, and its nodes after each.
+
+    A sum of losses is one small tensor whatever it holds, so that no count of bytes tells; its graph
+    gets longer with every loss that is added.
+    """
+    contract = subject.contract
+    if contract.train_step is None:
+        return None
+    sizes: dict[str, list[int]] = {}
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        optimizer = subject.make_optimizer(model)
+        for call in range(_CALLS):
+            try:
+                subject.train_step(model, optimizer, subject.batch().clone())
+            except SubjectError:
+                return None
+            held = carried_graphs(contract.train_step, contract.optimizer, model=model)
+            if not held:
+                return None
+            for name, tensor in held.items():
+                sizes.setdefault(name, [0] * call).append(_nodes(tensor))
+            del held
+    for name, counts in sizes.items():
+        later = counts[2:]
+        if len(counts) == _CALLS and all(a < b for a, b in pairwise(later)):
+            return name, tuple(counts)
+    return None
+
+
+_CALLS = 6
+
+
+def _nodes(tensor: torch.Tensor, most: int = 20_000) -> int:
+    """Count the nodes of a tensor's graph."""
+    seen = {tensor.grad_fn}
+    stack = [tensor.grad_fn]
+    while stack and len(seen) < most:
+        node = stack.pop()
+        for following, _ in node.next_functions if node is not None else ():
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return len(seen)
+
+
+def last_write(subject: Subject, a: str, b: str, *, before: int) -> Location | None:
+    """Find the last line that writes to one of two gradients before the two parameters part.
+
+    Args:
+        subject: Whose step.
+        a: Qualified name of the one parameter.
+        b: Of the other.
+        before: Steps after which they are still equal.
+    """
+    from pytest_torchcheck.data.tracing import line_of
+
+    writes: list[tuple[FrameType, int, str]] = []
+
+    def watch(model: nn.Module, _: Any) -> Watcher:
+        pair = [model.get_parameter(a), model.get_parameter(b)]
+        state = [_signature(p) for p in pair]
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            if event == "call":
+                return False
+            now = [_signature(p) for p in pair]
+            parted = not torch.equal(pair[0].detach(), pair[1].detach())
+            if now != state:
+                grads_differ = _unlike(pair)
+                if not parted or not writes:
+                    writes.append((frame, line, "grads differ" if grads_differ else "grads equal"))
+                state[:] = now
+            return parted
+
+        return watcher
+
+    parted = replay(subject, watch, before=before)
+    differing = [one for one in writes if one[2] == "grads differ"]
+    if differing:
+        frame, line, _ = differing[-1]
+        return line_of(frame.f_code, line)
+    return parted
+
+
+def _signature(parameter: torch.Tensor) -> tuple[int, int]:
+    grad = parameter.grad
+    return (0, 0) if grad is None else (id(grad), grad._version)
+
+
+def _unlike(pair: list[Any]) -> bool:
+    a, b = pair[0].grad, pair[1].grad
+    if a is None or b is None:
+        return (a is None) != (b is None)
+    return a.shape != b.shape or not torch.equal(a, b)
+
+
+def where_changed(subject: Subject, name: str) -> Location | None:
+    """Find the line of the user's step that writes to a parameter, or the call of the step where none does."""
+
+    def watch(model: nn.Module, _: Any) -> Watcher:
+        parameter = model.get_parameter(name)
+        before = parameter.detach().clone()
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            return event != "call" and not torch.equal(parameter.detach(), before)
+
+        return watcher
+
+    return replay(subject, watch)

@@ -1,0 +1,338 @@
+"""Is a training run that is saved and resumed the same as one that was not interrupted?
+
+The checkpoint holds what everybody saves: ``state_dict`` of the model, of the optimizers and of the
+schedulers that came with them, and of whatever else the training step keeps that has one: a gradient scaler, a
+sampler, an average; and the states of its random generators. What the run depends on besides is the missing piece.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pytest_torchcheck import trees
+from pytest_torchcheck.data.contents import Contents, Held
+from pytest_torchcheck.data.generators import generator_state, is_generator, set_generator_state
+from pytest_torchcheck.state import ModuleState, seed_everything
+from pytest_torchcheck.subject import Subject, optimizers_of, schedulers_of
+
+from .closures import ClosureState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchcheck.findings import Location
+
+STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A value that the run changes and the checkpoint does not hold.
+
+    Attributes:
+        path: ``model.ema``, ``optimizer.moments``.
+        location: The line that makes it.
+    """
+
+    path: str
+    location: Location | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """A resumed run beside an uninterrupted one.
+
+    Attributes:
+        steps: Steps before the checkpoint, and after it.
+        differing: Parameters and buffers that differ at the end.
+        largest: Largest difference of one element.
+        missing: What changed before the checkpoint and is not in it.
+        repeatable: Whether the uninterrupted run is the same when run again.
+        evaluates: Whether the restored model evaluates a batch as the saved one did.
+        closures: What the step's functions keep of their own, which no state_dict holds.
+        decides: Whether the resumed run is the uninterrupted one once that is put back too.
+        iterators: What the step reads its data from, whose place no checkpoint holds.
+        pieces: What the checkpoint held.
+    """
+
+    steps: int
+    differing: tuple[str, ...]
+    largest: float
+    missing: tuple[Missing, ...]
+    repeatable: bool
+    evaluates: bool
+    closures: tuple[str, ...]
+    decides: bool
+    iterators: tuple[str, ...]
+    pieces: tuple[str, ...]
+
+
+def is_resumed(subject: Subject) -> tuple[str, ...] | None:
+    """Say whether a run resumed after one step ends as the steps that were run anyway do, bit by bit.
+
+    One step up to the checkpoint, the rest of them behind it: what a piece does every second or third step
+    differs if it has forgotten the first one. Equal checksums are the promise itself; anything else, such as
+    steps that no checkpoint can continue, only says that :func:`measure` has to look.
+
+    Returns:
+        What the checkpoint held; None where the run ends elsewhere. Cost: as many steps as those run anyway.
+    """
+    from pytest_torchcheck.checks.updates import checksums, trajectory
+
+    known = trajectory(subject)
+    if known.end is None or known.error is not None:
+        return None
+    contract = subject.contract
+    with subject.pristine(steps=True) as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.train()
+        seed_everything(subject.seed)
+        made = subject.make_optimizer(model)
+        pieces = _pieces(made)
+        held = ClosureState(contract.train_step, without=(model, *pieces.values()))
+        _run(subject, model, made, 0, 1)
+        if held.changed():
+            return None
+        states: dict[str, Any] = {"model": copy.deepcopy(model.state_dict())}
+        # these pieces do no further step, so that what their states hold need not be copied
+        states |= {name: thing.state_dict() for name, thing in pieces.items()}
+        del made, pieces, held
+    with subject.pristine(steps=True) as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with subject.phase("build"):
+            model.load_state_dict(states["model"])
+        model.train()
+        seed_everything(subject.seed)
+        made = subject.make_optimizer(model)
+        with subject.phase("step"):
+            for name, thing in _pieces(made).items():
+                thing.load_state_dict(states[name])
+        _run(subject, model, made, 1, len(known.losses) - 1)
+        return tuple(states) if checksums(model) == known.end else None
+
+
+def measure(subject: Subject) -> Resumption:
+    """Run ``2 * STEPS`` steps through, and again with a checkpoint in the middle. Cost: three such runs at most."""
+    run = _through(subject)
+    evaluated, resumed = _resume(subject, run)
+    differing = {name: _distance(run.values[name], resumed[name]) for name in run.values}
+    wrong = tuple(name for name, distance in differing.items() if distance > 0.0)
+    repeatable, decides = True, False
+    if wrong and run.closures:
+        _, whole = _resume(subject, run, closures=True)
+        decides = all(_distance(run.values[name], whole[name]) == 0.0 for name in whole)
+    if wrong and not decides:
+        again = _through(subject).values
+        repeatable = all(_distance(run.values[name], again[name]) == 0.0 for name in again)
+    return Resumption(
+        steps=STEPS,
+        differing=wrong,
+        largest=max(differing.values(), default=0.0),
+        missing=run.missing,
+        repeatable=repeatable,
+        evaluates=_alike(evaluated, run.evaluated),
+        closures=run.closures,
+        decides=decides,
+        iterators=run.iterators,
+        pieces=tuple(run.states),
+    )
+
+
+def _resume(
+    subject: Subject, run: _Through, *, closures: bool = False
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Go on from the checkpoint in the middle of a run.
+
+    Args:
+        subject: Whose run.
+        run: The uninterrupted one.
+        closures: Whether to put back as well what the step's functions keep and no state_dict holds.
+
+    Returns:
+        What the restored model evaluates, and the values at the end.
+    """
+    with subject.pristine(steps=True) as model:
+        with subject.phase("build"):
+            model.load_state_dict(run.states["model"])
+        evaluated = _evaluate(subject, model)
+        model.train()
+        seed_everything(subject.seed)
+        made = subject.make_optimizer(model)
+        if closures:
+            run.middle.restore()
+        held = ClosureState(subject.contract.train_step, without=(model,))
+        with subject.phase("step"):
+            for name, thing in {**_pieces(made), **held.savable()}.items():
+                if name in run.states:
+                    _load(thing, run.states[name])
+        _run(subject, model, made, STEPS, STEPS)
+        return evaluated, _values(model)
+
+
+def _state(thing: Any) -> Any:
+    return copy.deepcopy(generator_state(thing) if is_generator(thing) else thing.state_dict())
+
+
+def _load(thing: Any, state: Any) -> None:
+    if is_generator(thing):
+        set_generator_state(thing, copy.deepcopy(state))
+    else:
+        thing.load_state_dict(copy.deepcopy(state))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Through:
+    """An uninterrupted run: values at its end, states, evaluation and omissions in its middle."""
+
+    values: dict[str, torch.Tensor]
+    states: dict[str, Any]
+    evaluated: dict[str, torch.Tensor]
+    missing: tuple[Missing, ...]
+    closures: tuple[str, ...]
+    iterators: tuple[str, ...]
+    middle: ClosureState
+
+
+def _through(subject: Subject) -> _Through:
+    contract = subject.contract
+    with subject.pristine(steps=True) as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        closures = ClosureState(contract.train_step, contract.optimizer, without=(model,))
+        try:
+            model.train()
+            seed_everything(subject.seed)
+            before = _plain(model)
+            made = subject.make_optimizer(model)
+            pieces = _pieces(made)
+            plain = {name: _plain(thing) for name, thing in pieces.items()}
+            held = ClosureState(contract.train_step, without=(model, *pieces.values()))
+            savable = held.savable()
+            inner = {name: _plain(thing) for name, thing in savable.items()}
+            _run(subject, model, made, 0, STEPS)
+            own = tuple(
+                path
+                for path in held.changed()
+                if not any(path == n or path.startswith((f"{n}.", f"{n}[")) for n in savable)
+            )
+            states = {"model": copy.deepcopy(model.state_dict())}
+            states |= {name: _state(thing) for name, thing in {**pieces, **savable}.items()}
+            middle = ClosureState(contract.train_step, without=(model, *pieces.values()))
+            missing = _unsaved("model", model, before, set(states["model"]))
+            for name, thing in pieces.items():
+                missing += _unsaved(name, thing, plain[name], set())
+            for name, thing in savable.items():
+                if isinstance(states[name], dict):
+                    kept = {*states[name], *(f"_{key}" for key in states[name])}
+                    missing += _unsaved(name, thing, inner[name], kept)
+            with kept_module(model):
+                evaluated = _evaluate(subject, model)
+            _run(subject, model, made, STEPS, STEPS)
+            return _Through(
+                values=_values(model),
+                states=states,
+                evaluated=evaluated,
+                missing=missing,
+                closures=own,
+                iterators=held.iterators(),
+                middle=middle,
+            )
+        finally:
+            closures.restore()
+
+
+@contextlib.contextmanager
+def kept_module(model: nn.Module) -> Iterator[None]:
+    """Put a module back as it is now."""
+    state = ModuleState(model, copy_parameters=True)
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+def _evaluate(subject: Subject, model: nn.Module) -> dict[str, torch.Tensor]:
+    batch = subject.batch().clone()
+    model.eval()
+    seed_everything(subject.seed)
+    with torch.no_grad():
+        output = subject.call(model, batch)
+    return {path: tensor.detach().clone() for path, tensor in trees.tensors(output).items()}
+
+
+def _run(subject: Subject, model: nn.Module, made: Any, first: int, count: int) -> None:
+    for step in range(first, first + count):
+        seed_everything(subject.seed + step)
+        subject.train_step(model, made, subject.batch().clone())
+        if subject.contract.train_step is None:
+            for scheduler in schedulers_of(made):
+                scheduler.step()
+
+
+def _pieces(made: Any) -> dict[str, Any]:
+    """Name the optimizers and schedulers that a user's optimizer function returned."""
+    found: dict[str, Any] = {}
+    for kind, things in (("optimizer", optimizers_of(made)), ("scheduler", schedulers_of(made))):
+        for place, thing in enumerate(things):
+            found[kind if len(things) == 1 else f"{kind}{place}"] = thing
+    return found
+
+
+def _values(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        name: t.detach().clone() for name, t in (*model.named_parameters(), *model.named_buffers())
+    }
+
+
+def _alike(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(_distance(a[path], b[path]) == 0.0 for path in a)
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    if a.shape != b.shape:
+        return float("inf")
+    if torch.equal(a, b):
+        return 0.0
+    distance = (a.double() - b.double()).abs().nan_to_num(0.0)
+    return float(distance.max()) or (0.0 if torch.equal(a.isnan(), b.isnan()) else float("inf"))
+
+
+Plain = dict[str, tuple[Any, Held | None]]
+
+
+def _plain(thing: Any) -> Plain:
+    """Return the values that an object holds outside of its ``state_dict``, by path, as digests."""
+    from pytest_torchcheck.data.describing import describe_leaf
+
+    found: Plain = {}
+    contents = Contents(thing)
+    for held in contents.arrays:
+        found[held.path] = (describe_leaf("", held.value).digest, held)
+    for owner in contents.objects:
+        for name, value in vars(owner.value).items():
+            if isinstance(value, bool | int | float | str) and not name.startswith("_"):
+                path = f"{owner.path}.{name}" if owner.path else name
+                one = Held(
+                    path=path, kind="attribute", value=value, owner=owner.value, attribute=name
+                )
+                found[path] = (value, one)
+    return found
+
+
+def _unsaved(name: str, thing: Any, before: Plain, saved: set[str]) -> tuple[Missing, ...]:
+    """Return what an object holds, has changed, and does not save."""
+    found = []
+    for path, (value, held) in _plain(thing).items():
+        if path in saved or held is None or path.rpartition(".")[2] in ("training", "last_epoch"):
+            continue
+        if name != "model" and path.startswith(("state", "param_groups", "base_lrs", "optimizer")):
+            continue
+        if before.get(path, (None, None))[0] != value and not isinstance(held.value, nn.Parameter):
+            found.append(Missing(path=f"{name}.{path}", location=held.location))
+    return tuple(found)

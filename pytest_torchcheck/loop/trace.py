@@ -1,0 +1,179 @@
+"""What happened in a training step, in order, each event with the user's line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchcheck.findings import Location
+    from pytest_torchcheck.subject import SubjectError
+
+Kind = Literal[
+    "forward", "backward", "optimizer-step", "zero-grad", "scheduler-step", "scale", "unscale",
+    "scaler-step", "scaler-update", "clip", "mode",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One call that matters to a training step.
+
+    Attributes:
+        kind: What was called.
+        step: In which call of the train step, from 0.
+        name: The call as the user writes it: ``optimizer.zero_grad``, ``loss.backward``.
+        owner: Key of the optimizer, scheduler, scaler or module; equal for the same object.
+        place: The user's line.
+    """
+
+    kind: Kind
+    step: int
+    name: str
+    owner: int
+    place: Location | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward(Event):
+    """An outermost call of a module.
+
+    Attributes:
+        module: Qualified name; empty for the model itself.
+        grad: Whether gradients were on.
+        frozen: Qualified names of the modules that were in eval mode.
+        statistics: Buffers that the call changed while gradients were off.
+    """
+
+    module: str
+    grad: bool
+    frozen: frozenset[str]
+    statistics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backward(Event):
+    """A backward pass.
+
+    Attributes:
+        leaf: Whether the root is a leaf: a loss made anew, without a graph.
+        touched: Parameters whose gradient it changed.
+        stale: Those of them that still held a gradient which an optimizer had already applied.
+        norm: Total norm of the gradients of all parameters afterwards.
+        scale: Factor by which a GradScaler multiplied the root, 1 without.
+        repeats: Place of an earlier pass of the same call whose root this pass goes through again, or None.
+    """
+
+    leaf: bool
+    touched: frozenset[str]
+    stale: frozenset[str]
+    norm: float
+    scale: float = 1.0
+    repeats: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerStep(Event):
+    """An optimizer's step.
+
+    Attributes:
+        rates: Learning rate of every group.
+        norm: Total norm of its parameters' gradients.
+        empty: Whether every gradient was None or zero.
+        fresh: Places in :attr:`Trace.events` of the backward passes that its gradients hold and that no
+            earlier step of this optimizer had applied.
+        sources: By place of a backward pass: parameters whose gradient holds it.
+        stale: Parameters whose gradient holds what an earlier step of it had already applied.
+        cleared: Place of the zero_grad that threw away a gradient not applied yet, or None.
+        scaled: Whether gradients were still multiplied by a GradScaler's factor.
+        closure: Whether the step was given a closure.
+    """
+
+    rates: tuple[float, ...]
+    norm: float
+    empty: bool
+    fresh: tuple[int, ...]
+    sources: dict[int, frozenset[str]]
+    stale: frozenset[str]
+    cleared: int | None
+    scaled: bool
+    closure: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip(Event):
+    """A clipping of gradients.
+
+    Attributes:
+        by: ``norm`` or ``value``.
+        limit: Its threshold.
+        parameters: Names of what was clipped.
+        pending: Whether a gradient was there that no step had applied.
+        scaled: Whether gradients were still multiplied by a GradScaler's factor.
+        norm: Total norm of all parameters' gradients before.
+        own: That of what was clipped.
+    """
+
+    by: Literal["norm", "value"]
+    limit: float
+    parameters: frozenset[str]
+    pending: bool
+    scaled: bool
+    norm: float
+    own: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode(Event):
+    """A call of ``train`` or ``eval``.
+
+    Attributes:
+        module: Qualified name; empty for the model itself.
+        training: The mode that was set.
+    """
+
+    module: str
+    training: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Some consecutive calls of a training step, recorded.
+
+    Attributes:
+        events: In order.
+        steps: How many calls returned.
+        losses: What they returned, as numbers; NaN for what is none.
+        parameters: Names of the parameters by optimizer key.
+        names: Of every optimizer, by key, as the user calls it.
+        classes: Of every optimizer and scheduler, by key: its class's name.
+        error: What a call raised, or None.
+        grad_left_off: Step after which gradients were left switched off, or None.
+        pairs: By step: largest difference of the pairs that were asked for.
+    """
+
+    events: tuple[Event, ...]
+    steps: int
+    losses: tuple[float, ...]
+    parameters: dict[int, tuple[str, ...]]
+    names: dict[int, str]
+    classes: dict[int, str]
+    error: SubjectError | None = None
+    grad_left_off: int | None = None
+    pairs: tuple[dict[tuple[str, str], float], ...] = field(default=())
+
+    def of(self, *kinds: Kind, step: int | None = None) -> Iterator[tuple[int, Event]]:
+        """Iterate over places and events of these kinds."""
+        for place, event in enumerate(self.events):
+            if event.kind in kinds and (step is None or event.step == step):
+                yield place, event
+
+    def optimizer_steps(self, step: int | None = None) -> list[OptimizerStep]:
+        """Return the steps of optimizers."""
+        return [e for _, e in self.of("optimizer-step", step=step) if isinstance(e, OptimizerStep)]
+
+    def backwards(self, step: int | None = None) -> list[Backward]:
+        """Return the backward passes."""
+        return [e for _, e in self.of("backward", step=step) if isinstance(e, Backward)]

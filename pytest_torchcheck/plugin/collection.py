@@ -1,0 +1,574 @@
+"""A contract becomes a collector, each of its cases an item; findings decide the item's outcome."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from . import TorchcheckWarning, fixtures, markers, options
+from .options import ACCELERATORS, Options
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Sequence
+
+    from ..artifacts import Artifact
+    from ..contracts import Contract
+    from ..findings import Finding
+    from ..runner import Case, Runner
+
+TextRepr = Any  # pytest names the type of a failure's representation only privately
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What an item's findings come to.
+
+    Attributes:
+        failing: Findings that fail it.
+        warning: Findings that are shown as warnings.
+        skipping: Reasons why it is shown as skipped; empty unless nothing fails.
+    """
+
+    failing: tuple[Finding, ...] = ()
+    warning: tuple[Finding, ...] = ()
+    skipping: tuple[str, ...] = ()
+
+
+def judge(findings: Sequence[Finding], *, strict: bool) -> Verdict:
+    """Turn findings into an outcome.
+
+    Args:
+        findings: Those of one case; at least one.
+        strict: Whether ``suspicious`` and ``inconclusive`` fail too. What is undecided only because
+            something else is broken does not: its cause fails already.
+    """
+    hard = {"violated", "suspicious", "inconclusive"} if strict else {"violated"}
+    failing = tuple(
+        f
+        for f in findings
+        if f.code == "internal-error"  # a defect of ours must not pass for a skip
+        or (f.status in hard and not (f.status == "inconclusive" and f.root))
+    )
+    warning = tuple(f for f in findings if f.status == "suspicious" and f not in failing)
+    if failing:
+        return Verdict(failing=failing, warning=warning)
+    undecided = [f"inconclusive: {f.summary}" for f in findings if f.status == "inconclusive"]
+    idle = [f"not applicable: {f.summary}" for f in findings if f.status == "not-applicable"]
+    held = any(f.status in ("passed", "suspicious") for f in findings)
+    return Verdict(warning=warning, skipping=tuple(undecided or ([] if held else idle)))
+
+
+def render_failure(findings: Iterable[Finding], *, verbosity: int = 0) -> str:
+    """Return what a failed item shows: each cause in full, what follows from an earlier one in a line."""
+    from ..render.terminal import render_finding
+    from ..render.text import headline
+
+    texts = []
+    for finding in findings:
+        if finding.root is None:
+            texts.append(render_finding(finding, verbosity=verbosity))
+        else:
+            texts.append(
+                f"{headline(finding)}\nfollows from {finding.root}, which is reported there"
+            )
+    return "\n\n".join(texts)
+
+
+_Failed: Any = pytest.fail.Exception  # a class that pytest makes known under no other public name
+
+
+class Explained(_Failed):  # type: ignore[misc]
+    """A failure that this plugin adds to a test: its text is that of its findings, its frames are nobody's."""
+
+    __module__ = "builtins"
+
+    def __init__(self, findings: Iterable[Finding]) -> None:
+        self.findings = tuple(findings)
+        super().__init__(render_failure(self.findings), pytrace=False)
+
+
+class ContractNode(pytest.Collector):
+    """One contract of a test module."""
+
+    def __init__(
+        self, *, contract: Contract, replayed: Artifact | None = None, **keywords: Any
+    ) -> None:
+        super().__init__(**keywords)
+        self.contract = contract
+        self.replayed = replayed
+        self._runner: Runner | None = None
+        # marks stand on the factory: @contract(...) above, @pytest.mark.slow below it
+        self.own_markers.extend(markers.own_marks(contract.model))
+        self.keywords.update((mark.name, mark) for mark in self.own_markers)
+
+    @property
+    def settings(self) -> Options:
+        """The run's settings."""
+        return self.config.stash[options.KEY]
+
+    @property
+    def runner(self) -> Runner:
+        """Runs this contract's cases; what they share is kept until the last one is done."""
+        if self._runner is None:
+            from ..runner import Runner
+
+            settings, own = self.settings, markers.item_settings(self)
+            self._runner = Runner(
+                self.contract,
+                seed=self.seed,
+                examples=settings.examples if own.examples is None else own.examples,
+                strict=settings.strict,
+                artifacts=settings.artifacts,
+                reproduce=self.command,
+            )
+        return self._runner
+
+    @property
+    def seed(self) -> int:
+        """The mark's seed, else that of a replayed failure, else the run's."""
+        own = markers.item_settings(self).seed
+        if own is not None:
+            return own
+        given = self.settings.sources.get("seed", "default") != "default"
+        return self.settings.seed if self.replayed is None or given else self.replayed.seed
+
+    def command(self, case: Case) -> str:
+        """Return the command that repeats one case."""
+        settings = self.settings
+        nodeid = markers.relative_nodeid(self.config, f"{self.nodeid}::{case.id}")
+        parts = [f'pytest "{nodeid}" --torchcheck --torchcheck-seed={self.seed}']
+        if settings.examples is not None:
+            parts.append(f"--torchcheck-examples={settings.examples}")
+        if settings.devices:
+            parts.append(f"--torchcheck-devices={','.join(settings.devices)}")
+        if settings.replay is not None:
+            parts.append(f"--torchcheck-replay={os.path.relpath(settings.replay)}")
+        return " ".join(parts)
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        """Return one item per case."""
+        from ..runner import cases
+
+        own = markers.item_settings(self)
+        places = own.devices or self.settings.devices or None
+        once = self.replayed
+        if once is not None:
+            found = cases(self.contract, devices=places or (once.device,))
+            wanted = (once.check, once.device, once.dtype)
+            return [
+                CheckItem.from_parent(self, name=case.id, case=case)
+                for case in found
+                if (case.check.name, case.device, case.dtype) == wanted
+            ]
+        return [
+            CheckItem.from_parent(self, name=case.id, case=case)
+            for case in cases(self.contract, devices=places)
+        ]
+
+    def teardown(self) -> None:
+        """Put back what the contract's cases used, once the last one is done."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+
+class CheckItem(pytest.Item):
+    """One check of a contract on one device and dtype."""
+
+    parent: ContractNode
+
+    def __init__(self, *, case: Case, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.case = case
+        self.findings: tuple[
+            Finding, ...
+        ] = ()  # as the case made them: folded again once all are known
+        self.environment: dict[str, str] = {}
+        self.add_marker("torchcheck")
+        kind, _, index = case.device.partition(":")
+        if kind in ACCELERATORS:
+            number = int(index) + 1 if index else 1
+            self.stash[markers.NEED] = markers.DeviceNeed(kind=kind, min_gpus=number)
+        owned = self.parent.settings.cuda_marker
+        if owned and kind in ACCELERATORS and self.get_closest_marker(kind) is None:
+            mark: pytest.MarkDecorator = getattr(pytest.mark, kind)
+            self.add_marker(mark(min_gpus=int(index) + 1) if index else mark)
+        location = self.parent.contract.location
+        self._place = (
+            (Path(location.file), location.line - 1) if location is not None else (self.path, 0)
+        )
+
+    def runtest(self) -> None:
+        """Run the case and raise what its findings come to."""
+        from ..runner import environment
+
+        node = self.parent
+        self.findings = node.runner.run(self.case)
+        self.environment = environment(node.runner.seed)
+        self.user_properties.extend(_properties(node.contract.name, self.case, self.findings))
+        saved = [
+            one.evidence["batch saved"] for one in self.findings if "batch saved" in one.evidence
+        ]
+        if saved:
+            path = os.path.relpath(str(saved[0]))
+            told = f"the batch is saved; run the check on it again with --torchcheck-replay={path}"
+            self.add_report_section("call", "torchcheck", told)
+        raise_verdict(judge(_settle(node.runner, self.findings), strict=node.settings.strict), self)
+
+    def take_over(self, findings: list[dict[str, Any]]) -> None:
+        """Replace what the case found by what it found in another process."""
+        from ..findings import Finding
+
+        made = self.parent.runner.findings
+        del made[len(made) - len(self.findings) :]
+        self.findings = tuple(map(Finding.from_dict, findings))
+        made += self.findings
+
+    def repr_failure(
+        self, excinfo: pytest.ExceptionInfo[BaseException], *_: Any, **__: Any
+    ) -> TextRepr:
+        """Show the rendered finding alone: the frames would be this plugin's."""
+        from ..findings import ContractViolation
+
+        if isinstance(excinfo.value, ContractViolation):
+            return represent(excinfo, verbosity=self.config.get_verbosity())
+        if isinstance(excinfo.value, TorchcheckWarning):  # -W error
+            return str(excinfo.value)
+        return super().repr_failure(excinfo)
+
+    def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
+        """Return where the contract is declared, and how reports call the item."""
+        return (*self._place, f"{self.parent.name}::{self.name}")
+
+
+def _settle(runner: Runner, made: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Point findings to a root cause that an earlier case of the contract has reported."""
+    folded = runner.report().findings
+    tail = folded[len(folded) - len(made) :]
+    same = len(folded) == len(runner.findings) and all(
+        a.key == b.key and a.summary == b.summary for a, b in zip(tail, made, strict=True)
+    )
+    return tail if same else made
+
+
+def _properties(contract: str, case: Case, findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    """Return what JUnit keeps of an item."""
+    found = [
+        ("torchcheck_contract", contract),
+        ("torchcheck_check", case.check.name),
+        ("torchcheck_device", case.device),
+        ("torchcheck_dtype", case.dtype),
+        ("torchcheck_status", ",".join(dict.fromkeys(f.status for f in findings))),
+    ]
+    codes = dict.fromkeys(f.code for f in findings if f.status in ("violated", "suspicious"))
+    if codes:
+        found.append(("torchcheck_codes", ",".join(codes)))
+    return found
+
+
+def raise_verdict(verdict: Verdict, item: pytest.Item) -> None:
+    """Warn, fail or skip."""
+    from ..findings import ContractViolation
+
+    for finding in verdict.warning:
+        item.warn(TorchcheckWarning(render_failure([finding])))
+    if verdict.failing:
+        raise ContractViolation(verdict.failing)
+    if verdict.skipping:
+        pytest.skip("; ".join(verdict.skipping))
+
+
+def represent(excinfo: pytest.ExceptionInfo[Any], *, verbosity: int = 0) -> TextRepr:
+    """Represent a violated contract by its findings, and point to the user's line."""
+    findings: tuple[Finding, ...] = excinfo.value.findings
+    text = render_failure(findings, verbosity=verbosity)
+    shown = excinfo.getrepr(style="value", chain=False)
+    entry: Any
+    for entry in shown.reprtraceback.reprentries:
+        entry.lines = text.splitlines()
+    crash = shown.reprcrash
+    if crash is not None:
+        crash.message = (
+            text  # the summary then starts with what the user knows, not with a class of ours
+        )
+        location = next((f.location for f in findings if f.location is not None), None)
+        if location is not None:
+            crash.path, crash.lineno = location.file, location.line
+    return shown
+
+
+class _Contracts:
+    """Finds contracts in test modules; registered only under ``--torchcheck``."""
+
+    def __init__(self, settings: Options) -> None:
+        self.settings = settings
+        self._artifact: Artifact | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makeitem(
+        self, collector: pytest.Module | pytest.Class, name: str, obj: object
+    ) -> ContractNode | None:
+        """Make a collector of a contract."""
+        contracts = sys.modules.get("pytest_torchcheck.contracts")
+        if contracts is None:  # nobody has declared one yet, and asking must not import torch
+            return None
+        if isinstance(obj, pytest.MarkDecorator):
+            _refuse_outer_mark(collector, name, obj, contracts.Contract)
+        if not isinstance(obj, contracts.Contract) or self._seen_elsewhere(collector, obj):
+            return None
+        first = next((key for key, value in vars(collector.obj).items() if value is obj), name)
+        if first != name:  # a second name for the same contract
+            return None
+        if not obj.is_named:
+            obj.name = name
+        replayed = self._replayed(collector.config)
+        if replayed is not None:
+            if obj.name != replayed.contract:
+                return None
+            from ..artifacts import with_batch
+
+            obj = with_batch(obj, replayed.batch)
+        return ContractNode.from_parent(collector, name=name, contract=obj, replayed=replayed)
+
+    def _replayed(self, config: pytest.Config) -> Artifact | None:
+        """Return the failure to repeat, read once."""
+        if self.settings.replay is None:
+            return None
+        if self._artifact is None:
+            from ..artifacts import load
+
+            try:
+                self._artifact = load(self.settings.replay)
+            except ValueError as error:
+                markers.usage_error(config, f"--torchcheck-replay: {error}")
+        return self._artifact
+
+    @staticmethod
+    def _seen_elsewhere(collector: pytest.Module | pytest.Class, contract: Contract) -> bool:
+        """Say whether the contract is only imported here and the project does not want such."""
+        try:
+            wanted = collector.config.getini("collect_imported_tests")
+        except ValueError:  # pytest before 8.4 knows no such setting
+            wanted = True
+        if wanted or contract.location is None:
+            return False
+        return os.path.realpath(contract.location.file) != os.path.realpath(collector.path)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Leave out the checks that were not asked for; find what is to be repeated."""
+        if self.settings.replay is not None and not any(isinstance(i, CheckItem) for i in items):
+            which = self._replayed(config)
+            told = (
+                f"no contract named {which.contract!r} with the check {which.check!r} on {which.device}"
+                if which is not None
+                else "no contract"
+            )
+            markers.usage_error(config, f"--torchcheck-replay: {told} was collected")
+        if not self.settings.checks or not any(isinstance(item, CheckItem) for item in items):
+            return
+        try:
+            chosen = select(self.settings.checks)
+        except ValueError as error:
+            markers.usage_error(config, f"{self.settings.sources['checks']}: {error}")
+        kept = [
+            item
+            for item in items
+            if not isinstance(item, CheckItem) or item.case.check.name in chosen
+        ]
+        left_out = [
+            item
+            for item in items
+            if isinstance(item, CheckItem) and item.case.check.name not in chosen
+        ]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = kept
+
+
+def select(names: Sequence[str], known: Sequence[str] | None = None) -> frozenset[str]:
+    """Return the checks that ``a,b`` or ``!c`` leave.
+
+    Raises:
+        ValueError: No check has such a name.
+    """
+    if known is None:
+        from ..checks.registry import catalogue
+
+        known = tuple(catalogue())
+    for name in names:
+        bare = name.removeprefix("!")
+        if bare not in known:
+            near = difflib.get_close_matches(bare, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"no check is named {bare!r}{hint}; there are: {', '.join(known)}")
+    wanted = [name for name in names if not name.startswith("!")]
+    unwanted = {name[1:] for name in names if name.startswith("!")}
+    return frozenset(wanted or known) - unwanted
+
+
+def _refuse_outer_mark(
+    collector: pytest.Collector, name: str, mark: pytest.MarkDecorator, contract: type[Contract]
+) -> None:
+    """Explain a mark above ``@contract``, which would hide the contract."""
+    while mark.args:
+        inner = mark.args[0]
+        if isinstance(inner, contract):
+            place = f"{inner.location.file}:{inner.location.line}: " if inner.location else ""
+            raise collector.CollectError(
+                f"{place}{name}: put @contract(...) above @pytest.mark.{mark.name}, not below it"
+            )
+        if not isinstance(inner, pytest.MarkDecorator):
+            return
+        mark = inner
+
+
+_HERE: Final = os.path.dirname(os.path.abspath(__file__))
+RECORD: Final = "torchcheck"
+"""Attribute of a report under which an item's findings travel, as plain types."""
+
+
+class _Records:
+    """Attaches findings to reports, so that they reach the controller of xdist as plain data."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Attach a record to the report of a case, and of any test that broke a contract."""
+        if not isinstance(item, CheckItem):
+            if call.excinfo is None:
+                return (yield)
+            _name_the_test(item, call.excinfo.value)
+            if drawn := fixtures.drawn_by(item):
+                item.add_report_section(call.when, "torchcheck", drawn)
+        report = yield
+        if (
+            report.skipped
+            and isinstance(report.longrepr, tuple)
+            and report.longrepr[0].startswith(_HERE)
+        ):
+            path, line, _ = item.reportinfo()  # the test's place tells more than this plugin's
+            report.longrepr = (os.fspath(path), (line or 0) + 1, report.longrepr[2])
+        if call.excinfo is not None and isinstance(call.excinfo.value, Explained):
+            report.longrepr = represent(call.excinfo)
+        made = record(item, call, report)
+        if made is not None:
+            setattr(report, RECORD, plain(made))
+        return report
+
+
+def _name_the_test(item: pytest.Item, error: BaseException) -> None:
+    """Let the findings of an assertion be repeated by their test, which the assertion does not know."""
+    known = sys.modules.get("pytest_torchcheck.findings")
+    if known is None or not isinstance(error, known.ContractViolation):
+        return
+    settings = item.config.stash[options.KEY]
+    command = f'pytest "{markers.relative_nodeid(item.config, item.nodeid)}"'
+    if settings.sources.get("seed", "default") != "default":
+        command += f" --torchcheck-seed={settings.seed}"
+    named = known.ContractViolation(
+        [finding.replace(reproduce=command) for finding in error.findings]
+    )
+    error.findings, error.args = named.findings, named.args
+
+
+def record(
+    item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+) -> dict[str, Any] | None:
+    """Return what a report carries: plain types only, or None for a test that has nothing to say."""
+    if isinstance(item, CheckItem):
+        if report.when == "teardown" or (report.when == "setup" and report.passed):
+            return None
+        return _case_record(item, report)
+    known = sys.modules.get("pytest_torchcheck.findings")
+    if known is None or call.excinfo is None:
+        return None
+    error = call.excinfo.value
+    if not isinstance(error, known.ContractViolation | Explained):
+        return None
+    found: tuple[Finding, ...] = error.findings
+    return {
+        "node": item.nodeid,
+        "contract": item.name,
+        "case": "",
+        "seconds": round(call.duration, 6),
+        "environment": {},
+        "findings": [
+            finding.replace(contract=finding.contract or item.name).to_dict() for finding in found
+        ],
+    }
+
+
+def _case_record(item: CheckItem, report: pytest.TestReport) -> dict[str, Any]:
+    from ..findings import Finding
+
+    case, node = item.case, item.parent
+    findings = item.findings
+    if not findings:  # it did not run: no device, a lost context, an error of this plugin
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+        last = (str(reason).strip().splitlines() or ["it did not run"])[-1].removeprefix(
+            "Skipped: "
+        )
+        findings = (
+            Finding(
+                check=case.check.name,
+                code="not-run",
+                status="inconclusive",
+                summary=last,
+                device=case.device,
+                dtype=case.dtype,
+                contract=node.contract.name,
+            ),
+        )
+    return {
+        "node": node.nodeid,
+        "contract": node.contract.name,
+        "case": case.id,
+        "seconds": round(report.duration, 6),
+        "environment": item.environment,
+        "findings": [finding.to_dict() for finding in findings],
+    }
+
+
+def plain(value: Any) -> Any:
+    """Return the value with plain types only; anything else becomes text.
+
+    A tensor or a NumPy number in a report would end an xdist run, at times with exit status 0.
+    """
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        return str.__str__(
+            value
+        )  # torch.__version__ is a str, and yet none that execnet would send
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+def register(config: pytest.Config) -> None:
+    """Collect contracts where asked to; findings of assertions are recorded in any case."""
+    settings = config.stash[options.KEY]
+    if settings.packages:
+        from .. import sources
+
+        sources.count_as_own(settings.packages)
+        config.add_cleanup(lambda: sources.count_as_own(()))
+    config.pluginmanager.register(_Records(), "torchcheck-records")
+    if settings.enabled:
+        config.pluginmanager.register(_Contracts(settings), "torchcheck-contracts")

@@ -1,0 +1,429 @@
+"""Tests on accelerators: what they need, that they really ran there, and contexts that they lose."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import pytest
+
+from .. import hardware
+from ..units import format_bytes
+from . import TorchcheckWarning, isolation, markers, options
+from .collection import CheckItem, Explained
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from .markers import DeviceNeed
+    from .options import Options
+
+Lack = Literal["", "none", "few", "busy", "small", "old"]
+"""Why a test cannot run here: no device, too few, memory taken by others, too little of it, too old."""
+
+NOTE: Final = "torchcheck_device"
+"""Attribute of a report under which a :class:`Note` travels, as plain types."""
+SHARE_ENV: Final = "TORCHCHECK_GPU_WORKERS"  # how many workers have this worker's GPU
+
+
+@dataclass(slots=True, kw_only=True)
+class Note:
+    """What is known of one test on an accelerator.
+
+    Attributes:
+        kind: Type of the accelerator.
+        min_gpus: How many devices the test asked for.
+        ran: Whether it allocated memory there: a test that did not has not used the device.
+        lack: Why it was skipped.
+        lost: What was raised when its context was lost; empty while it works.
+        fatal: Whether this process can compute nothing more on its devices.
+        done: Whether its body ended well.
+        baseline: Allocations, and bytes held, when the test began.
+    """
+
+    kind: str = ""
+    min_gpus: int = 0
+    ran: bool = False
+    lack: Lack = ""
+    lost: str = ""
+    fatal: bool = False
+    done: bool = False
+    baseline: tuple[int, int] = (0, 0)
+    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def plain(self) -> dict[str, Any]:
+        """Return what crosses to the controller."""
+        return {
+            "kind": self.kind,
+            "min_gpus": self.min_gpus,
+            "ran": self.ran,
+            "lack": self.lack,
+            "lost": self.lost,
+            "fatal": self.fatal,
+        }
+
+
+_NOTE: Final = pytest.StashKey[Note]()
+
+
+def note_of(item: pytest.Item) -> Note:
+    """Return the item's note; a new one for a new attempt at the item."""
+    return item.stash.setdefault(_NOTE, Note())
+
+
+def lack_of(need: DeviceNeed, *, share: float = 1.0) -> tuple[Lack, str]:
+    """Return why a machine cannot run a test, as a kind and a sentence; two empty texts where it can.
+
+    Args:
+        need: What the test asks.
+        share: The part of a device's memory that this process may use.
+    """
+    layer = hardware.layer()
+    count = layer.count(need.kind)
+    if count == 0:
+        return "none", f"needs {need}; there is no {need.kind} device"
+    if count < need.min_gpus:
+        return "few", f"needs {need}; this process sees {count}"
+    for index in range(need.min_gpus):
+        found = layer.capability(need.kind, index)
+        if need.capability is not None and (found is None or found < need.capability):
+            shown = "none" if found is None else "{}.{}".format(*found)
+            return "old", f"needs {need}; {need.kind}:{index} has capability {shown}"
+    if need.memory:
+        layer.collect()  # what nobody uses any more counts as free
+    for index in range(need.min_gpus if need.memory else 0):
+        memory = layer.memory(need.kind, index)
+        if need.memory > memory.total * share:
+            return (
+                "small",
+                f"needs {need}; {need.kind}:{index} has {format_bytes(memory.total * share)} in all",
+            )
+        if need.memory > memory.free:
+            return "busy", (
+                f"needs {need}; {need.kind}:{index} has {format_bytes(memory.free)} free of "
+                f"{format_bytes(memory.total)}: this process holds {format_bytes(memory.own)}, "
+                f"others {format_bytes(memory.others)}"
+            )
+    return "", ""
+
+
+class _Preparation:
+    """Looks at what a test needs before its fixtures are made, and after its own marks for skipping."""
+
+    def __init__(self, config: pytest.Config, watch: _Watch) -> None:
+        self.config = config
+        self.watch = watch
+        self.is_worker = hasattr(config, "workerinput")
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Skip what cannot run here, send elsewhere what needs another process, reserve the device."""
+        if self.watch.lost_by:
+            pytest.fail(
+                f"not run: the device's context was lost by {self.watch.lost_by}", pytrace=False
+            )
+        need = markers.device_need(item)
+        if need is None or isolation.replaying(self.config):
+            return
+        note = note_of(item)
+        note.kind, note.min_gpus = need.kind, need.min_gpus
+        wider = isolation.gpus_for(need)
+        if wider or (need.isolated and not isolation.inside(self.config)):
+            # the other process looks at its own devices; this one only keeps them free for it
+            note.resources.enter_context(self._holding(wider or self._own(need), exclusive=True))
+            isolation.divert(item, gpus=wider)
+            return
+        share = self._limit(need)
+        note.lack, reason = lack_of(need, share=share)
+        if note.lack:
+            pytest.skip(reason)
+        layer = hardware.layer()
+        note.resources.enter_context(self._holding(self._own(need), exclusive=need.exclusive))
+        layer.collect()
+        note.baseline = (layer.allocations(), layer.held())
+
+    def _own(self, need: DeviceNeed) -> tuple[str, ...]:
+        seen = hardware.visible(os.environ.get("CUDA_VISIBLE_DEVICES"), ())
+        return seen[: need.min_gpus] or tuple(
+            f"{need.kind}{index}" for index in range(need.min_gpus)
+        )
+
+    def _holding(
+        self, gpus: tuple[str, ...], *, exclusive: bool
+    ) -> contextlib.AbstractContextManager[None]:
+        if not self.is_worker:  # nobody else in this run
+            return contextlib.nullcontext()
+        run = self.config.workerinput["testrunuid"]  # type: ignore[attr-defined]
+        return hardware.holding(gpus, run=run, exclusive=exclusive)
+
+    def _limit(self, need: DeviceNeed) -> float:
+        """Keep this worker to its part of a GPU that several share; a test alone on it may have all."""
+        workers = int(os.environ.get(SHARE_ENV, "1"))
+        layer = hardware.layer()
+        if workers <= 1 or not self.is_worker or need.kind != "cuda" or not layer.count("cuda"):
+            return 1.0
+        try:
+            share = hardware.memory_share(workers, layer.memory("cuda", 0).total)
+        except ValueError as error:
+            pytest.fail(f"{error}; start fewer workers (-n)", pytrace=False)
+        layer.limit("cuda", 0, 1.0 if need.exclusive else share)
+        return 1.0 if need.exclusive else share
+
+
+class _Watch:
+    """Watches every test that may touch an accelerator, and cleans up after it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.settings: Options = config.stash[options.KEY]
+        self.lost_by = ""
+
+    @pytest.hookimpl(tryfirst=True, hookwrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Any:
+        """Charge a context that a fixture loses to the test that asked for it."""
+        if item.stash.get(_NOTE, None) is not None:
+            del item.stash[_NOTE]  # a second attempt at the same item starts anew
+        outcome = yield
+        if not self.lost_by:
+            self._watch(item, outcome)
+
+    @pytest.hookimpl(tryfirst=True, hookwrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Any:
+        """Wait for the device at the end of the test, so that what it broke is charged to it."""
+        outcome = yield
+        self._watch(item, outcome)
+        note = item.stash.get(_NOTE, None)
+        if note is None or not note.kind or isolation.is_diverted(item):
+            return
+        layer = hardware.layer()
+        note.done = outcome.exception is None
+        if not note.lost:
+            note.ran = layer.started() and layer.allocations() > note.baseline[0]
+        if not note.lost and self._ran_out(item, outcome.exception):
+            self._out_of_memory(item, note, outcome)
+
+    @staticmethod
+    def _ran_out(item: pytest.Item, error: BaseException | None) -> bool:
+        if isinstance(item, CheckItem):
+            return any(finding.code == "out-of-memory" for finding in item.findings)
+        return error is not None and hardware.layer().is_out_of_memory(error)
+
+    def _watch(self, item: pytest.Item, outcome: Any) -> None:
+        layer = hardware.layer()
+        if self.lost_by or not layer.started() or isolation.replaying(self.config):
+            return
+        if isinstance(outcome.exception, KeyboardInterrupt | pytest.exit.Exception):
+            return  # the run ends, and must not wait for a device
+        try:
+            layer.synchronize()
+        except Exception as error:  # whatever a lost context raises: libraries wrap it
+            self._lose(item, outcome, error)
+
+    def _lose(self, item: pytest.Item, outcome: Any, error: Exception) -> None:
+        note = note_of(item)
+        text = (str(error).strip().splitlines() or [""])[0]
+        note.lost = f"{type(error).__name__}: {text}"
+        own = outcome.exception
+        if own is None and isolation.saw_device_error(self.config):
+            return  # the test expected the error: it ran in a process of its own and caught it there
+        self.lost_by = item.nodeid
+        note.fatal = not isolation.inside(self.config)
+        failed = isinstance(own, Exception | pytest.fail.Exception)  # a skip must not hide the loss
+        finding = isolation.explain_loss(item, note.lost, own if failed else None)
+        if failed and finding.code == "context-lost":
+            # the test's own failure says more than that its context is gone
+            item.add_report_section("call", "torchcheck", str(finding))
+        else:
+            outcome.force_exception(Explained([finding]))
+
+    def _out_of_memory(self, item: pytest.Item, note: Note, outcome: Any) -> None:
+        """Say who holds the memory; where others do, try once more in a process of its own."""
+        layer = hardware.layer()
+        memory = layer.memory(note.kind, 0)
+        told = (
+            f"{note.kind}:0 has {format_bytes(memory.free)} free of {format_bytes(memory.total)}: "
+            f"this process holds {format_bytes(memory.own)}, others {format_bytes(memory.others)}"
+        )
+        item.add_report_section("call", "torchcheck", told)
+        if memory.others < memory.total * 0.05 or isolation.inside(self.config):
+            return
+        layer.collect()
+        retried = isolation.run(item)
+        again = retried.outcome
+        item.add_report_section(
+            "call",
+            "torchcheck",
+            f"others held memory, so it ran once more in a process of its own: {again}",
+        )
+        if again == "passed":
+            outcome.force_result(None)
+            note.ran = True
+            if isinstance(item, CheckItem):
+                item.take_over(retried.findings_of("call"))
+
+    @pytest.hookimpl(tryfirst=True, hookwrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Any:
+        """Leave the device as the test found it, and say what the test left behind."""
+        outcome = yield
+        if self.lost_by:
+            # what fails after the context is lost fails because of it; one bug is one failure
+            if isinstance(outcome.exception, Exception):
+                outcome.force_result(None)
+        else:
+            self._watch(item, outcome)
+        note = item.stash.get(_NOTE, None)
+        if note is None:
+            return
+        try:
+            if note.kind and not note.lost and not note.lack and not isolation.is_diverted(item):
+                self._clean(item, note, outcome)
+        finally:
+            note.resources.close()
+
+    def _clean(self, item: pytest.Item, note: Note, outcome: Any) -> None:
+        layer = hardware.layer()
+        layer.collect()
+        checked = self.settings.require is not None or self.settings.min_gpu_tests > 0
+        if checked and not note.ran and note.done:
+            _warn(item, outcome, f"{item.nodeid} is marked {note.kind} but computed nothing there")
+        limit = self.settings.leak
+        if limit is None or outcome.exception is not None or isinstance(item, CheckItem):
+            return
+        left = layer.held() - note.baseline[1]
+        for _ in range(3):
+            if left <= limit:
+                return
+            layer.collect()  # finalizers may free in several rounds
+            left = layer.held() - note.baseline[1]
+        if left > limit:
+            told = (
+                f"{item.nodeid} left {format_bytes(left)} of {note.kind} memory behind; allowed are "
+                f"{format_bytes(limit)} (fixtures of a wider scope count when they are first used)"
+            )
+            if self.settings.strict:
+                outcome.force_exception(pytest.fail.Exception(told, pytrace=False))
+            else:
+                _warn(item, outcome, told)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Attach the note to the report."""
+        report = yield
+        note = item.stash.get(_NOTE, None)
+        if note is not None and (note.kind or note.lost):
+            setattr(report, NOTE, note.plain())
+        return report
+
+
+def _warn(item: pytest.Item, outcome: Any, text: str) -> None:
+    """Warn; where the project turns warnings into errors, fail the phase instead of the hook."""
+    try:
+        item.warn(TorchcheckWarning(text))
+    except TorchcheckWarning:
+        outcome.force_exception(pytest.fail.Exception(text, pytrace=False))
+
+
+class _Enforcement:
+    """Counts what really ran on devices; a skip cannot pass for a success where devices are required."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.settings: Options = config.stash[options.KEY]
+        self.probe: hardware.Probe | None = None
+        self.notes: dict[str, dict[str, Any]] = {}
+        self.problems: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Probe the required devices before anything is collected."""
+        require = self.settings.require
+        if require is None or isolation.inside(self.config):
+            return
+        self.probe = hardware.layer().probe(require.device, self.settings.probe_timeout)
+        count = len(self.probe.devices)
+        if count < require.number:
+            works = f"{count} of them work{'s' * (count == 1)}" if count else "none works"
+            reason = f": {self.probe.reason}" if self.probe.reason else ""
+            raise pytest.UsageError(
+                f"{self.settings.sources['require']} requires {require.number} {require.device} "
+                f"device{'s' * (require.number > 1)}, and {works}{reason}"
+            )
+
+    def pytest_report_header(self) -> list[str]:
+        """Say which devices were found to work."""
+        if self.probe is None:
+            return []
+        versions = ", ".join(f"{name} {version}" for name, version in self.probe.versions.items())
+        lines = []
+        for device in self.probe.devices:
+            capability = f", capability {device.capability}" if device.capability else ""
+            memory = (
+                f", {format_bytes(device.free)} free of {format_bytes(device.total)}"
+                if device.total
+                else ""
+            )
+            lines.append(
+                f"torchcheck: {device.kind}:{device.index} {device.name}{capability}{memory}; {versions}"
+            )
+        return lines
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what each test did with its device."""
+        note = getattr(report, NOTE, None)
+        if note is not None:
+            known = self.notes.setdefault(report.nodeid, {})
+            known.update(note, ran=note["ran"] or known.get("ran", False))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Turn a green run that missed its devices into a failed one; an empty run keeps its own status."""
+        if self.config.getoption("collectonly", False):
+            return
+        require, notes = self.settings.require, self.notes
+        if require is not None:
+            # a test that asks for more than was required may be skipped for it
+            wrong = {"none", "few", "busy"}
+            missed = [
+                nodeid
+                for nodeid, note in notes.items()
+                if note["kind"] == require.device
+                and note["lack"] in wrong
+                and (note["lack"] != "few" or note["min_gpus"] <= require.number)
+            ]
+            if missed:
+                tests = "1 test was" if len(missed) == 1 else f"{len(missed)} tests were"
+                self.problems.append(
+                    f"{require} was required, yet {tests} skipped for lack of it: {', '.join(missed[:5])}"
+                    + (" ..." if len(missed) > 5 else "")
+                )
+        ran = sum(note["ran"] for note in notes.values())
+        if ran < self.settings.min_gpu_tests and session.testscollected:
+            self.problems.append(
+                f"{self.settings.sources['min_gpu_tests']}: {self.settings.min_gpu_tests} tests must compute on a "
+                f"GPU, and {ran} did"
+            )
+        if self.problems and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Say why the run failed, and what was lost."""
+        lost = {nodeid: note["lost"] for nodeid, note in self.notes.items() if note["lost"]}
+        if not self.problems and not lost:
+            return
+        terminalreporter.section("torchcheck: devices", sep="=")
+        for problem in self.problems:
+            terminalreporter.write_line(f"ERROR {problem}", red=True)
+        for nodeid, text in lost.items():
+            terminalreporter.write_line(f"context lost by {nodeid}: {text}")
+
+
+def register(config: pytest.Config) -> None:
+    """Watch devices in every process; enforce what is required in the one that decides the exit status."""
+    watch = _Watch(config)
+    config.pluginmanager.register(watch, "torchcheck-devices")
+    config.pluginmanager.register(_Preparation(config, watch), "torchcheck-needs")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Enforcement(config), "torchcheck-enforcement")

@@ -1,0 +1,412 @@
+"""Every setting in one table: command line over environment over ini over default, decided once.
+
+Every pytest run loads this module, so its values are named tuples: a dataclass takes 1.5 ms to define.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Kind = Literal["flag", "text", "list", "int", "float"]
+Share = Literal["auto", "on", "off"]
+
+ACCELERATORS: Final = ("cuda", "xpu", "mps")
+
+
+class Require(NamedTuple):
+    """Devices without which the run is an error.
+
+    Attributes:
+        device: Type of the accelerator, such as ``cuda``.
+        number: How many of them.
+    """
+
+    device: str
+    number: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.device}:{self.number}"
+
+
+class Options(NamedTuple):
+    """What the run was asked to do; the fields are the rows of :data:`SETTINGS`.
+
+    Attributes:
+        enabled: Whether contracts become test items.
+        strict: Whether ``suspicious`` and ``inconclusive`` fail.
+        seed: Decides every random choice.
+        examples: Batches drawn per check and per ``batches`` test; None leaves both to their defaults.
+        devices: The only devices to run on; empty for those declared or present.
+        checks: Selected checks; a leading ``!`` leaves one out.
+        packages: Installed packages that count as the user's own code.
+        artifacts: Folder for the batches and reports of failures.
+        replay: A saved batch to run instead of drawn ones.
+        json: File for the findings as JSON.
+        html: File for the findings as a page.
+        require: Devices without which the run is an error.
+        min_gpu_tests: Fewest items that must really have run on an accelerator.
+        cuda_marker: Whether the markers ``cuda``, ``xpu`` and ``mps`` are this plugin's.
+        share: Whether xdist workers get a GPU each and a share of the cores.
+        leak: Bytes of device memory that an item may leave behind; None does not look.
+        isolated_timeout: Seconds for an item that runs in a process of its own.
+        probe_timeout: Seconds for the process that probes the devices.
+        sources: Where each value came from, by field.
+    """
+
+    enabled: bool = False
+    strict: bool = False
+    seed: int = 0
+    examples: int | None = None
+    devices: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    artifacts: Path | None = None
+    replay: Path | None = None
+    json: Path | None = None
+    html: Path | None = None
+    require: Require | None = None
+    min_gpu_tests: int = 0
+    cuda_marker: bool = True
+    share: Share = "auto"
+    leak: int | None = None
+    isolated_timeout: float = 600.0
+    probe_timeout: float = 60.0
+    sources: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def used(self) -> bool:
+        """Whether the project or the command line sets anything of this plugin."""
+        return any(source != "default" for source in self.sources.values())
+
+    @property
+    def shares(self) -> bool:
+        """Whether xdist workers are given their GPU and their share of the cores."""
+        return self.share == "on" or (self.share == "auto" and self.used)
+
+
+_NUMBERS: Final = pytest.version_tuple >= (8, 4)  # pytest before it knows no ini types for numbers
+_INI_TYPES: Final[dict[Kind, Any]] = {
+    "flag": "bool",
+    "text": "string",
+    "list": "args",
+    "int": "int" if _NUMBERS else "string",
+    "float": "float" if _NUMBERS else "string",
+}
+
+KEY: Final = pytest.StashKey[Options]()
+
+
+class Setting(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        name: Field of :class:`Options`; the ini key is ``torchcheck_<name>``.
+        flag: Option on the command line, or None for a setting that belongs to the project.
+        kind: How the command line and the ini file write it.
+        parse: Turns the text into the value; raises ValueError with what is allowed.
+        help: One sentence for ``--help`` and ``pytest --help``'s ini section.
+        metavar: What stands for the value in the help.
+        ini: Key in the ini file, or None for a setting of a single run.
+        env: Environment variable of the same meaning.
+    """
+
+    name: str
+    flag: str | None
+    help: str
+    kind: Kind = "text"
+    parse: Callable[[str], Any] = str
+    metavar: str | None = None
+    ini: str | None = None
+    env: str | None = None
+
+
+def _number(low: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if value < low:
+            raise ValueError(f"allowed is a whole number of at least {low}")
+        return value
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ValueError("allowed is a number of seconds above 0")
+    return value
+
+
+def _size(text: str) -> int:
+    from ..units import parse_bytes
+
+    return parse_bytes(text, what="the size")
+
+
+def _share(text: str) -> str:
+    if text not in ("auto", "on", "off"):
+        raise ValueError("allowed are auto, on and off")
+    return text
+
+
+def parse_device(text: str) -> str:
+    """Return a device's name, or raise ValueError with what is allowed."""
+    if re.fullmatch(r"(cpu|meta|cuda|xpu|mps)(:\d+)?", text) is None:
+        raise ValueError(f"{text!r} is no device; allowed are cpu, cuda, cuda:0, xpu, mps and meta")
+    return text
+
+
+def _check(text: str) -> str:
+    if re.fullmatch(r"!?[a-z0-9]+(-[a-z0-9]+)*", text) is None:
+        raise ValueError(
+            f"{text!r} is no name of a check; allowed are names such as overfit and !overfit"
+        )
+    return text
+
+
+def _package(text: str) -> str:
+    if not text.isidentifier():
+        raise ValueError(
+            f"{text!r} is no importable package; allowed are top-level names such as mylib"
+        )
+    return text
+
+
+def parse_require(text: str) -> Require | None:
+    """Return what ``cuda[:n]`` requires, or None for an empty text.
+
+    Raises:
+        ValueError: Anything else.
+    """
+    if not text:
+        return None
+    match = re.fullmatch(r"(cuda|xpu|mps)(?::([1-9]\d*))?", text)
+    if match is None:
+        raise ValueError("allowed are cuda, cuda:2, xpu and mps, with the number of devices from 1")
+    return Require(device=match[1], number=int(match[2] or 1))
+
+
+SETTINGS: Final = (
+    Setting(
+        name="enabled", flag="--torchcheck", kind="flag", ini="torchcheck",
+        help="turn every contract into test items, one per check, device and dtype",
+    ),
+    Setting(
+        name="strict", flag="--torchcheck-strict", kind="flag", ini="torchcheck_strict",
+        help="fail on findings that are suspicious or inconclusive",
+    ),
+    Setting(
+        name="seed", flag="--torchcheck-seed", kind="int", parse=_number(0), metavar="N", ini="torchcheck_seed",
+        help="decides every random choice; the same seed gives the same verdict (0)",
+    ),
+    Setting(
+        name="examples", flag="--torchcheck-examples", kind="int", parse=_number(1), metavar="N", ini="torchcheck_examples",
+        help="batches drawn per shape-sensitive check and per test marked batches",
+    ),
+    Setting(
+        name="devices", flag="--torchcheck-devices", kind="list", parse=parse_device, metavar="NAMES",
+        ini="torchcheck_devices", help="run on these devices only, such as cpu,cuda (those declared or present)",
+    ),
+    Setting(
+        name="checks", flag="--torchcheck-checks", kind="list", parse=_check, metavar="NAMES",
+        ini="torchcheck_checks", help="run these checks only, such as backward,overfit, or all but one: !overfit",
+    ),
+    Setting(
+        name="packages", flag="--torchcheck-packages", kind="list", parse=_package, metavar="NAMES",
+        ini="torchcheck_packages", help="installed packages that count as your own code: findings name their lines",
+    ),
+    Setting(
+        name="artifacts", flag="--torchcheck-artifacts", parse=Path, metavar="DIR", ini="torchcheck_artifacts",
+        help="save the batch and the report of every failure in this folder",
+    ),
+    Setting(
+        name="replay", flag="--torchcheck-replay", parse=Path, metavar="FILE",
+        help="run the checks on a batch that --torchcheck-artifacts has saved",
+    ),
+    Setting(
+        name="json", flag="--torchcheck-json", parse=Path, metavar="FILE", ini="torchcheck_json",
+        help="write every finding to this file as JSON",
+    ),
+    Setting(
+        name="html", flag="--torchcheck-html", parse=Path, metavar="FILE", ini="torchcheck_html",
+        help="write every finding to this file as a page",
+    ),
+    Setting(
+        name="require", flag="--torchcheck-require", parse=parse_require, metavar="cuda[:n]",
+        ini="torchcheck_require", env="TORCHCHECK_REQUIRE",
+        help="stop with an error unless so many GPUs work; a test skipped for lack of one is then an error",
+    ),
+    Setting(
+        name="min_gpu_tests", flag="--torchcheck-min-gpu-tests", kind="int", parse=_number(0), metavar="N",
+        ini="torchcheck_min_gpu_tests", help="fail unless so many tests have really computed on a GPU (0)",
+    ),
+    Setting(
+        name="cuda_marker", flag=None, kind="flag", ini="torchcheck_cuda_marker",
+        help="whether the markers cuda, xpu and mps are this plugin's; false leaves a project's own alone (true)",
+    ),
+    Setting(
+        name="share", flag="--torchcheck-share", parse=_share, metavar="auto|on|off", ini="torchcheck_share",
+        help="give each xdist worker a GPU and its share of the cores; auto: where torchcheck is used (auto)",
+    ),
+    Setting(
+        name="leak", flag="--torchcheck-leak", parse=_size, metavar="SIZE", ini="torchcheck_leak",
+        help="warn when a test leaves more GPU memory behind than this, such as 16MiB; an error under strict",
+    ),
+    Setting(
+        name="isolated_timeout", flag="--torchcheck-isolated-timeout", kind="float", parse=_seconds, metavar="SECONDS",
+        ini="torchcheck_isolated_timeout", help="deadline of a test that runs in a process of its own (600)",
+    ),
+    Setting(
+        name="probe_timeout", flag="--torchcheck-probe-timeout", kind="float", parse=_seconds, metavar="SECONDS",
+        ini="torchcheck_probe_timeout", help="deadline of the process that probes the GPUs (60)",
+    ),
+)  # fmt: skip
+
+
+MARKERS: Final = (
+    (
+        "cuda(min_gpus=1, memory=None, capability=None, isolated=False): run on CUDA devices only: skipped without them, "
+        "an error where they are required (--torchcheck-require). memory is what must be free, such as '8 GiB'; isolated "
+        "runs the test in a process of its own"
+    ),
+    "xpu(min_gpus=1, memory=None, capability=None, isolated=False): as cuda, for Intel GPUs",
+    "mps(min_gpus=1, memory=None, capability=None, isolated=False): as cuda, for Apple GPUs",
+    (
+        "batches(*, sizes=None, **specs): draw many batches for the test's argument `batch` and shrink the one that "
+        "fails, such as batches(x='B T', y=Labels('B', classes=3), sizes={'T': (1, 128)})"
+    ),
+    (
+        "leak_free(repeats=5, warmup=2, allow=0): run the test's body again and again: the bytes of its live tensors "
+        "must stay what they are; allow is what each repetition may leave behind, such as '1 KiB'"
+    ),
+    (
+        "torchcheck(*, devices=(), dtypes=(), seed=None, examples=None): an instance of the test per device and dtype, "
+        "its seed and its number of batches"
+    ),
+)
+"""What ``--markers`` shows; the signatures are those of :mod:`.markers`."""
+
+
+def marker_lines(options: Options) -> tuple[str, ...]:
+    """Return the lines of the markers that are this plugin's in this run."""
+    if options.cuda_marker:
+        return MARKERS
+    return tuple(line for line in MARKERS if line.partition("(")[0] not in ACCELERATORS)
+
+
+def add(parser: pytest.Parser) -> None:
+    """Declare the settings on the command line and in the ini file.
+
+    Defaults on the command line are None, so that a value in the ini file counts.
+    """
+    group = parser.getgroup("torchcheck", "contracts for PyTorch models (torchcheck)")
+    for setting in SETTINGS:
+        dest = f"torchcheck_{setting.name}"
+        if setting.flag is not None:
+            if setting.kind == "flag":
+                group.addoption(
+                    setting.flag, dest=dest, action="store_const", const=True, help=setting.help
+                )
+                opposite = setting.flag.replace("--", "--no-", 1)
+                group.addoption(
+                    opposite,
+                    dest=dest,
+                    action="store_const",
+                    const=False,
+                    help=f"the opposite of {setting.flag}",
+                )
+            else:
+                group.addoption(setting.flag, dest=dest, metavar=setting.metavar, help=setting.help)
+        if setting.ini is not None:
+            # the default None tells an unset key from one that repeats the default
+            parser.addini(setting.ini, setting.help, type=_INI_TYPES[setting.kind], default=None)
+
+
+def build(config: pytest.Config) -> Options:
+    """Return the settings of this run.
+
+    Raises:
+        pytest.UsageError: A value that is not allowed; the message names where it came from.
+    """
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for setting in SETTINGS:
+        raw, source = _raw(config, setting)
+        sources[setting.name] = source
+        if source == "default":
+            continue
+        try:
+            value = _value(setting, raw)
+        except ValueError as error:
+            shown = ",".join(raw) if isinstance(raw, list | tuple) else raw
+            raise pytest.UsageError(f"{source}: {shown!r} is not allowed; {error}") from None
+        if isinstance(value, Path):
+            # a path in the ini file is meant from that file, as pytest's own are
+            base = (
+                config.inipath.parent if source.startswith("ini") and config.inipath else Path.cwd()
+            )
+            value = base / value.expanduser()
+        values[setting.name] = value
+    if values.get("replay") is not None and not values["replay"].is_file():
+        raise pytest.UsageError(f"--torchcheck-replay: no such file: {values['replay']}")
+    if values.get("replay") is not None:
+        values["enabled"] = True
+    return Options(**values, sources=sources)
+
+
+def _raw(config: pytest.Config, setting: Setting) -> tuple[Any, str]:
+    """Return the value as written, and where it is written."""
+    given = (
+        config.getoption(f"torchcheck_{setting.name}", None) if setting.flag is not None else None
+    )
+    if given is not None:
+        flag = setting.flag or ""
+        return given, flag if given is not False else flag.replace("--", "--no-", 1)
+    if setting.env is not None and (given := os.environ.get(setting.env)):
+        return given, f"environment {setting.env}"
+    if setting.ini is not None and (given := config.getini(setting.ini)) not in (None, ""):
+        return given, f"ini {setting.ini}"
+    return None, "default"
+
+
+def _value(setting: Setting, raw: Any) -> Any:
+    if setting.kind == "flag":
+        return bool(raw)
+    if setting.kind == "list":
+        texts = raw if isinstance(raw, list | tuple) else [raw]
+        names = [name.strip() for text in texts for name in str(text).split(",")]
+        if not any(names):
+            raise ValueError("give at least one name")
+        return tuple(setting.parse(name) for name in names if name)
+    return setting.parse(str(raw))
+
+
+def header(options: Options) -> str:
+    """Return the settings of this run that are not the defaults, each with where it came from."""
+    parts = []
+    for setting in SETTINGS:
+        source = options.sources.get(setting.name, "default")
+        value = getattr(options, setting.name)
+        if setting.name == "enabled" or (source == "default" and setting.name != "seed"):
+            continue
+        if isinstance(value, bool):
+            value = str(value).lower()
+        elif setting.kind == "list":
+            value = ",".join(value)
+        parts.append(f"{setting.name.replace('_', '-')} {value} ({source})")
+    return ", ".join(parts)

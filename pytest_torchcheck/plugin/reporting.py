@@ -1,0 +1,267 @@
+"""Header, terminal summary, annotations and report files: all made from findings, in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from . import collection, isolation, options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ..findings import Finding, Report, Status
+    from .coverage import Coverage
+    from .options import Options
+
+_FORMAT: Final = 1
+_MOST_LISTED: Final = 20  # contracts that hold are listed one by one up to so many
+
+
+class Ledger:
+    """Keeps what every item found, wherever it ran, and tells it at the end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.settings: Options = config.stash[options.KEY]
+        self.order: dict[str, int] = {}
+        self.records: dict[str, dict[str, dict[str, Any]]] = {}
+        self.outcomes: dict[str, str] = {}
+        self.coverage: Coverage | None = None
+
+    # -- what comes in ----------------------------------------------------------------------------
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Note the order of the items in a run of one process."""
+        self._note_order(item.nodeid for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """Note the order of the items as a worker collects them: that of a run of one process."""
+        self._note_order(ids)
+
+    def _note_order(self, ids: Iterable[str]) -> None:
+        for nodeid in ids:
+            self.order.setdefault(nodeid, len(self.order))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep an item's findings; a second attempt replaces the first."""
+        record = getattr(report, collection.RECORD, None)
+        if record is None and not self.records:  # the way of every test that has nothing to say
+            return
+        if report.when == "setup":
+            self.records.pop(report.nodeid, None)
+            self.outcomes.pop(report.nodeid, None)
+        if record is not None:
+            self.records.setdefault(report.nodeid, {})[str(report.when)] = record
+        if report.nodeid in self.records and (report.when != "teardown" or report.failed):
+            self.outcomes[report.nodeid] = report.outcome
+
+    # -- what is made of it -----------------------------------------------------------------------
+
+    def _by_node(self) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+        """Return the records of each contract, both in the order of collection."""
+        last = len(self.order)
+        grouped: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+        for nodeid in sorted(self.records, key=lambda one: (self.order.get(one, last), one)):
+            for record in self.records[nodeid].values():
+                grouped.setdefault(record["node"], []).append((nodeid, record))
+        return grouped
+
+    def reports(self) -> list[tuple[str, Report]]:
+        """Return a report per contract, with its node id."""
+        return [(node, _report(records)) for node, records in self._by_node().items()]
+
+    def document(self, reports: Sequence[tuple[str, Report]]) -> dict[str, Any]:
+        """Return what the JSON file holds."""
+        from .. import __version__
+
+        records = self._by_node()
+        contracts = []
+        for node, report in reports:
+            cases = [
+                {
+                    "nodeid": nodeid,
+                    "case": record["case"],
+                    "outcome": self.outcomes.get(nodeid, ""),
+                    "seconds": record["seconds"],
+                }
+                for nodeid, record in records[node]
+            ]
+            contracts.append({"node": node, "cases": cases, **json.loads(report.to_json())})
+        return {
+            "format": _FORMAT,
+            "torchcheck": __version__,
+            "settings": _settings(self.settings),
+            "ok": all(report.ok for _, report in reports),
+            "contracts": contracts,
+            "functions": []
+            if self.coverage is None
+            else [row.to_dict() for row in self.coverage.rows()],
+        }
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the report files."""
+        if self.settings.json is None and self.settings.html is None:
+            return
+        reports = self.reports()
+        if self.settings.json is not None:
+            from ..findings import strict_json
+
+            _write(self.settings.json, strict_json(self.document(reports)) + "\n")
+        if self.settings.html is not None:
+            from ..render.html import render_html
+
+            _write(self.settings.html, render_html([report for _, report in reports]))
+
+    def pytest_report_header(self) -> str | None:
+        """Say what the run was asked to do, and where that was said."""
+        if not self.settings.used:
+            return None
+        told = options.header(self.settings)
+        return f"torchcheck: {'contracts, ' if self.settings.enabled else ''}{told}"
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """List the contracts with their counts and causes; annotate the lines on GitHub."""
+        reports = self.reports()
+        if reports and self.config.get_verbosity() >= 0:
+            terminalreporter.section("torchcheck", sep="=")
+            for text, markup in summary(reports, verbosity=self.config.get_verbosity()):
+                terminalreporter.write_line(text, **markup)
+        for path in (self.settings.json, self.settings.html):
+            if path is not None:
+                terminalreporter.write_line(f"torchcheck: wrote {os.path.relpath(path)}")
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            for line in github_annotations(report for _, report in reports):
+                terminalreporter.write_line(line)
+
+
+def _report(records: Sequence[tuple[str, dict[str, Any]]]) -> Report:
+    from ..findings import Finding, Report
+
+    found = [Finding.from_dict(entry) for _, record in records for entry in record["findings"]]
+    if records[0][1]["case"]:
+        from ..diagnosis.folding import fold
+
+        found = list(fold(found))
+    return Report(
+        contract=records[0][1]["contract"],
+        findings=tuple(found),
+        seconds=round(sum(record["seconds"] for _, record in records), 6),
+        environment=next(
+            (record["environment"] for _, record in records if record["environment"]), {}
+        ),
+    )
+
+
+def _settings(settings: Options) -> dict[str, Any]:
+    """Return the settings that decide a verdict."""
+    names = ("strict", "seed", "examples", "devices", "checks")
+    return {name: collection.plain(getattr(settings, name)) for name in names}
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def summary(
+    reports: Sequence[tuple[str, Report]], *, verbosity: int = 0
+) -> list[tuple[str, dict[str, bool]]]:
+    """Return the lines of the terminal summary with their markup: what is broken first, then what holds."""
+    lines: list[tuple[str, dict[str, bool]]] = []
+    broken = [(node, report) for node, report in reports if not report.ok]
+    sound = [(node, report) for node, report in reports if report.ok]
+    for node, report in broken:
+        lines.append((f"{node}: violated: {_counts(report)}", {"red": True}))
+        lines += [(f"  {text}", {}) for text in _causes(report)]
+    listed = sound if len(sound) <= _MOST_LISTED or verbosity > 0 else []
+    for node, report in listed:
+        doubtful = any(report.with_status("suspicious", "inconclusive"))
+        lines.append((f"{node}: ok: {_counts(report)}", {"yellow" if doubtful else "green": True}))
+    checks = sum(
+        len({(f.check, f.device, f.dtype) for f in report.findings}) for _, report in reports
+    )
+    seconds = sum(report.seconds for _, report in reports)
+    total = f"{_count(len(reports), 'contract')}: {len(broken)} violated, {len(sound)} ok"
+    lines.append((f"{total}; {_count(checks, 'check')} in {seconds:.1f} s", {"bold": True}))
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _counts(report: Report) -> str:
+    counts = report.counts()
+    causes = len(report.causes)
+    parts = [_count(causes, "cause")] if causes else []
+    if counts["violated"] > causes:
+        more = counts["violated"] - causes
+        parts.append(f"{more} that follow{'s' * (more == 1)}")
+    rest: tuple[Status, ...] = ("suspicious", "inconclusive", "passed", "not-applicable")
+    parts += [f"{counts[one]} {one.replace('-', ' ')}" for one in rest if counts[one]]
+    return ", ".join(parts) or "nothing was checked"
+
+
+def _causes(report: Report) -> list[str]:
+    from ..render.terminal import followers
+    from ..render.text import headline, place
+
+    lines = []
+    for cause, follow in followers(report.findings):
+        at = f" ({place(cause.location)})" if cause.location is not None else ""
+        lines.append(f"{headline(cause)}{at}")
+        if follow:
+            lines.append(
+                f"  also failing for it: {', '.join(dict.fromkeys(one.check for one in follow))}"
+            )
+    known = {cause.key for cause in report.causes}
+    lines += [
+        f"{headline(one)} (follows from {one.root})"
+        for one in report.with_status("violated")
+        if one.root is not None and one.root not in known
+    ]
+    return lines
+
+
+def github_annotations(reports: Iterable[Report]) -> list[str]:
+    """Return workflow commands of GitHub Actions: an error per cause, a warning per suspicion."""
+    lines = []
+    for report in reports:
+        for finding in (*report.causes, *report.with_status("suspicious")):
+            level = "error" if finding.status == "violated" else "warning"
+            lines.append(_annotation(level, report.contract, finding))
+    return lines
+
+
+def _annotation(level: str, contract: str, finding: Finding) -> str:
+    from ..render.terminal import render_finding
+
+    fields = [f"title={_escape(f'{contract}: {finding.check}', field=True)}"]
+    if finding.location is not None:
+        root = os.environ.get("GITHUB_WORKSPACE") or str(Path.cwd())
+        path = os.path.relpath(finding.location.file, root)
+        fields = [f"file={_escape(path, field=True)}", f"line={finding.location.line}", *fields]
+    return f"::{level} {','.join(fields)}::{_escape(render_finding(finding))}"
+
+
+def _escape(text: str, *, field: bool = False) -> str:
+    """Escape what would end a workflow command.
+
+    Source:
+        actions/toolkit, ``core/src/command.ts``: ``escapeData`` and ``escapeProperty``.
+    """
+    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return text.replace(":", "%3A").replace(",", "%2C") if field else text
+
+
+def register(config: pytest.Config) -> None:
+    """Tell what was found, in the process that the user looks at."""
+    if hasattr(config, "workerinput") or isolation.inside(config):
+        return
+    config.pluginmanager.register(Ledger(config), "torchcheck-reports")

@@ -1,0 +1,1 @@
+"""Instruments that watch a run after a check has failed: they measure, and decide nothing."""

@@ -1,0 +1,351 @@
+"""The first operation at which two runs differ that should not: what it read agrees, what it gave does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import set_checkpoint_early_stop
+
+from .spread import Spread, first_spread, operands_of, origin
+from .steps import gradients_kept
+from .tracing import Snapshot, Step, Trace, aligned, changed, error, fingerprint, record
+from .watch import Op, Watch, describe, name_of, readable, tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ..findings import Location
+
+__all__ = [
+    "Divergence",
+    "Spread",
+    "Trace",
+    "find_recompute_divergence",
+    "first_divergence",
+    "first_mixing",
+    "first_place_dependence",
+    "first_spread",
+    "record",
+]
+
+DivergenceKind = Literal["value", "shape", "control-flow", "mixing", "place", "recomputed"]
+"""``value`` other numbers; ``shape`` another shape or dtype; ``control-flow`` an operation that only one
+run has; ``mixing`` samples come together; ``place`` the result depends on where in the batch a sample
+stands; ``recomputed`` a recomputation in the backward gave other numbers than the forward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """The operation at which two runs part.
+
+    Attributes:
+        kind: See :data:`DivergenceKind`.
+        op: The operation.
+        location: The user's line of it.
+        module: Qualified name of the module in whose forward it runs.
+        fact: What was measured, as a clause.
+        error: Largest difference over largest magnitude; inf where only one is finite.
+        share: Share of the elements that differ, 0 to 1.
+        operands: What made the values that it read, in order: where they come from.
+    """
+
+    kind: DivergenceKind
+    op: Op
+    location: Location | None
+    module: str
+    fact: str
+    error: float = 0.0
+    share: float = 0.0
+    operands: tuple[Op, ...] = ()
+
+
+def _divergence(
+    kind: DivergenceKind,
+    trace: Trace,
+    step: Step,
+    fact: str,
+    *,
+    error: float = 0.0,
+    share: float = 0.0,
+) -> Divergence:
+    return Divergence(
+        kind=kind,
+        op=step.op,
+        location=step.op.location,
+        module=step.op.module,
+        fact=fact,
+        error=error,
+        share=share,
+        operands=operands_of(trace, step),
+    )
+
+
+def first_divergence(
+    first: Trace,
+    second: Trace,
+    *,
+    allowed: float = 0.0,
+    align: Literal["none", "prefix", "suffix"] = "none",
+) -> Divergence | None:
+    """Find the first operation whose result differs between two runs.
+
+    For runs that should agree throughout: another seed, a second pass, another device or dtype,
+    padding appended (``align="prefix"``) or prepended (``"suffix"``).
+
+    Args:
+        first: The reference.
+        second: The run in which one thing was changed.
+        allowed: Largest difference over largest magnitude that counts as equal; at 0.0 results must
+            agree bit by bit (NaN equals NaN) and have one dtype.
+        align: Where shapes differ, compare the common beginning or end of each dimension; with
+            ``none`` another shape is a divergence itself.
+    """
+    for a, b in aligned(first, second):
+        if a is None or b is None:
+            trace, step = (first, a) if a is not None else (second, b)
+            assert step is not None
+            which = "first" if a is not None else "second"
+            return _divergence(
+                "control-flow", trace, step, f"only the {which} run calls {step.op.name}"
+            )
+        for place_a, place_b in zip(a.results, b.results, strict=True):
+            one, two = first.values[place_a], second.values[place_b]
+            found = _differs(one, two, allowed, align)
+            if found is not None:
+                kind, fact, size, share = found
+                return _divergence(kind, first, a, f"{a.op.name} {fact}", error=size, share=share)
+    return None
+
+
+def _differs(
+    one: Snapshot, two: Snapshot, allowed: float, align: str
+) -> tuple[DivergenceKind, str, float, float] | None:
+    if one.shape != two.shape and (align == "none" or len(one.shape) != len(two.shape)):
+        return "shape", f"gave {list(one.shape)} and {list(two.shape)}", 0.0, 1.0
+    if allowed == 0.0 and one.dtype != two.dtype:
+        return "shape", f"gave {one.dtype} and {two.dtype}", 0.0, 1.0
+    one, two = _common(one, two, align)
+    mask = changed(one, two)
+    if mask is None or (isinstance(mask, bool) and not mask):
+        return None
+    if isinstance(mask, bool):
+        return "value", f"gave other values of {list(one.shape)}", 0.0, 1.0
+    if not bool(mask.any()):
+        return None
+    distance, largest = error(one, two)
+    relative = distance / largest if largest else (distance and float("inf"))
+    if relative <= allowed:
+        return None
+    count = int(mask.sum())
+    fact = (
+        f"differs in {count} of {mask.numel()} elements, by up to {distance:.3g} "
+        f"(largest magnitude {largest:.3g})"
+    )
+    return "value", fact, relative, count / mask.numel()
+
+
+def _common(one: Snapshot, two: Snapshot, align: str) -> tuple[Snapshot, Snapshot]:
+    """Cut two values to the part that both shapes have."""
+    if one.shape == two.shape or one.values is None or two.values is None:
+        return one, two
+    sizes = [min(a, b) for a, b in zip(one.shape, two.shape, strict=True)]
+    cut = []
+    for snapshot in (one, two):
+        assert snapshot.values is not None
+        values = snapshot.values
+        for dim, size in enumerate(sizes):
+            start = 0 if align == "prefix" else values.shape[dim] - size
+            values = values.narrow(dim, start, size)
+        cut.append(Snapshot(tuple(sizes), snapshot.dtype, values))
+    return cut[0], cut[1]
+
+
+class _Ownership:
+    """Which samples each element of each value depends on: those whose perturbation changes it."""
+
+    def __init__(self, base: Trace, perturbed: Mapping[int, Trace]) -> None:
+        self.base = base
+        self.samples = tuple(perturbed)
+        self.masks: dict[int, dict[int, Tensor]] = {}
+        for sample, trace in perturbed.items():
+            for a, b in aligned(base, trace):
+                if a is None or b is None:
+                    continue
+                pairs = zip((*a.operands, *a.results), (*b.operands, *b.results), strict=True)
+                for place, other in pairs:
+                    known = self.masks.setdefault(place, {})
+                    if sample in known:
+                        continue
+                    mask = changed(base.values[place], trace.values[other])
+                    if isinstance(mask, Tensor):
+                        known[sample] = mask
+
+    def owners(self, place: int) -> Tensor | None:
+        """Count the samples that each element depends on, int64 of the value's shape, or None."""
+        masks = list(self.masks.get(place, {}).values())
+        if not masks:
+            return None
+        return torch.stack(masks).sum(0)
+
+    def mixed(self, place: int) -> bool:
+        """Say whether some element depends on two samples or more."""
+        owners = self.owners(place)
+        return owners is not None and bool((owners >= 2).any())
+
+
+def first_mixing(base: Trace, perturbed: Mapping[int, Trace]) -> Divergence | None:
+    """Find the operation at which samples of a batch come together.
+
+    An element is owned by the samples whose perturbation changes it. The operation is the one whose
+    result holds elements of two owners while no operand does, on the way to an output that does; so
+    reshapes and transposes need no bookkeeping, and what a mask takes out again is not blamed.
+
+    Args:
+        base: The unperturbed run.
+        perturbed: Per sample, the same run in which only that sample's contents were changed (same
+            shapes, same seed). Two suffice where those two meet; all samples are surest.
+
+    Returns:
+        The operation, or None where no element of the outputs has two owners.
+    """
+    ownership = _Ownership(base, perturbed)
+    starts = [place for place in base.outputs if ownership.mixed(place)]
+    if not base.outputs:
+        starts = [p for step in base.steps for p in step.results if ownership.mixed(p)][:1]
+    if not starts:
+        return None
+    step, place = origin(base, starts[0], ownership.mixed)
+    if step is None:
+        return None
+    owners = ownership.owners(place)
+    assert owners is not None
+    count = int((owners >= 2).sum())
+    most = int(owners.max())
+    fact = (
+        f"{step.op.name} gave {count} of {owners.numel()} elements that change with {most} different "
+        f"samples; each element that it read changes with one at most"
+    )
+    return _divergence("mixing", base, step, fact, share=count / owners.numel())
+
+
+def first_place_dependence(
+    base: Trace, permuted: Trace, *, allowed: float = 1e-5
+) -> Divergence | None:
+    """Find the operation whose result depends on where in the batch a sample stands.
+
+    Where it does not, permuting the samples permutes the elements of every value, wherever reshapes
+    and transposes have put them, so the sorted elements agree. (Sorting moves no element by more
+    than the largest difference, so the bound is that of the values.)
+
+    Args:
+        base: The reference run.
+        permuted: The run with the same samples in another order.
+        allowed: Largest difference over largest magnitude that counts as equal. Other rows may take
+            other code paths in a kernel, so not bit by bit.
+    """
+    for a, b in aligned(base, permuted):
+        if a is None or b is None:
+            continue
+        for place_a, place_b in zip(a.results, b.results, strict=True):
+            one, two = _in_order(base.values[place_a]), _in_order(permuted.values[place_b])
+            if one is None or two is None or one.shape != two.shape:
+                continue
+            distance, largest = error(one, two)
+            if distance > allowed * largest:
+                fact = (
+                    f"{a.op.name} gave other values when the samples changed places, not the same "
+                    f"in another order: they differ by up to {distance:.3g} "
+                    f"(largest magnitude {largest:.3g})"
+                )
+                size = distance / largest if largest else float("inf")
+                return _divergence("place", base, a, fact, error=size)
+    return None
+
+
+def _in_order(snapshot: Snapshot) -> Snapshot | None:
+    if snapshot.values is None or snapshot.values.is_complex():
+        return None
+    values = snapshot.values.to(torch.float64).flatten().sort().values
+    return Snapshot((values.numel(),), values.dtype, values)
+
+
+class _Recomputation(Watch):
+    """Compares what is recomputed in the backward with what the forward gave at the same line."""
+
+    def __init__(self, module: nn.Module | None) -> None:
+        super().__init__(module)
+        self._forward: dict[tuple[object, ...], list[tuple[Op, list[int], Tensor]]] = {}
+        self.found: Divergence | None = None
+        self.backward_ran = False
+
+    def backward_called(self, root: Tensor) -> None:
+        """Note that the run does its own backward."""
+        self.backward_ran = True
+
+    def after(
+        self,
+        func: Callable[..., object],
+        args: object,
+        kwargs: object,
+        result: object,
+        token: object,
+    ) -> None:
+        """Keep what the forward gave; compare what the backward gives again."""
+        made = [t for t in tensors_in(result) if readable(t)]
+        if not made or self.found is not None:
+            return
+        op = self.op(name_of(func))
+        place = op.location
+        key = (op.name, op.module, place and (place.file, place.line))
+        prints = [fingerprint(t) for t in made]
+        if not op.backward:
+            self._forward.setdefault(key, []).append((op, prints, made[0].detach().clone()))
+            return
+        candidates = self._forward.get(key, [])
+        if not candidates:
+            return
+        if any(known == prints for _, known, _ in candidates):
+            return
+        then = next((t for _, _, t in candidates if t.shape == made[0].shape), None)
+        now = made[0].detach()
+        fact = f"{op.name} gave {describe(now)} in the forward and other values when recomputed"
+        share = 1.0
+        if then is not None:
+            mask = (then != now) & ~((then != then) & (now != now))
+            share = float(mask.double().mean())
+            fact += f": {int(mask.sum())} of {mask.numel()} elements differ"
+        self.found = Divergence(
+            kind="recomputed",
+            op=op,
+            location=op.location,
+            module=op.module,
+            fact=fact,
+            share=share,
+        )
+
+
+def find_recompute_divergence(
+    run: Callable[[], object], module: nn.Module | None = None
+) -> Divergence | None:
+    """Find the first recomputed operation of a checkpointed backward that gives other values.
+
+    Args:
+        run: Forward and backward (a returned tensor with a graph is run backward if it was not).
+        module: Names modules.
+
+    Returns:
+        The operation (a dropout whose generator is not restored, a layer that updates its
+        statistics), or None where nothing was recomputed or all agrees.
+    """
+    watch = _Recomputation(module)
+    parameters: Sequence[Tensor] = list(module.parameters()) if module is not None else []
+    # stopping early would hide the last operation of a block, which raises instead of returning
+    with gradients_kept(parameters), set_checkpoint_early_stop(False), watch:
+        result = run()
+        live = [t for t in tensors_in(result) if t.requires_grad]
+        if live and not watch.backward_ran:
+            torch.autograd.backward(live, [torch.ones_like(t) for t in live])
+    return watch.found

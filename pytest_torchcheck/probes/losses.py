@@ -1,0 +1,222 @@
+"""Watch how a loss consumes an output: which loss functions, on what, made by which operation."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .watch import Op, Watch, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ..findings import Location
+
+LOSSES = frozenset(
+    {
+        "F.cross_entropy", "F.nll_loss", "F.binary_cross_entropy", "F.binary_cross_entropy_with_logits",
+        "F.mse_loss", "F.l1_loss", "F.smooth_l1_loss", "F.huber_loss", "F.kl_div", "F.log_softmax",
+        "torch.log_softmax", "Tensor.log_softmax", "F.nll_loss_nd", "torch.nll_loss", "F.gaussian_nll_loss",
+        "F.poisson_nll_loss", "F.soft_margin_loss", "F.ctc_loss",
+    }
+)  # fmt: skip
+ACTIVATIONS = (
+    "softmax",
+    "log_softmax",
+    "sigmoid",
+    "relu",
+    "relu_",
+    "tanh",
+    "softplus",
+    "logsigmoid",
+    "gelu",
+)
+SHAPE_ONLY = frozenset(
+    {
+        "view", "reshape", "transpose", "permute", "squeeze", "unsqueeze", "flatten", "contiguous", "float",
+        "double", "to", "movedim", "T", "mT", "t", "unflatten", "expand", "clone", "type_as", "swapaxes",
+    }
+)  # fmt: skip
+ELEMENTWISE = ("sub", "__sub__", "__rsub__", "rsub", "mul", "__mul__", "__rmul__", "add", "__add__", "__radd__", "pow",
+               "eq", "__eq__", "div", "__truediv__", "minimum", "maximum", "hypot", "dist")  # fmt: skip
+LINEAR = (
+    "linear",
+    "matmul",
+    "mm",
+    "bmm",
+    "addmm",
+    "__matmul__",
+    "__rmatmul__",
+    "einsum",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """What made a tensor: the operation behind any change of shape.
+
+    Attributes:
+        op: The operation, with line and module.
+        kind: Its bare name, such as ``softmax``.
+        operands: Ids of the tensors that it took, and of their bases.
+    """
+
+    op: Op
+    kind: str
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCall:
+    """One call of a loss function.
+
+    Attributes:
+        op: The call.
+        input: Its first argument, alive only as long as this object.
+        target: Its second argument.
+        options: Its keyword arguments.
+        producer: What made the input, or None where no watched operation did.
+    """
+
+    op: Op
+    input: Tensor
+    target: Tensor | None
+    options: dict[str, Any]
+    producer: Producer | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broadcast:
+    """An operation that stretched an output and a target against each other."""
+
+    op: Op
+    output: tuple[int, ...]
+    target: tuple[int, ...]
+    result: tuple[int, ...]
+
+
+class LossWatch(Watch):
+    """Record the loss functions of a forward and its loss.
+
+    Call :meth:`between` after the forward, with the tensors of output and targets.
+
+    Args:
+        module: Names are qualified relative to it.
+    """
+
+    def __init__(self, module: nn.Module | None = None) -> None:
+        super().__init__(module)
+        self.calls: list[LossCall] = []
+        self.broadcasts: list[Broadcast] = []
+        self.samples: list[Op] = []
+        self._makers: dict[int, tuple[weakref.ref[Tensor], Producer]] = {}
+        self._taint: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._losing = False
+
+    def between(self, outputs: Iterable[Tensor], targets: Iterable[Tensor]) -> None:
+        """Say that the forward is over and the loss begins."""
+        self._losing = True
+        for kind, tensors in (("output", outputs), ("target", targets)):
+            for tensor in tensors:
+                self._taint[id(tensor)] = (weakref.ref(tensor), kind)
+
+    def producer(self, tensor: Tensor) -> Producer | None:
+        """Return what made a tensor."""
+        found = self._makers.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
+
+    def after(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
+    ) -> None:
+        """Note makers, loss functions and broadcasting."""
+        name = name_of(func)
+        bare = name.rpartition(".")[2]
+        inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        with torch._C.DisableTorchFunction():
+            if name in LOSSES and inputs:
+                self._loss(name, args, kwargs, inputs)
+            if bare == "normal" and any(t.requires_grad for t in inputs):
+                self.samples.append(self.op(name))
+            if isinstance(result, Tensor):
+                self._made(bare, name, args, inputs, result)
+                if self._losing:
+                    self._follow(bare, name, inputs, result)
+
+    def _loss(self, name: str, args: Any, kwargs: Any, inputs: list[Tensor]) -> None:
+        first = inputs[0]
+        target = args[1] if len(args) > 1 and isinstance(args[1], Tensor) else kwargs.get("target")
+        options = {key: value for key, value in kwargs.items() if not isinstance(value, Tensor)}
+        self.calls.append(
+            LossCall(
+                op=self.op(name),
+                input=first,
+                target=target if isinstance(target, Tensor) else None,
+                options=options,
+                producer=self.producer(first),
+            )
+        )
+
+    def _made(self, bare: str, name: str, args: Any, inputs: list[Tensor], result: Tensor) -> None:
+        if bare in SHAPE_ONLY or (bare == "__getitem__" and inputs):
+            maker = self.producer(inputs[0]) if inputs else None
+        elif bare in ACTIVATIONS or bare in LINEAR or result.is_floating_point():
+            operands = tuple(i for t in inputs for i in (id(t), id(t._base)) if i != id(None))
+            maker = Producer(self.op(name), bare, operands)
+        else:
+            maker = None
+        if maker is not None:
+            self._makers[id(result)] = (weakref.ref(result), maker)
+
+    def _follow(self, bare: str, name: str, inputs: list[Tensor], result: Tensor) -> None:
+        kinds = [self._kind(tensor) for tensor in inputs]
+        found = {kind for kind in kinds if kind}
+        if found:
+            self._taint[id(result)] = (
+                weakref.ref(result),
+                found.pop() if len(found) == 1 else "both",
+            )
+        if len(inputs) < 2 or {"output", "target"} - set(kinds):
+            return
+        a, b = inputs[kinds.index("output")], inputs[kinds.index("target")]
+        if bare not in ELEMENTWISE and not name.startswith("F."):
+            return
+        if a.shape == b.shape:
+            return
+        try:
+            joint = tuple(torch.broadcast_shapes(a.shape, b.shape))
+        except RuntimeError:
+            return  # not elementwise: class indices against logits
+        if name.startswith("F.") and not any(
+            word in bare
+            for word in ("mse", "l1", "huber", "binary", "kl_div", "margin", "poisson", "gaussian")
+        ):
+            return
+        self.broadcasts.append(
+            Broadcast(op=self.op(name), output=tuple(a.shape), target=tuple(b.shape), result=joint)
+        )
+
+    def _kind(self, tensor: Tensor) -> str:
+        found = self._taint.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else ""
+
+
+def parameter_of(module: nn.Module, producer: Producer | None) -> str | None:
+    """Return the name of the parameter that a linear operation multiplied with, or None."""
+    if producer is None or producer.kind not in LINEAR:
+        return None
+    for name, parameter in module.named_parameters():
+        if id(parameter) in producer.operands and parameter.dim() >= 2:
+            return name
+    return None
+
+
+def line_of(*ops: Op | None) -> Location | None:
+    """Return the first known line of some operations."""
+    return next((op.location for op in ops if op is not None and op.location is not None), None)

@@ -1,0 +1,508 @@
+"""Where tensors would be on a GPU, found out without one: a run that pretends that the model was moved.
+
+The values stay on the CPU, so that data-dependent code runs as ever; only the answers to "which device?" are
+those of a GPU, and each tensor is remembered as one of the model's device or one that stayed behind. It finds
+what the ``meta`` device lets pass (its kernels accept CPU indices and weights in many operations).
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .. import sources
+from .watch import Watch, in_backward, name_of, tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ..findings import Location
+
+PRETENDED = torch.device("cuda", 0)
+
+StrayKind = Literal["attribute", "factory", "literal", "fixed", "unknown"]
+"""Why a tensor stayed on the CPU: ``attribute`` of a module that ``.to()`` does not know; made by a ``factory`` call
+without ``device=``; by a call or ``.to``/``.cpu`` that names the CPU by ``literal``; by one whose device was
+``fixed`` elsewhere (a global, an attribute); ``unknown`` where no call of torch made it (NumPy)."""
+
+ONE_DEVICE = frozenset(
+    [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "true_divide",
+        "truediv",
+        "floor_divide",
+        "floordiv",
+        "fmod",
+        "remainder",
+        "mod",
+        "pow",
+        "rsub",
+        "radd",
+        "rmul",
+        "rtruediv",
+        "rpow",
+        "iadd",
+        "isub",
+        "imul",
+        "itruediv",
+        "ipow",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+        "and",
+        "or",
+        "xor",
+        "maximum",
+        "minimum",
+        "max",
+        "min",
+        "atan2",
+        "lerp",
+        "addcmul",
+        "addcdiv",
+        "addmm",
+        "addbmm",
+        "baddbmm",
+        "addmv",
+        "matmul",
+        "rmatmul",
+        "mm",
+        "bmm",
+        "mv",
+        "dot",
+        "outer",
+        "inner",
+        "tensordot",
+        "einsum",
+        "cross",
+        "linear",
+        "bilinear",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "embedding",
+        "embedding_bag",
+        "gather",
+        "take_along_dim",
+        "scatter",
+        "scatter_add",
+        "scatter_reduce",
+        "index_select",
+        "index_add",
+        "index_copy",
+        "masked_fill",
+        "masked_scatter",
+        "where",
+        "cat",
+        "concat",
+        "concatenate",
+        "stack",
+        "hstack",
+        "vstack",
+        "dstack",
+        "scaled_dot_product_attention",
+        "layer_norm",
+        "group_norm",
+        "batch_norm",
+        "instance_norm",
+        "rms_norm",
+        "prelu",
+        "cdist",
+        "pairwise_distance",
+        "cosine_similarity",
+        "grid_sample",
+        "l1_loss",
+        "mse_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "cross_entropy",
+        "nll_loss",
+        "kl_div",
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "complex",
+        "polar",
+        "isclose",
+        "allclose",
+        "equal",
+        "searchsorted",
+        "bucketize",
+        "clamp",
+        "heaviside",
+        "logaddexp",
+        "hypot",
+        "baddbmm",
+        "chain_matmul",
+        "multi_head_attention_forward",
+    ]
+)
+"""Operations that need all their tensors of one or more dimensions on one device."""
+
+_FIRST = frozenset(
+    [
+        "expand_as",
+        "view_as",
+        "reshape_as",
+        "copy",
+        "setitem",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty_like",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty",
+        "new_tensor",
+        "index_put",
+        "put",
+    ]
+)
+_EACH = frozenset({"broadcast_tensors", "meshgrid", "align_tensors"})
+_SYNCS: Mapping[str, str] = {
+    "item": ".item()", "__float__": "float()", "__int__": "int()", "__bool__": "bool()", "__index__": "an index",
+    "__complex__": "complex()", "tolist": ".tolist()", "cpu": ".cpu()", "nonzero": ".nonzero()",
+    "unique": ".unique()", "masked_select": ".masked_select()",
+}  # fmt: skip
+IMPLICIT_SYNCS = frozenset({".item()", "float()", "int()", "bool()", "an index", ".tolist()"})
+"""Synchronisations that turn a tensor into a Python number; the others are data-dependent shapes or are spelt out."""
+
+_WHERE = {"device", "is_cuda", "is_cpu", "get_device"}
+_MOST = 64
+_LAYERS = os.path.join(os.path.dirname(torch.__file__), "nn") + os.sep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stray:
+    """A tensor that stays on the CPU when the model is moved.
+
+    Attributes:
+        kind: Why.
+        name: The attribute's qualified name, or the call that made it, such as ``torch.arange``.
+        shape: Its sizes.
+        dtype: Such as ``float32``.
+        location: The line that makes or assigns it.
+    """
+
+    kind: StrayKind
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    location: Location | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """An operation that would be given tensors of two devices, or that cannot read a GPU's memory.
+
+    Attributes:
+        op: Such as ``Tensor.add``; ``Tensor.numpy`` where a GPU tensor would be handed to NumPy.
+        stray: The tensor on the CPU; None for NumPy.
+        location: The user's line.
+        module: Qualified name of the module in whose forward it is.
+    """
+
+    op: str
+    stray: Stray | None
+    location: Location | None
+    module: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sync:
+    """A place that waits for the device: how, where."""
+
+    how: str
+    location: Location | None
+    module: str
+
+
+@dataclass(slots=True)
+class Placement:
+    """What a pretended run saw."""
+
+    mixtures: list[Mixture] = field(default_factory=list)
+    syncs: list[Sync] = field(default_factory=list)
+    ops: int = 0
+
+
+class Pretend(Watch):
+    """Runs a block as if the model and its inputs were on a GPU.
+
+    Args:
+        model: The model; its parameters and buffers count as moved.
+        inputs: Tensors that the user would move.
+        strays: Tensors known to stay behind, by their description.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Iterable[Tensor],
+        strays: Iterable[tuple[Tensor, Stray]] = (),
+    ) -> None:
+        super().__init__(model)
+        self.found = Placement()
+        self._moved: dict[int, weakref.ref[Tensor]] = {}
+        self._stayed: dict[int, tuple[Tensor, Stray]] = {id(t): (t, s) for t, s in strays}
+        self._seen: set[tuple[Any, ...]] = set()
+        for tensor in (*model.parameters(), *model.buffers(), *inputs):
+            if id(tensor) not in self._stayed:
+                self._moved[id(tensor)] = weakref.ref(tensor)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one torch function on the CPU, whatever device it asks for."""
+        kwargs = dict(kwargs or {})
+        full = name_of(func)
+        name = full.rpartition(".")[2]
+        if func is torch.device:
+            return func(*args, **kwargs)
+        if func is Tensor.backward or name == "_set_grad_enabled":
+            return super().__torch_function__(func, types, args, kwargs)
+        caller = sys._getframe(1).f_code.co_filename
+        if name in _WHERE and full.startswith("Tensor."):
+            return self._where(func, name, args, kwargs, caller)
+        self.found.ops += 1
+        given = list(tensors_in((args, kwargs)))
+        moved = [tensor for tensor in given if self._is_moved(tensor) or self._is_gradient(tensor)]
+        self._look(full, name, given, moved)
+        args, kwargs, asked = _onto_cpu(name, args, kwargs)
+        if asked == "cpu" and not _is_told(caller):
+            # torch's own code asked for the device of a tensor, and was told the truth
+            asked = "" if given else "unknown"
+        if name == "cuda":
+            result, asked = args[0].clone(), "moved"
+        else:
+            result = func(*args, **kwargs)
+        if (
+            (asked or name in ("to", "type_as"))
+            and isinstance(result, Tensor)
+            and any(result is tensor for tensor in given)
+        ):
+            result = torch.ops.aten.alias(
+                result
+            )  # .to() gave the tensor itself: it must not change its place
+        self._place(full, name, args, given, moved, result, asked)
+        return result
+
+    # -- answers --------------------------------------------------------------------------------
+
+    def _where(
+        self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, caller: str
+    ) -> Any:
+        if not args or not self._is_moved(args[0]) or not _is_told(caller):
+            return func(*args, **kwargs)
+        return {"device": PRETENDED, "is_cuda": True, "is_cpu": False, "get_device": 0}[name]
+
+    def _is_moved(self, tensor: Tensor) -> bool:
+        known = self._moved.get(id(tensor))
+        return known is not None and known() is tensor
+
+    def _is_gradient(self, tensor: Tensor) -> bool:
+        """Say whether the engine made a tensor in a backward: on the device of what it belongs to."""
+        return in_backward() and id(tensor) not in self._stayed and id(tensor) not in self._moved
+
+    # -- what is wrong --------------------------------------------------------------------------
+
+    def _look(self, full: str, name: str, given: list[Tensor], moved: list[Tensor]) -> None:
+        if not moved:
+            return
+        if name in ("numpy", "__array__"):
+            self._mixture(full, None)
+            return
+        if name in _SYNCS and self._is_moved(given[0]):
+            self._sync(_SYNCS[name])
+            return
+        if name == "__getitem__" and any(
+            t.dtype == torch.bool and t.dim() and self._is_moved(t) for t in given[1:]
+        ):
+            self._sync("a mask as an index")  # how many are left is known to the device only
+        plain = name.strip("_")
+        table = plain == "getitem" and not self._is_moved(given[0]) and any(t.dim() for t in moved)
+        if plain not in ONE_DEVICE and not table:
+            return
+        for tensor in given[:1] if table else given:
+            if tensor.dim() == 0:
+                continue  # a number on the CPU goes with every device
+            if id(tensor) in self._stayed:
+                self._mixture(full, self._stayed[id(tensor)][1])
+            elif not self._is_moved(tensor) and self._is_foreign(tensor):
+                self._mixture(
+                    full,
+                    _stray("unknown", "a tensor that no call of torch made", tensor, self.locate()),
+                )
+
+    def _sync(self, how: str) -> None:
+        location = self.locate()
+        key = ("sync", how, location)
+        if key not in self._seen and len(self.found.syncs) < _MOST:
+            self._seen.add(key)
+            self.found.syncs.append(Sync(how=how, location=location, module=self._module()))
+
+    def _is_foreign(self, tensor: Tensor) -> bool:
+        """Say whether a tensor came from outside of torch: a leaf that nothing seen has made."""
+        return (
+            tensor.grad_fn is None
+            and not tensor.requires_grad
+            and not in_backward()
+            and type(tensor) is Tensor
+        )
+
+    def _mixture(self, op: str, stray: Stray | None) -> None:
+        location = self.locate()
+        key = ("mixture", stray.name if stray else op, stray.location if stray else location)
+        if key in self._seen or len(self.found.mixtures) >= _MOST:
+            return
+        self._seen.add(key)
+        self.found.mixtures.append(
+            Mixture(op=op, stray=stray, location=location, module=self._module())
+        )
+
+    def _module(self) -> str:
+        return self.scopes[-1].name if self.scopes else ""
+
+    # -- where the results are ------------------------------------------------------------------
+
+    def _place(
+        self,
+        full: str,
+        name: str,
+        args: Any,
+        given: list[Tensor],
+        moved: list[Tensor],
+        result: Any,
+        asked: str,
+    ) -> None:
+        outputs = [t for t in tensors_in(result) if not any(t is tensor for tensor in given)]
+        if not outputs:
+            return
+        if asked == "unknown":
+            return
+        if asked == "moved":
+            self._move(outputs)
+        elif asked == "cpu" or name == "cpu":
+            kind: StrayKind = "literal" if name == "cpu" or _says_cpu(self.locate()) else "fixed"
+            self._strand(outputs, kind, full)
+        elif name == "tensor" or not given:
+            self._strand(outputs, "factory", full)
+        elif name.strip("_") in _FIRST:
+            self._like(outputs, given[0])
+        elif name == "_pack_padded_sequence":
+            self._move(outputs[:1])  # the batch sizes are always on the CPU
+        elif name in _EACH:
+            for output, source in zip(outputs, given, strict=False):
+                self._like([output], source)
+        elif name in ("type_as", "to") and len(given) > 1:
+            self._like(outputs, given[1])
+        elif moved:
+            self._move(outputs)
+        else:
+            stayed = next((t for t in given if id(t) in self._stayed), None)
+            if stayed is not None:
+                self._like(outputs, stayed)
+
+    def _like(self, outputs: list[Tensor], source: Tensor) -> None:
+        if self._is_moved(source):
+            self._move(outputs)
+        elif id(source) in self._stayed:
+            stray = self._stayed[id(source)][1]
+            for output in outputs:
+                self._stayed[id(output)] = (output, stray)
+                self._moved.pop(id(output), None)
+
+    def _move(self, outputs: list[Tensor]) -> None:
+        for output in outputs:
+            self._stayed.pop(id(output), None)
+            self._moved[id(output)] = weakref.ref(output)
+
+    def _strand(self, outputs: list[Tensor], kind: StrayKind, full: str) -> None:
+        location = self.locate()
+        for output in outputs:
+            self._stayed[id(output)] = (output, _stray(kind, full, output, location))
+            self._moved.pop(id(output), None)
+
+
+def _is_told(caller: str) -> bool:
+    """Say whether code in a file is told the pretended device: the user's, and the layers of torch.
+
+    Code that was written while the program runs (``<string>``) acts for whoever had it written. Other code
+    of torch, as that of checkpointing and autocast, would look for a real GPU.
+    """
+    return sources.rank(caller) > 0 or caller.startswith((_LAYERS, "<"))
+
+
+def _stray(kind: StrayKind, name: str, tensor: Tensor, location: Location | None) -> Stray:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Stray(kind=kind, name=name, shape=tuple(tensor.shape), dtype=dtype, location=location)
+
+
+def stray_attribute(name: str, tensor: Tensor, location: Location | None) -> Stray:
+    """Describe a tensor that an attribute holds."""
+    return _stray("attribute", name, tensor, location)
+
+
+def _onto_cpu(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], str]:
+    """Replace the devices in a call by the CPU; say which was asked for: ``moved``, ``cpu`` or none."""
+    asked = ""
+
+    def change(value: Any, *, index: bool = False) -> Any:
+        nonlocal asked
+        if isinstance(value, torch.device) or (
+            isinstance(value, str) and re.fullmatch(r"(cpu|cuda)(:\d+)?", value)
+        ):
+            kind = value.type if isinstance(value, torch.device) else value.partition(":")[0]
+            if kind not in ("cpu", "cuda"):
+                return value
+            asked = "moved" if kind == "cuda" else "cpu"
+            return torch.device("cpu")
+        if index and isinstance(value, int) and not isinstance(value, bool):
+            asked = "moved"
+            return torch.device("cpu")
+        return value
+
+    if name == "to" and len(args) > 1:
+        args = (args[0], change(args[1], index=True), *args[2:])
+    elif name != "cuda":
+        args = tuple(map(change, args))
+    if kwargs.get("device") is not None:
+        kwargs["device"] = change(kwargs["device"], index=True)
+    return args, kwargs, asked
+
+
+def _says_cpu(location: Location | None) -> bool:
+    """Say whether the line itself names the CPU."""
+    if location is None:
+        return False
+    text = linecache.getline(location.file, location.line)
+    return re.search(r"[\"']cpu[\"']|\.cpu\(", text) is not None and "is_available" not in text

@@ -1,0 +1,314 @@
+"""One training step watched: how large the signal is behind each module, in both directions, and what took part."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .watch import Watch, in_backward, name_of, tensors_in, version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+    from ..findings import Location
+
+RECTIFIERS = frozenset(
+    {"relu", "relu_", "relu6", "hardtanh", "threshold", "threshold_", "hardtanh_"}
+)
+LINEAR = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+_SAME_VALUES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten)
+_MOST = 4000
+_FEW = 16
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Tap:
+    """The output of one call of one module.
+
+    Attributes:
+        name: Qualified name of the module.
+        kind: Its class.
+        rms: Root mean square of the output.
+        spread: Root mean square of the deviation between samples; None without a batch of two or more.
+        gradient: Root mean square of the loss's gradient to the output; None where none arrived.
+        weighted: Whether the module itself holds parameters of two or more dimensions.
+    """
+
+    name: str
+    kind: str
+    rms: float
+    spread: float | None
+    weighted: bool
+    gradient: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rectified:
+    """How many outputs of a rectifier were exactly zero.
+
+    Attributes:
+        module: Qualified name of the module in which it was called.
+        op: Such as ``F.relu``.
+        location: The user's line.
+        zeros: Share of outputs that are zero.
+        silent_input: Whether its input was all zero already.
+        size: Number of outputs.
+    """
+
+    module: str
+    op: str
+    location: Location | None
+    zeros: float
+    silent_input: bool
+    size: int
+
+
+@dataclass(slots=True)
+class Signals:
+    """What one step showed.
+
+    Attributes:
+        taps: Outputs in the order in which they were computed.
+        calls: How often each module ran, by name.
+        rectified: Every call of a rectifier.
+        chained: Modules that were given what was computed from their own last output, with no layer between.
+        chains: Pairs of linear modules of which the second, and nothing else, was given the very output of the first.
+    """
+
+    taps: list[Tap] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter)
+    rectified: list[Rectified] = field(default_factory=list)
+    chained: set[str] = field(default_factory=set)
+    chains: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Output:
+    tensor: weakref.ref[Tensor]
+    version: int | None
+    module: str
+    linear: bool
+    reads: Counter[str]  # of this call's output, by whoever
+
+    @classmethod
+    def of(
+        cls, tensor: Tensor, module: str, reads: Counter[str] | None = None, *, linear: bool
+    ) -> _Output:
+        return cls(
+            tensor=weakref.ref(tensor),
+            version=version_of(tensor),
+            module=module,
+            linear=linear,
+            reads=Counter() if reads is None else reads,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A module with trainable weights that ran, and that the model registers neither itself nor by its weights.
+
+    A container that the forward makes of registered layers has no weight of its own, and is none.
+    """
+
+    kind: str
+    location: Location | None
+    module: weakref.ref[nn.Module]
+    parameters: tuple[weakref.ref[nn.Parameter], ...]
+
+
+class SignalWatch(Watch):
+    """Collects :class:`Signals` of the block it watches.
+
+    Args:
+        model: The model.
+        batch_size: Size of dimension ``batch_dim`` where samples are told apart; None where they are not.
+        batch_dim: Where the samples stand.
+    """
+
+    def __init__(self, model: nn.Module, batch_size: int | None, batch_dim: int | None = 0) -> None:
+        super().__init__(model)
+        self._model = model
+        self.seen = Signals()
+        self._size, self._dim = batch_size, batch_dim or 0
+        self._outputs: dict[int, _Output] = {}
+        self._flow: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._chains: list[tuple[str, str, Counter[str]]] = []
+        self.strangers: list[Seen] = []
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        self.seen.chains = [
+            (first, second) for first, second, reads in self._chains if sum(reads.values()) == 1
+        ]
+
+    def module_entered(self, module: nn.Module, args: Any) -> None:
+        """Count the call, and notice what it is given."""
+        if in_backward():
+            return
+        name = self.scopes[-1].name
+        if id(module) not in self._names and len(self.strangers) < _FEW:
+            self._meet(module)
+        self.seen.calls[name] += 1
+        given = next(tensors_in(args), None)
+        if given is not None and self._source(given) == name:
+            self.seen.chained.add(name)
+        known = self._known(given)
+        if known is None:
+            return
+        if known.linear and isinstance(module, LINEAR) and len(self._chains) < _MOST:
+            self._chains.append((known.module, name, known.reads))
+
+    def _meet(self, module: nn.Module) -> None:
+        """Note a module that the model does not register."""
+        if len(self.scopes) > 1 and id(self.scopes[-2].module) not in self._names:
+            return
+        registered = {id(p) for p in self._model.parameters()}
+        own = [p for p in module.parameters() if p.requires_grad and id(p) not in registered]
+        if own:
+            self.strangers.append(
+                Seen(
+                    kind=type(module).__name__,
+                    location=self.locate(),
+                    module=weakref.ref(module),
+                    parameters=tuple(map(weakref.ref, own)),
+                )
+            )
+
+    def module_left(self, module: nn.Module, args: Any, result: Any) -> None:
+        """Measure the output."""
+        if in_backward():
+            return
+        output = next((t for t in tensors_in(result) if t.is_floating_point()), None)
+        if (
+            output is None
+            or output.layout != torch.strided
+            or output.is_nested
+            or not output.numel()
+        ):
+            return
+        name = self.scopes[-1].name
+        if next(module.parameters(), None) is not None:
+            self._flow[id(output)] = (weakref.ref(output), name)
+        if isinstance(module, _SAME_VALUES):
+            if (before := self._known(next(tensors_in(args), None))) is not None:
+                before.reads.clear()
+                self._outputs[id(output)] = _Output.of(
+                    output, before.module, before.reads, linear=before.linear
+                )
+            return
+        self._outputs[id(output)] = _Output.of(output, name, linear=isinstance(module, LINEAR))
+        if len(self.seen.taps) >= _MOST or not self._is_tapped(module):
+            return
+        tap = Tap(
+            name=name,
+            kind=type(module).__name__,
+            rms=_rms(output),
+            spread=self._spread(output),
+            weighted=any(p.dim() > 1 for p in module.parameters(recurse=False)),
+        )
+        self.seen.taps.append(tap)
+        if output.requires_grad:
+            output.register_hook(_measure(tap))
+
+    def after(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
+    ) -> None:
+        """Follow which layer's output a value was computed from, and count what rectifiers set to zero."""
+        if not in_backward():
+            for tensor in tensors_in((args, kwargs)):
+                if (known := self._known(tensor)) is not None and known.linear:
+                    known.reads["read"] += getattr(func, "__name__", "") != "__get__"
+            source = next(filter(None, map(self._source, tensors_in((args, kwargs)))), None)
+            if source is not None:
+                for tensor in tensors_in(result):
+                    self._flow[id(tensor)] = (weakref.ref(tensor), source)
+        if (
+            token is None
+            or not isinstance(result, Tensor)
+            or not result.is_floating_point()
+            or not result.numel()
+        ):
+            return
+        self.seen.rectified.append(
+            Rectified(
+                module=self.scopes[-1].name if self.scopes else "",
+                op=name_of(func),
+                location=self.locate(),
+                zeros=float((result.detach() == 0).float().mean()),
+                silent_input=token,
+                size=result.numel(),
+            )
+        )
+
+    def before(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Look at a rectifier's input before it may be overwritten; None for every other call."""
+        if (
+            in_backward()
+            or getattr(func, "__name__", "") not in RECTIFIERS
+            or len(self.seen.rectified) >= _MOST
+        ):
+            return None
+        given = next(tensors_in((args, kwargs)), None)
+        return None if given is None else not bool((given.detach() != 0).any())
+
+    def _source(self, tensor: Tensor) -> str | None:
+        """Return the last layer that a value was computed from."""
+        known = self._flow.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
+
+    def _known(self, tensor: Tensor | None) -> _Output | None:
+        """Return which module's output a tensor is, if it is untouched since."""
+        if tensor is None or (known := self._outputs.get(id(tensor))) is None:
+            return None
+        fresh = known.tensor() is tensor and known.version == version_of(tensor)
+        return known if fresh else None
+
+    def _is_tapped(self, module: nn.Module) -> bool:
+        """Say whether a module's output is a place to measure: weights, or an entry of a list of blocks."""
+        if any(True for _ in module.parameters(recurse=False)):
+            return True
+        return (
+            self.scopes[-1].name.rpartition(".")[2].isdigit()
+            and next(module.parameters(), None) is not None
+        )
+
+    def _spread(self, output: Tensor) -> float | None:
+        size, dim = self._size, self._dim
+        if size is None or size < 2 or output.dim() <= dim or output.shape[dim] != size:
+            return None
+        values = output.detach().float()
+        return _rms(values - values.mean(dim, keepdim=True))
+
+
+def _rms(tensor: Tensor) -> float:
+    values = tensor.detach().float()
+    norm = float(torch.linalg.vector_norm(values))
+    return norm / math.sqrt(values.numel())
+
+
+def _measure(tap: Tap) -> Callable[[Tensor | None], None]:
+    def measure(gradient: Tensor | None) -> None:
+        if gradient is not None and gradient.numel():
+            tap.gradient = _rms(gradient)
+
+    return measure

@@ -1,0 +1,298 @@
+"""Where a gradient becomes zero on its way back: the last tensor that had one, and what killed it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .recording import Call, Recorder, Value
+from .steps import gradients_kept, record_step, values_behind
+from .watch import Op, describe, tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from ..findings import Location
+
+ZeroKind = Literal[
+    "inactive",
+    "single-choice",
+    "saturated",
+    "times-zero",
+    "step",
+    "sampling",
+    "overwritten",
+    "normalised",
+    "cancels",
+    "function",
+    "other",
+]
+"""Why a gradient is zero: ``inactive`` a rectifier without a positive input; ``single-choice`` a softmax
+over one entry; ``saturated`` a clamp, squashing function or softmax at its bound; ``times-zero`` a factor
+that is zero; ``step`` a rounding or sign, flat everywhere; ``sampling`` a draw that is not reparameterised;
+``overwritten`` the values were replaced; ``normalised`` a normalisation removes what the gradient would
+change; ``cancels`` the contributions of several uses, or of all samples, add up to zero; ``function`` a custom
+backward that returned zeros; ``other`` none of these was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroGradient:
+    """The operation at which a parameter's gradient becomes zero, going backward.
+
+    Attributes:
+        parameter: Qualified name.
+        kind: See :data:`ZeroKind`.
+        op: The operation; its output still has a gradient, its operand has none.
+        location: The user's line of it.
+        module: Qualified name of the module in whose forward it runs.
+        fact: What was measured, as a clause.
+        alive: Dtype and shape of the last tensor with a gradient.
+        reached: Root mean square of that gradient.
+        left: Root mean square behind the operation: exactly 0.0, or what rounding leaves of it.
+    """
+
+    parameter: str
+    kind: ZeroKind
+    op: Op
+    location: Location | None
+    module: str
+    fact: str
+    alive: str
+    reached: float
+    left: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The end of a walk: ``call`` got a gradient of rms ``reached`` for ``output`` and gave ``value`` none."""
+
+    call: Call
+    value: Value
+    output: Value
+    reached: float
+    uses: int
+
+
+def find_zero_gradients(
+    run: Callable[[], object], module: nn.Module, names: Iterable[str]
+) -> dict[str, ZeroGradient]:
+    """Find the operation at which the gradient of connected parameters becomes zero.
+
+    Args:
+        run: One forward that returns the loss, with or without its backward.
+        module: The model; its gradients are put back.
+        names: Qualified names of parameters of ``module``.
+
+    Returns:
+        The operation by name. A name is left out where the parameter is not connected to the loss,
+        where its gradient is neither zero nor what rounding leaves of zero (or is not finite), or
+        where no single operation takes it there. Cost: one recorded step for all names.
+    """
+    known = dict(module.named_parameters(remove_duplicate=False))
+    parameters = {name: known[name] for name in names}
+    recorder = Recorder(module, parameters, gradients=True)
+    try:
+        with gradients_kept(module.parameters()):
+            behind = values_behind(record_step(run, recorder), alias=False)
+        found = {
+            name: _zero(name, recorder.value_of(parameter), behind)
+            for name, parameter in parameters.items()
+        }
+        return {name: zero for name, zero in found.items() if zero is not None}
+    finally:
+        recorder.release()
+
+
+def find_zero_gradient(
+    run: Callable[[], object], module: nn.Module, name: str
+) -> ZeroGradient | None:
+    """Find the operation for one parameter, as :func:`find_zero_gradients` does for several."""
+    return find_zero_gradients(run, module, [name]).get(name)
+
+
+def _zero(name: str, parameter: Value, behind: Collection[Value]) -> ZeroGradient | None:
+    path = list(_path(parameter, behind))
+    finite = all(math.isfinite(_norm(each)) for each in path)
+    small = _AMPLIFIED * _rounding(parameter.tensor)
+    vanished = finite and any(_share(parameter, each) <= small for each in path if _norm(each))
+    stopped = walk_gradients(parameter, behind) if vanished else None
+    if stopped is None:
+        return None
+    kind, fact = _reason(stopped)
+    op = stopped.call.op
+    return ZeroGradient(
+        parameter=name,
+        kind=kind,
+        op=op,
+        location=op.location,
+        module=op.module,
+        fact=fact,
+        alive=describe(stopped.output.tensor),
+        reached=stopped.reached,
+        left=stopped.value.rms or 0.0,
+    )
+
+
+def walk_gradients(parameter: Value, behind: Collection[Value]) -> Stopped | None:
+    """Find where a recorded gradient dies on the paths from a parameter to the loss.
+
+    Args:
+        parameter: The parameter's value, of a record with gradients measured, after its backward.
+        behind: The values from which the loss was computed.
+    """
+    path = set(_path(parameter, behind))
+    best: tuple[tuple[bool, float], Stopped] | None = None
+    for value in path:
+        alive = [
+            (_norm(output), call, output)
+            for call in dict.fromkeys(value.consumers)
+            for output in call.outputs
+            if output in path and output is not value
+        ]
+        alive = [entry for entry in alive if entry[0] > 0]
+        if not alive:
+            continue
+        reached, _, largest = max(alive, key=lambda entry: entry[0])
+        share = _share(value, largest)
+        if share > _rounding(value.tensor):
+            continue
+        # the latest use is where the branches of a cancellation meet
+        _, call, output = max(alive, key=lambda entry: (entry[1].op.index, entry[0]))
+        uses = len({id(use) for _, use, _ in alive})
+        order = (share == 0.0, reached if share == 0.0 else -share)
+        if best is None or order > best[0]:
+            best = (order, Stopped(call, value, output, output.rms or 0.0, uses))
+    return None if best is None else best[1]
+
+
+def _path(start: Value, behind: Collection[Value]) -> Iterator[Value]:
+    """Iterate over the differentiable values through which one reaches the loss."""
+    seen, stack = {start}, [start] if start.tensor.requires_grad else []
+    while stack:
+        value = stack.pop()
+        yield value
+        for call in value.consumers:
+            if call.shape_only:
+                continue
+            for output in call.outputs:
+                if output not in seen and output in behind and output.nodes:
+                    seen.add(output)
+                    stack.append(output)
+
+
+def _norm(value: Value) -> float:
+    """Return the Euclidean norm of the gradient: a mean of n keeps it at 1/sqrt(n), not at 1/n."""
+    return (value.rms or 0.0) * math.sqrt(value.tensor.numel())
+
+
+def _share(value: Value, later: Value) -> float:
+    """Return what share of a later value's gradient is left at a value.
+
+    A layer that scales by c scales the gradient by 1/c, which loses nothing. So the share counts of
+    the gradients, or of the gradients times the values, whichever is larger.
+    """
+    plain = _norm(value) / _norm(later)
+    here, there = _size(value), _size(later)
+    return max(plain, plain * here / there) if here and there else plain
+
+
+def _size(value: Value) -> float:
+    tensor = value.tensor.detach()
+    if not tensor.is_floating_point() or not tensor.numel():
+        return 0.0
+    size = float(tensor.double().square().mean().sqrt())
+    return size if math.isfinite(size) else 0.0
+
+
+def _rounding(tensor: Tensor) -> float:
+    """Return what share of a gradient rounding may leave where exact arithmetic leaves nothing.
+
+    Measured in float32: 3e-8 behind a weight divided by itself, 2e-7 behind a normalisation.
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return 0.0
+    return min(64 * torch.finfo(tensor.dtype).eps, 0.02)
+
+
+_AMPLIFIED = 30
+"""What layers between the parameter and the operation may make of the rounding that it leaves."""
+
+_RECTIFIERS = ("relu", "relu_", "threshold", "threshold_", "relu6")
+_BOUNDED = ("clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_max", "hardtanh", "hardtanh_", "relu6",
+            "hardsigmoid", "hardswish")  # fmt: skip
+_SQUASHING = ("sigmoid", "sigmoid_", "tanh", "tanh_", "softsign", "erf")
+_SOFTMAX = ("softmax", "log_softmax", "gumbel_softmax", "softmin", "cross_entropy", "logsumexp")
+_PRODUCTS = ("mul", "mul_", "div", "div_", "matmul", "linear", "bmm", "mm", "mv", "dot", "einsum", "addmm",
+             "baddbmm", "addcmul", "conv1d", "conv2d", "conv3d", "multiply", "bilinear", "outer")  # fmt: skip
+_STEPS = ("round", "round_", "floor", "floor_", "ceil", "ceil_", "trunc", "sign", "sgn", "heaviside", "fix",
+          "hardshrink")  # fmt: skip
+_REPLACING = ("where", "masked_fill", "masked_fill_", "zero_", "fill_", "copy_", "__setitem__", "index_fill",
+              "index_fill_", "scatter", "scatter_", "index_copy", "masked_scatter", "index_put_")  # fmt: skip
+_NORMS = ("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "normalize")
+
+
+def _reason(stopped: Stopped) -> tuple[ZeroKind, str]:
+    """Say why an operation passes no gradient on, from what its operands hold."""
+    call, value, output = stopped.call, stopped.value, stopped.output
+    before, after = value.tensor.detach(), output.tensor.detach()
+    name = call.op.name
+    verb = name.rpartition(".")[2]
+    count = before.numel()
+    measured = f"the gradient has rms {stopped.reached:.3g} after {name} and {value.rms or 0.0:.3g} before it"
+    if call.kind == "function":
+        return "function", f"{measured}: its backward returned zeros"
+    if verb in ("normal", "bernoulli", "multinomial", "poisson", "binomial"):
+        return "sampling", f"{measured}: torch defines the gradient of a draw as zero"
+    if verb in _RECTIFIERS and bool((after <= 0).all()):
+        top = "" if before is after else f"; the largest is {float(before.max()):.3g}"
+        return "inactive", f"none of the {count} inputs of {name} is positive{top}"
+    if verb in _SOFTMAX and (dim := _dim(call, before)) is not None:
+        if before.shape[dim] == 1:
+            return (
+                "single-choice",
+                f"{name} runs over dimension {dim} of size 1: its output is constant",
+            )
+        if verb in ("softmax", "gumbel_softmax") and bool((after.amax(dim) == 1).all()):
+            return "saturated", f"{name} gives exactly 1.0 to one entry in every row"
+    if verb in _BOUNDED and before.shape == after.shape and bool((before != after).all()):
+        return "saturated", f"all {count} inputs of {name} lie outside its bounds"
+    if verb in _SQUASHING and bool(((after.abs() == 1) | (after == 0)).all()):
+        return "saturated", f"all {count} outputs of {name} are exactly at its bounds"
+    if verb in _STEPS:
+        return "step", f"{name} is flat: its derivative is zero everywhere"
+    if verb in _PRODUCTS and (factor := _zero_factor(call, value)) is not None:
+        return "times-zero", f"the other operand of {name}, {factor}, is all zeros"
+    if verb in _REPLACING:
+        return "overwritten", f"{name} replaced all {count} values of {describe(before)}"
+    if verb in _NORMS:
+        return "normalised", f"{measured}: the loss does not change along what {name} lets through"
+    if stopped.uses > 1:
+        return "cancels", f"{measured}: the gradients of its {stopped.uses} uses cancel"
+    if before.numel() < after.numel():
+        return "cancels", f"{measured}: the contributions of its {after.numel()} outputs cancel"
+    return "other", measured
+
+
+def _dim(call: Call, tensor: Tensor) -> int | None:
+    """Return the dimension along which a softmax runs, from 0."""
+    dim = call.kwargs.get("dim")
+    if dim is None and call.op.name.endswith("cross_entropy"):
+        dim = 1 if tensor.ndim > 1 else 0
+    if dim is None and len(call.args) > 1:
+        dim = call.args[1]
+    return int(dim) % tensor.ndim if isinstance(dim, int) and tensor.ndim else None
+
+
+def _zero_factor(call: Call, value: Value) -> str | None:
+    """Describe the operand other than ``value`` that is zero throughout."""
+    for tensor in tensors_in((call.args, call.kwargs)):
+        if tensor is not value.tensor and tensor.numel() and not bool(tensor.detach().any()):
+            return describe(tensor)
+    for number in (*call.args, *call.kwargs.values()):
+        if isinstance(number, (int, float)) and not isinstance(number, bool) and number == 0:
+            return f"the number {number}"
+    return None

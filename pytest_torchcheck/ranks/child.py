@@ -1,0 +1,646 @@
+"""What one rank does: the same stages as every other, each leaving plain data behind.
+
+Gradients are compared where they are; only digests, norms and names leave the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import hashlib
+import importlib
+import json
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from pytest_torchcheck import sources, trees
+from pytest_torchcheck.state import is_lazy, seed_everything
+from pytest_torchcheck.subject import default_optimizer, own_loss
+
+from . import checkpoint, epochs, sharding, statistics
+from .sending import Program, load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchcheck.batches import Batch
+
+Gradients = dict[str, torch.Tensor]
+STEPS = 3
+
+
+def main(folder: str) -> None:
+    """Run as a rank; ``RANK`` and ``WORLD_SIZE`` stand in the environment."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    place = Path(folder)
+    stacks = (place / f"stack{rank}.txt").open("w")
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=False)
+    worker = _Rank(place, rank, world)
+    try:
+        worker.run()
+    except BaseException as error:  # whatever it is, the parent tells it
+        raised = {
+            "stage": worker.stage,
+            "kind": type(error).__name__,
+            "message": str(error),
+            "location": sources.of_error(error),
+            "traceback": "".join(traceback.format_exception(error)),
+        }
+        _write(place / f"error{rank}.pkl", pickle.dumps(raised))
+        sys.stdout.flush()
+        os._exit(1)  # a group whose other rank waits must not be torn down in order
+    os._exit(0)
+
+
+def _write(path: Path, data: bytes) -> None:
+    part = path.with_suffix(".part")
+    part.write_bytes(data)
+    os.replace(part, path)
+
+
+class _Rank:
+    def __init__(self, folder: Path, rank: int, world: int) -> None:
+        self.folder, self.rank, self.world = folder, rank, world
+        self.stage, self.step = "start", 0.0
+        self.program: Program
+        self.dtype: torch.dtype | None = torch.float64
+        self.single: dict[str, Any] = {}
+        self.reference: Gradients = {}
+        self.micro: Gradients = {}
+
+    # -- running --------------------------------------------------------------------------------
+
+    def enter(self, stage: str) -> None:
+        self.stage = stage
+        data = {"stage": stage, "step": self.step, "time": time.time()}
+        _write(self.folder / f"progress{self.rank}.json", json.dumps(data).encode())
+
+    def leave(self, **found: Any) -> None:
+        _write(self.folder / f"result-{self.stage}-{self.rank}.pkl", pickle.dumps(found))
+
+    def run(self) -> None:
+        torch.set_num_threads(1)
+        importlib.import_module("torch._dynamo")  # the wrapper would, seconds after the watch began
+        self.program = load((self.folder / "program.pkl").read_bytes())
+        program = self.program
+        if program.device == "cuda":
+            torch.cuda.set_device(self.rank)
+        self.enter("single")
+        if program.train_step is not None and self.rank == 0:
+            self._alone()
+        self.enter("join")
+        self._join(self.rank, self.world, "all")
+        if program.is_factory:
+            self.enter("init")
+            self._init()
+        self.enter("local")
+        unused = self._local()
+        self.enter("ddp")
+        self._ddp(unused=bool(unused))
+        self.enter("consistency")
+        self._consistency(unused=bool(unused))
+        if program.train_step is not None:
+            self.enter("steps")
+            self._steps(unused=bool(unused))
+        if program.save is not None:
+            self.enter("checkpoint")
+            checkpoint.stage(self, unused=bool(unused))
+        if program.sharded:
+            self.enter("sharded")
+            sharding.stage(self)
+        if program.epochs is not None:
+            self.enter("epochs")
+            self._epochs(unused=bool(unused))
+        if statistics.applies(self):
+            self.enter("statistics")
+            statistics.stage(self)
+        if unused:
+            self.enter("unused")
+            self._unused()
+        self.enter("end")
+        dist.barrier()
+
+    def _join(self, rank: int, world: int, name: str) -> None:
+        backend = "nccl" if self.program.device == "cuda" else "gloo"
+        store = dist.FileStore(str(self.folder / f"store-{name}"), world)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+
+    # -- building -------------------------------------------------------------------------------
+
+    def build(
+        self, seed: int | None = None, *, double: bool = True, synchronised: bool = False
+    ) -> nn.Module:
+        """Build the model in training mode.
+
+        Args:
+            seed: In force while building.
+            double: Whether to convert to float64.
+            synchronised: Whether synchronised normalisations stay what they are on a CPU, where the wrapper
+                refuses them; everywhere else they use their running statistics, as plain ones do.
+        """
+        program = self.program
+        if program.is_factory:
+            seed_everything(program.seed if seed is None else seed)
+            model = program.model()
+        else:  # a copy of its own each time
+            model = load((self.folder / "program.pkl").read_bytes()).model
+        model = model.to(program.device)
+        if program.device == "cpu" and not synchronised:
+            model = statistics.plain(model)
+        if any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
+            with torch.no_grad():
+                batch = program.full.clone()
+                model(*batch.args, **batch.kwargs)
+        if double and self.dtype is not None:
+            model = _cast(model, self.dtype)
+        return model.train()  # type: ignore[no-any-return]
+
+    def batch(self, batch: Batch, *, double: bool = True) -> Batch:
+        moved = batch.to(device=self.program.device, dtype=self.dtype if double else None)
+        return moved.clone()
+
+    def wrap(self, model: nn.Module, *, unused: bool) -> nn.Module:
+        return DistributedDataParallel(model, find_unused_parameters=unused)
+
+    def loss(self, output: Any, batch: Batch) -> torch.Tensor:
+        loss = self.program.loss
+        if loss is None:
+            return _sample_mean(output, self.program.seed)
+        if loss == "output":
+            return own_loss(output)
+        value: torch.Tensor = loss(output, batch.targets)
+        return value
+
+    def once(self, model: nn.Module, batch: Batch, scale: float = 1.0) -> Any:
+        seed_everything(self.program.seed)
+        batch = self.batch(batch)
+        output = model(*batch.args, **batch.kwargs)
+        (self.loss(output, batch) * scale).backward()
+        return output
+
+    # -- stages ---------------------------------------------------------------------------------
+
+    def _init(self) -> None:
+        """The same seed on every rank: the factory must build the same model."""
+        digests = []
+        for _ in range(2):
+            model = self.build(double=False)
+            digests.append({**_digests(model), **_plain_digests(model)})
+        self.leave(first=digests[0], second=digests[1], ties=ties(model))
+
+    def _local(self) -> list[str]:
+        """Without any wrapper: who gets no gradient from which shard, and the reference on rank 0."""
+        program = self.program
+        began = time.perf_counter()
+        try:
+            self._gradients(program.shards[self.rank])
+        except Exception:  # float64 may be refused in any words; the model's own dtype is then used
+            self.dtype = None
+            self._gradients(program.shards[self.rank])
+        dtypes: list[Any] = [None] * self.world
+        dist.all_gather_object(dtypes, self.dtype is None)
+        if any(dtypes):
+            self.dtype = None
+        model, gradients, _ = self._gradients(program.shards[self.rank])
+        self.step = time.perf_counter() - began
+        missing = [n for n, p in model.named_parameters() if p.requires_grad and n not in gradients]
+        everyone: list[Any] = [None] * self.world
+        dist.all_gather_object(everyone, missing)
+        found: dict[str, Any] = {"missing": missing, "double": self.dtype is not None}
+        if self.rank == 0:
+            found |= self._reference()
+        self.leave(**found)
+        return sorted({name for names in everyone for name in names})
+
+    def _gradients(
+        self, batch: Batch, *, seed: int | None = None
+    ) -> tuple[nn.Module, Gradients, Any]:
+        model = _quiet(self.build())
+        output = self.once(model, batch) if seed is None else self._once_seeded(model, batch, seed)
+        return model, _gradients_of(model), output
+
+    def _once_seeded(self, model: nn.Module, batch: Batch, seed: int) -> Any:
+        seed_everything(self.program.seed + seed)
+        batch = self.batch(batch)
+        output = model(*batch.args, **batch.kwargs)
+        self.loss(output, batch).backward()
+        return output
+
+    def _reference(self) -> dict[str, Any]:
+        """The full batch's gradient and the mean of the shards', in one process."""
+        program = self.program
+        model, full, output = self._gradients(program.full)
+        again = self._gradients(program.full, seed=7)[1]
+        parts, outputs = [], []
+        for shard in program.shards:
+            _, gradients, part = self._gradients(shard)
+            parts.append(gradients)
+            outputs.append(part)
+        self.reference = _mean(parts)
+        self.micro = (
+            _mean([self._gradients(m)[1] for halves in program.micro for m in halves])
+            if program.micro
+            else {}
+        )
+        error, ratio, across = _compare(self.reference, full)
+        uneven: dict[str, Any] = {}
+        if program.uneven_full is not None:
+            means = _mean([self._gradients(part)[1] for part in program.uneven])
+            uneven["uneven"] = _compare(means, self._gradients(program.uneven_full)[1])[0]
+        return uneven | {
+            "noise": _compare(again, full)[0],
+            "decomposes": error,
+            "ratio": ratio,
+            "across": across,
+            "coupled": _coupled(output, outputs),
+            "norms": [name for name, m in model.named_modules() if isinstance(m, _NormBase)],
+            "norm": _norm(full),
+        }
+
+    def _ddp(self, *, unused: bool) -> None:
+        """The gradients that the ranks average, in two steps and accumulated under no_sync."""
+        program = self.program
+        model = _quiet(self.build())
+        wrapped = self.wrap(model, unused=unused)
+        made = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        before = set(dict(model.named_parameters(remove_duplicate=False)))
+        found: dict[str, Any] = {}
+        self.once(wrapped, program.shards[self.rank])
+        found["late"] = sorted(set(dict(model.named_parameters())) - before)
+        gradients = _gradients_of(model)
+        found["gradients"] = {name: _digest(value) for name, value in gradients.items()}
+        if self.rank == 0:
+            found["error"], found["ratio"], found["across"] = _compare(gradients, self.reference)
+            found["worst"] = _worst(gradients, self.reference)
+        if program.micro:
+            wrapped.zero_grad(set_to_none=True)
+            first, second = program.micro[self.rank]
+            with wrapped.no_sync():  # type: ignore[operator]
+                self.once(wrapped, first, 0.5)
+            self.once(wrapped, second, 0.5)
+            gathered = _gradients_of(model)
+            if self.rank == 0:
+                found["accumulated"], found["accumulated_ratio"], _ = _compare(gathered, self.micro)
+        for _ in range(2):
+            wrapped.zero_grad(set_to_none=True)
+            self.once(wrapped, program.shards[self.rank])
+            made.step()
+        found["parameters"] = _digests(model, buffers=False)
+        self.leave(**found)
+
+    def _consistency(self, *, unused: bool) -> None:
+        """Every rank with a seed of its own: what the wrapper does not send must not matter."""
+        program = self.program
+        own = program.seed + 1000 * (self.rank + 1)
+        found: dict[str, Any] = {}
+        model = self.build(seed=own)
+        wrapped = self.wrap(model, unused=unused)
+        found["wrapped"] = _digests(model)
+        found["plain"] = _plain_digests(model)
+        with torch.no_grad():
+            model.eval()
+            seed_everything(program.seed)
+            batch = self.batch(program.full)
+            found["output"] = _output_digest(wrapped(*batch.args, **batch.kwargs))
+            active = [
+                name for name, m in model.named_modules()
+                if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
+            ]  # fmt: skip
+            fired: list[str] = []
+            if active:
+                model.train()
+                _still_norms(model)
+                hooks = [
+                    m.register_forward_hook(lambda *_, name=name: fired.append(name))
+                    for name, m in model.named_modules()
+                    if name in active
+                ]
+                digests = []
+                for offset in (0, 1):
+                    seed_everything(own + offset)
+                    batch = self.batch(program.full)
+                    digests.append(_output_digest(wrapped(*batch.args, **batch.kwargs)))
+                for hook in hooks:
+                    hook.remove()
+                found["noisy"] = digests
+            found["dropouts"] = fired[:1]
+        self.leave(**found)
+
+    def _step_model(self, *, unused: bool) -> tuple[nn.Module, nn.Module, Any]:
+        model = _quiet(self.build(), pinned=True)
+        wrapped = self.wrap(model, unused=unused)
+        return model, wrapped, self.optimizer(model)
+
+    def optimizer(self, model: nn.Module) -> Any:
+        made = self.program.optimizer
+        return default_optimizer(model) if made is None else made(model)
+
+    def _user_step(self, wrapped: nn.Module, optimizer: Any, batch: Batch, seed: int) -> None:
+        seed_everything(seed)
+        batch = self.batch(batch)
+        inputs: Any = batch.kwargs if batch.kwargs and not batch.args else batch.args
+        step = self.program.train_step
+        step(wrapped, optimizer, inputs, batch.targets)
+
+    def _alone(self) -> None:
+        """The user's step as the only rank, on everyone's batch: what the ranks together should do."""
+        saved = os.environ["WORLD_SIZE"]
+        os.environ["WORLD_SIZE"] = "1"
+        self._join(0, 1, "alone")
+        try:
+            try:
+                self.single = self._alone_step()
+            except Exception:  # float64 may be refused in any words
+                self.dtype = None
+                try:
+                    self.single = self._alone_step()
+                except Exception:  # a bug of the step shows among the ranks again
+                    self.single = {}
+                self.dtype = torch.float64
+        finally:
+            dist.destroy_process_group()
+            os.environ["WORLD_SIZE"] = saved
+
+    def _alone_step(self) -> dict[str, Any]:
+        model, wrapped, optimizer = self._step_model(unused=True)
+        with _seen(model) as seen:
+            self._user_step(wrapped, optimizer, self.program.full, self.program.seed)
+        found = {"gradients": seen[0] if seen else None, "dtype": self.dtype}
+        if self.program.uneven_full is not None:
+            found["uneven"] = self._first_gradients(self.program.uneven_full, unused=True)
+        return found
+
+    def _first_gradients(self, batch: Batch, *, unused: bool) -> Gradients | None:
+        """What the optimizer sees in the first of the user's steps, from a fresh model."""
+        model, wrapped, optimizer = self._step_model(unused=unused)
+        with _seen(model) as seen:
+            self._user_step(wrapped, optimizer, batch, self.program.seed)
+        return seen[0] if seen else None
+
+    def _steps(self, *, unused: bool) -> None:
+        """The user's own step on every rank's shard; parameters and buffers afterwards."""
+        program = self.program
+        model, wrapped, optimizer = self._step_model(unused=unused)
+        before = set(dict(model.named_parameters(remove_duplicate=False)))
+        found: dict[str, Any] = {"steps": [], "ties": ties(model)}
+        with _seen(model) as seen:
+            for step in range(STEPS):
+                shard = program.shards[(self.rank + step) % self.world]
+                count = len(seen)
+                self._user_step(
+                    wrapped, optimizer, shard, program.seed + 1000 * (self.rank + 1) + step
+                )
+                taken = seen[count] if len(seen) > count else None
+                found["steps"].append(
+                    {
+                        "gradients": None if taken is None else {n: _digest(g) for n, g in taken.items()},
+                        "norm": None if taken is None else _norm(taken),
+                        "parameters": _digests(model, buffers=False),
+                        "buffers": _digests(model, parameters=False),
+                    }
+                )  # fmt: skip
+                self.enter("steps")
+        found["late"] = sorted(set(dict(model.named_parameters())) - before)
+        found["tied"] = ties(model)
+        found["norms"] = [
+            f"{name}.{key}" if name else key
+            for name, module in model.named_modules()
+            if isinstance(module, _NormBase)
+            for key in module._buffers
+        ]
+        reference = self.single.get("gradients")
+        if reference and seen and self.single.get("dtype") == self.dtype:
+            found["error"], found["ratio"], found["across"] = _compare(seen[0], reference)
+            found["worst"] = _worst(seen[0], reference)
+        if program.uneven:
+            taken = self._first_gradients(program.uneven[self.rank], unused=unused)
+            alone = self.single.get("uneven")
+            if taken and alone and self.single.get("dtype") == self.dtype:
+                found["uneven"] = _compare(taken, alone)[0]
+        self.leave(**found)
+
+    def _epochs(self, *, unused: bool) -> None:
+        """The user's own loop with the wrapped model: what its loaders deliver to this rank."""
+        model = self.build(double=False)
+        wrapped = self.wrap(model, unused=unused)
+        optimizer = self.optimizer(model)
+        watched = epochs.Recorder(lambda: self.leave(passes=watched.passes))
+        seed_everything(self.program.seed)
+        with watched.active():
+            self.program.epochs(wrapped, optimizer)
+        self.leave(passes=watched.passes, probes=watched.probes(self.program.seed))
+        self._meet("epochs")
+
+    def _meet(self, name: str) -> None:
+        """Wait for the other ranks without any collective: they may have one of their own left."""
+        (self.folder / f"met-{name}-{self.rank}").touch()
+        while not all((self.folder / f"met-{name}-{r}").exists() for r in range(self.world)):
+            time.sleep(0.05)
+
+    def _unused(self) -> None:
+        """Two steps with DDP's own default, which does not look for unused parameters."""
+        wrapped = self.wrap(_quiet(self.build()), unused=False)
+        for _ in range(2):
+            self.once(wrapped, self.program.shards[self.rank])
+        self.leave(held=True)
+
+
+# -- helpers ----------------------------------------------------------------------------------------
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex():
+            return tensor.to(torch.complex128)
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    made: nn.Module = model._apply(cast)
+    return made
+
+
+def _still_norms(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, _NormBase) and module.track_running_stats:
+            module.eval()
+
+
+def _quiet(model: nn.Module, *, pinned: bool = False) -> nn.Module:
+    """Turn off dropout and batch statistics: with them, no two batches have comparable gradients."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+            module.dropout = 0.0
+        elif isinstance(module, _NormBase) and module.track_running_stats:
+            module.eval()
+            if pinned:  # the user's step calls train()
+                module.__dict__["train"] = _Still(module)
+    return model
+
+
+class _Still:
+    """Stands in for ``train`` of a module that is to stay in eval mode."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __call__(self, _mode: bool = True) -> nn.Module:
+        return self._module
+
+
+@contextlib.contextmanager
+def _seen(model: nn.Module) -> Iterator[list[Gradients]]:
+    """Note the gradients that stand when an optimizer steps."""
+    seen: list[Gradients] = []
+    handle = register_optimizer_step_pre_hook(lambda *_: seen.append(_gradients_of(model)))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def _gradients_of(model: nn.Module) -> Gradients:
+    return {
+        name: trees.dense(p.grad.detach()).clone()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+
+
+def _mean(parts: list[Gradients]) -> Gradients:
+    total: Gradients = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total[name] + value if name in total else value
+    return {name: value / len(parts) for name, value in total.items()}
+
+
+def _flat(gradients: Gradients, names: list[str], like: Gradients) -> torch.Tensor:
+    pieces = [
+        (gradients[n] if n in gradients else torch.zeros_like(like[n])).flatten() for n in names
+    ]
+    flat = torch.cat(pieces) if pieces else torch.zeros(0)
+    return torch.view_as_real(flat).flatten() if flat.is_complex() else flat
+
+
+def _compare(found: Gradients, expected: Gradients) -> tuple[float, float, float]:
+    """Return the relative distance, the length along the expected one, and what is left across it."""
+    names = sorted({*found, *expected})
+    a, b = _flat(found, names, expected), _flat(expected, names, found)
+    size = float(b.norm())
+    if size == 0.0:
+        return (0.0 if float(a.norm()) == 0.0 else float("inf")), 1.0, 0.0
+    ratio = float(a @ b) / size**2
+    return float((a - b).norm()) / size, ratio, float((a - ratio * b).norm()) / size
+
+
+def _worst(found: Gradients, expected: Gradients) -> list[str]:
+    def distance(name: str) -> float:
+        a, b = found.get(name), expected.get(name)
+        if a is None or b is None:
+            return float("inf")
+        return float((a - b).abs().max()) if a.numel() else 0.0
+
+    return sorted({*found, *expected}, key=lambda n: (-distance(n), n))[:4]
+
+
+def _norm(gradients: Gradients) -> float:
+    return float(sum(float(g.abs().pow(2).sum()) for g in gradients.values()) ** 0.5)
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    plain = trees.dense(tensor.detach()).cpu().contiguous().reshape(-1)
+    plain = torch.view_as_real(plain).contiguous().reshape(-1) if plain.is_complex() else plain
+    head = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+    return hashlib.sha256(head + plain.view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+
+
+def _digests(model: nn.Module, *, parameters: bool = True, buffers: bool = True) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if parameters:
+        found |= {
+            n: _digest(p)
+            for n, p in model.named_parameters(remove_duplicate=False)
+            if not is_lazy(p)
+        }
+    if buffers:
+        found |= {n: _digest(b) for n, b in model.named_buffers() if not is_lazy(b)}
+    return found
+
+
+def ties(model: nn.Module) -> list[tuple[str, ...]]:
+    """Return the names of parameters that are one tensor, group by group."""
+    groups: dict[Any, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if is_lazy(parameter) or not parameter.numel():
+            continue
+        groups.setdefault(id(parameter), []).append(name)
+    return sorted(tuple(sorted(names)) for names in groups.values() if len(names) > 1)
+
+
+def _plain_digests(model: nn.Module) -> dict[str, str]:
+    """Tensors that are plain attributes: DDP sends neither these nor what stands in lists."""
+    found = {}
+    for prefix, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key.startswith("_") and key in ("_parameters", "_buffers", "_modules"):
+                continue
+            name = f"{prefix}.{key}" if prefix else key
+            if isinstance(value, torch.Tensor):
+                found[name] = _digest(value)
+            elif isinstance(value, list | tuple | dict):
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                for at, item in items:
+                    if isinstance(item, torch.Tensor):
+                        found[f"{name}[{at!r}]"] = _digest(item)
+    return found
+
+
+def _output_digest(output: Any) -> dict[str, str]:
+    return {path: _digest(t) for path, t in trees.tensors(output).items()}
+
+
+def _sample_mean(output: Any, seed: int) -> torch.Tensor:
+    """Return a loss that is a mean over samples: one random direction for all of them."""
+    generator = torch.Generator().manual_seed(seed)
+    total: torch.Tensor | None = None
+    for tensor in trees.floats(output).values():
+        if not tensor.requires_grad:
+            continue
+        values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        direction = torch.randn(values.shape[1:], generator=generator, dtype=torch.float64)
+        term = (values * direction.to(values)).sum() / max(len(values) if values.dim() else 1, 1)
+        total = term if total is None else total + term
+    if total is None:
+        raise RuntimeError("no output of the model requires a gradient")
+    return total
+
+
+def _coupled(full: Any, parts: list[Any]) -> float:
+    """Return how far the outputs of shards differ from those in the full batch; NaN where unknown."""
+    whole, pieces = trees.floats(full), [trees.floats(part) for part in parts]
+    worst = float("nan")
+    for path, tensor in whole.items():
+        if not all(path in piece for piece in pieces):
+            continue
+        shapes = [piece[path] for piece in pieces]
+        if tensor.dim() == 0 or sum(len(s) if s.dim() else 0 for s in shapes) != len(tensor):
+            continue
+        difference = trees.worst(torch.cat(shapes).detach(), tensor.detach())
+        relative = difference / (trees.scale(tensor.detach()) or 1.0)
+        worst = relative if worst != worst else max(worst, relative)
+    return worst

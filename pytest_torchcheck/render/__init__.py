@@ -1,0 +1,1 @@
+"""Findings as text and pages: terminal, HTML; JSON is ``Report.to_json``."""

@@ -1,0 +1,205 @@
+"""A step's memory over time, by category: a stacked picture as SVG (by hand) or PNG (matplotlib).
+
+The input is plain data, as :meth:`MemoryProfile.timeline_data` gives it and a finding's evidence keeps it.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcheck.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from typing import BinaryIO
+
+# told apart without colour vision (Okabe and Ito), and in greys by their lightness
+COLOURS: Mapping[str, str] = {
+    "parameters": "#0072b2",
+    "buffers": "#56b4e9",
+    "inputs": "#999999",
+    "gradients": "#d55e00",
+    "optimizer_state": "#cc79a7",
+    "activations": "#009e73",
+    "temporaries": "#e69f00",
+    "other": "#555555",
+}
+_WIDTH, _HEIGHT = 720, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 12, 26, 62
+
+
+def timeline_svg(data: Mapping[str, Any], *, title: str = "") -> str:
+    """Draw a timeline as one SVG element with no script, style sheet or font of its own.
+
+    Args:
+        data: ``columns``, ``phases`` (name, first column, column after the last), ``series`` (bytes per
+            column by category), ``peak_bytes`` and ``peak_column``.
+        title: What is drawn, for those who cannot see it too.
+    """
+    columns, series = _checked(data)
+    stacked = _stack(series, columns)
+    top = max([*stacked[-1][1], 1]) if stacked else 1
+    inner_width, inner_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def x(column: float) -> float:
+        return _LEFT + inner_width * column / columns
+
+    def y(count: float) -> float:
+        return _TOP + inner_height * (1 - count / top)
+
+    peak = int(data.get("peak_bytes", top))
+    said = title or f"live bytes over a step, at most {format_bytes(peak)}"
+    parts = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
+            f' role="img" aria-label="{escape(said)}" font-family="sans-serif" font-size="11">'
+        ),
+        f"<title>{escape(said)}</title>",
+    ]
+    for number, (phase, start, stop) in enumerate(data["phases"]):
+        left, right = x(start), x(stop)
+        if number % 2 == 0:
+            parts.append(
+                f'<rect x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" height="{inner_height}"'
+                ' style="fill:currentColor;opacity:0.06"/>'
+            )
+        if right - left > 6 * len(phase):
+            parts.append(
+                f'<text x="{(left + right) / 2:.1f}" y="{_TOP - 8}" text-anchor="middle">{escape(phase)}</text>'
+            )
+    below: Sequence[int] = [0] * columns
+    for name, upper in stacked:
+        parts.append(
+            f'<path d="{_area(below, upper, x, y)}" style="fill:{COLOURS.get(name, "#000000")};stroke:none">'
+            f"<title>{escape(name.replace('_', ' '))}, at most {format_bytes(max(series[name]))}</title></path>"
+        )
+        below = upper
+    for share in (0.0, 0.5, 1.0):
+        level = y(top * share)
+        parts.append(
+            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{level:.1f}" y2="{level:.1f}"'
+            ' style="stroke:currentColor;opacity:0.25"/>'
+            f'<text x="{_LEFT - 6}" y="{level + 4:.1f}" text-anchor="end">{format_bytes(top * share)}</text>'
+        )
+    if "peak_column" in data:
+        at = x(data["peak_column"] + 0.5)
+        parts.append(
+            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"'
+            ' style="stroke:currentColor;stroke-dasharray:3 3"/>'
+        )
+    parts.extend(_legend([name for name, _ in stacked]))
+    parts.append("</svg>")
+    return "".join(parts)
+
+
+def timeline_png(
+    data: Mapping[str, Any], target: str | Path | BinaryIO, *, title: str = ""
+) -> None:
+    """Draw a timeline as PNG.
+
+    Args:
+        data: As for :func:`timeline_svg`.
+        target: A path, or a binary file to write to.
+        title: What is drawn.
+
+    Raises:
+        ImportError: matplotlib is missing; ``pip install "pytest-torchcheck[html]"`` brings it.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            'a PNG needs matplotlib: pip install "pytest-torchcheck[html]"; timeline_svg needs nothing'
+        ) from error
+    columns, series = _checked(data)
+    figure = Figure(figsize=(9, 3.75), layout="constrained")
+    axes = figure.subplots()
+    places = range(columns)
+    names = [name for name, _ in _stack(series, columns)]
+    axes.stackplot(
+        places,
+        [[value / 2**20 for value in series[name]] for name in names],
+        labels=[name.replace("_", " ") for name in names],
+        colors=[COLOURS.get(name, "#000000") for name in names],
+        step="post",
+    )
+    for phase, start, stop in data["phases"]:
+        axes.axvline(start, color="0.6", linewidth=0.6)
+        axes.text(
+            (start + stop) / 2,
+            1.01,
+            phase,
+            transform=axes.get_xaxis_transform(),
+            ha="center",
+            fontsize=8,
+        )
+    if "peak_column" in data:
+        axes.axvline(data["peak_column"], color="0.1", linestyle=":", linewidth=0.9)
+    axes.set(xlim=(0, columns - 1 or 1), ylabel="MiB", xticks=[])
+    axes.set_title(
+        title or f"at most {format_bytes(int(data.get('peak_bytes', 0)))}", pad=16, fontsize=9
+    )
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, frameon=False)
+    figure.savefig(target, format="png", dpi=120)
+
+
+def _checked(data: Mapping[str, Any]) -> tuple[int, dict[str, Sequence[int]]]:
+    columns = int(data["columns"])
+    series = {str(name): values for name, values in data["series"].items()}
+    for name, values in series.items():
+        if len(values) != columns:
+            raise ValueError(
+                f"series {name!r} has {len(values)} points where there are {columns} columns"
+            )
+    if columns < 1:
+        raise ValueError("a timeline needs at least one column")
+    return columns, series
+
+
+def _stack(series: Mapping[str, Sequence[int]], columns: int) -> list[tuple[str, list[int]]]:
+    """Return the upper edge of every category, the lowest category first."""
+    order = [name for name in COLOURS if name in series] + [
+        name for name in series if name not in COLOURS
+    ]
+    edge = [0] * columns
+    made = []
+    for name in order:
+        edge = [below + value for below, value in zip(edge, series[name], strict=True)]
+        made.append((name, edge))
+    return made
+
+
+def _area(lower: Sequence[int], upper: Sequence[int], x: Any, y: Any) -> str:
+    """Return a path around the area between two step curves."""
+    points = [f"M{x(0):.1f},{y(lower[0]):.1f}"]
+    last: int | None = None
+    for column, value in enumerate(upper):
+        if value != last:  # flat parts need no points of their own
+            points.append(f"L{x(column):.1f},{y(last if last is not None else value):.1f}")
+            points.append(f"L{x(column):.1f},{y(value):.1f}")
+            last = value
+    points.append(f"L{x(len(upper)):.1f},{y(upper[-1]):.1f}")
+    last = None
+    for column in range(len(lower) - 1, -1, -1):
+        value = lower[column]
+        if value != last:
+            points.append(f"L{x(column + 1):.1f},{y(last if last is not None else value):.1f}")
+            points.append(f"L{x(column + 1):.1f},{y(value):.1f}")
+            last = value
+    return "".join(points) + "Z"
+
+
+def _legend(names: Sequence[str]) -> list[str]:
+    parts = []
+    across = 4
+    wide = (_WIDTH - _LEFT - _RIGHT) / across
+    for number, name in enumerate(names):
+        left = _LEFT + wide * (number % across)
+        base = _HEIGHT - _BOTTOM + 24 + 18 * (number // across)
+        parts.append(
+            f'<rect x="{left:.1f}" y="{base - 9}" width="11" height="11" style="fill:{COLOURS.get(name, "#000000")}"/>'
+            f'<text x="{left + 16:.1f}" y="{base}">{escape(name.replace("_", " "))}</text>'
+        )
+    return parts

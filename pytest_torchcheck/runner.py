@@ -1,0 +1,429 @@
+"""Run the checks of a contract: which cases there are, one case, all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+import traceback
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from . import sources
+from .checks import registry
+from .checks.registry import Check, catalogue
+from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError, _unknown
+from .findings import Finding, Location, Report
+from .state import is_device_error, isolated
+from .subject import Subject, SubjectError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from .batches import Batch
+
+DEFAULT_EXAMPLES: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One check on one device and dtype: what becomes one pytest item.
+
+    Attributes:
+        check: The check.
+        device: Where it runs, such as ``cpu`` or ``cuda:0``.
+        dtype: Floating dtype of the model, such as ``float32``.
+        id: Stable name, such as ``gradients-exist[cpu-float32]``.
+    """
+
+    check: Check
+    device: str
+    dtype: str
+    id: str
+
+
+def real_devices(contract: Contract, devices: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the devices that checks run on: asked for, declared, or the CPU and CUDA where present."""
+    wanted = devices or contract.devices
+    if wanted is None:
+        return (
+            ("cpu", "cuda") if torch.cuda.is_available() and torch.cuda.device_count() else ("cpu",)
+        )
+    return tuple(device for device in wanted if device != "meta") or ("cpu",)
+
+
+def cases(contract: Contract, *, devices: Sequence[str] | None = None) -> tuple[Case, ...]:
+    """Return the cases that apply by declaration, in the order in which they run.
+
+    Args:
+        contract: The contract.
+        devices: Run on these devices instead of those declared.
+    """
+    places = real_devices(contract, devices)
+    declared = contract.dtypes or ("float32",)
+    full = [dtype for dtype in declared if dtype in FULL_PRECISION] or ["float32"]
+    low = [dtype for dtype in declared if dtype not in FULL_PRECISION]
+    once: list[Case] = []
+    rest: dict[tuple[str, str], list[Case]] = {}
+    for check in catalogue().values():
+        if check.missing(contract) is not None:
+            continue
+        for device in places:
+            kind = device.partition(":")[0]
+            if check.devices and kind not in check.devices:
+                continue
+            if check.axes == "once":
+                once.append(Case(check=check, device=device, dtype=full[0], id=check.name))
+                break
+            if check.axes == "device":
+                made = Case(check=check, device=device, dtype=full[0], id=f"{check.name}[{device}]")
+                rest.setdefault((device, full[0]), []).append(made)
+                continue
+            for dtype in low if check.axes == "low-precision" else full:
+                made = Case(
+                    check=check, device=device, dtype=dtype, id=f"{check.name}[{device}-{dtype}]"
+                )
+                rest.setdefault((device, dtype), []).append(made)
+    found = (*once, *(case for group in rest.values() for case in group))
+    # a model that crashes is told by the check that a reader would ask for it, not by whichever runs first
+    first = next((case for case in found if case.check.name == "backward"), None)
+    return found if first is None else (first, *(case for case in found if case is not first))
+
+
+class Runner:
+    """Runs the cases of one contract and keeps what they share.
+
+    Args:
+        contract: The contract.
+        seed: Decides every random choice.
+        examples: How many drawn batches the shape-sensitive checks use.
+        strict: Whether ``suspicious`` and ``inconclusive`` fail.
+        artifacts: Folder for batches and states of failures, or None.
+        reproduce: Makes the command that repeats a case.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        *,
+        seed: int = 0,
+        examples: int | None = None,
+        strict: bool = False,
+        artifacts: Path | None = None,
+        reproduce: Callable[[Case], str] | None = None,
+    ) -> None:
+        self.contract = contract
+        self.seed = seed
+        self.examples = DEFAULT_EXAMPLES if examples is None else examples
+        self.strict = strict
+        self.artifacts = artifacts
+        self.reproduce = reproduce or self._command
+        self.findings: list[Finding] = []
+        self.seconds = 0.0
+        self._subjects: dict[tuple[str, str | None], Subject] = {}
+        self._crashes: dict[tuple[str, str, str], str] = {}
+        self._failing_batch: Batch | None = None
+        self._lost: dict[str, str] = {}  # device -> check/code of what lost its context
+
+    def run(self, case: Case) -> tuple[Finding, ...]:
+        """Run one case; the user's bugs become findings, never exceptions.
+
+        Returns:
+            One finding or more; those that only repeat an earlier crash point to it by ``root``.
+        """
+        start = time.perf_counter()
+        try:
+            with isolated(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = self._findings(case)
+        finally:
+            self.seconds += time.perf_counter() - start
+        reason = self.contract.skip.get(case.check.name)
+        if reason is not None:
+            found = _skipped(found, reason, case.check.name)
+        made = tuple(
+            finding.replace(
+                check=finding.check or case.check.name,
+                contract=self.contract.name,
+                device=case.device,
+                dtype=case.dtype,
+                location=finding.location or self._anywhere(finding),
+                reproduce=finding.reproduce
+                or (self.reproduce(case) if finding.status in ("violated", "suspicious") else ""),
+            )
+            for finding in found
+        )
+        if self.artifacts is not None and any(f.status == "violated" for f in made):
+            made = self._kept(case, made)
+        self._failing_batch = None
+        self.findings += made
+        return made
+
+    def _anywhere(self, finding: Finding) -> Location | None:
+        """Return the declaration's line for what points to no line of its own."""
+        needs_one = finding.status in ("violated", "suspicious")
+        pointed = any(culprit.location is not None for culprit in finding.culprits)
+        return self.contract.location if needs_one and not pointed else None
+
+    def _kept(self, case: Case, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        """Save the batch of a failure and say where, or why not."""
+        from . import artifacts
+
+        assert self.artifacts is not None
+        path = artifacts.path_of(self.artifacts, self.contract.name, case.id)
+        try:
+            batch = self._failing_batch or self.subject(case).batch()
+        except SubjectError:
+            return found  # the batch cannot be made: that is what the finding says
+        kept = artifacts.Artifact(
+            contract=self.contract.name,
+            check=case.check.name,
+            device=case.device,
+            dtype=case.dtype,
+            seed=self.seed,
+            batch=batch,
+        )
+        problem = artifacts.save(path, kept, found)
+        note = {"batch not saved": problem} if problem else {"batch saved": str(path)}
+        return tuple(f.replace(evidence={**f.evidence, **note}) for f in found)
+
+    def subject(self, case: Case) -> Subject:
+        """Return the subject of a case; a user's own module serves one subject at a time."""
+        dtype = (
+            case.dtype
+            if self.contract.dtypes is not None and case.dtype in self.contract.dtypes
+            else None
+        )
+        key = (case.device, dtype)
+        if key not in self._subjects:
+            if self.contract.model is not None and not self.contract.is_factory:
+                self._close_subjects()
+            self._subjects[key] = Subject(
+                self.contract,
+                device=case.device,
+                dtype=dtype,
+                seed=self.seed,
+                examples=self.examples,
+            )
+        return self._subjects[key]
+
+    def close(self) -> None:
+        """Put everything back; call it when no case of the contract is left."""
+        self._close_subjects()
+
+    def report(self) -> Report:
+        """Return what the cases run so far found, the same root cause folded under one finding."""
+        from .diagnosis.folding import fold
+
+        return Report(
+            contract=self.contract.name,
+            findings=fold(self.findings),
+            seconds=self.seconds,
+            environment=environment(self.seed),
+        )
+
+    def _close_subjects(self) -> None:
+        for subject in self._subjects.values():
+            subject.close()
+        self._subjects.clear()
+
+    def _findings(self, case: Case) -> tuple[Finding, ...]:
+        if (root := self._lost.get(case.device)) is not None:
+            lost = f"not run: the context of {case.device} was lost (see {root.split('/')[0]})"
+            return (registry.inconclusive(lost, code="blocked", root=root),)
+        subject = self.subject(case)
+        try:
+            found = tuple(case.check.run(subject))
+        except SubjectError as error:
+            return (self.crash(case, error, subject),)
+        except (
+            Exception
+        ) as error:  # a defect of ours must be seen, and must not hide the other checks
+            if os.environ.get("TORCHCHECK_DEBUG"):
+                raise
+            return (_internal(case, error),)
+        if not found:
+            return (_internal(case, RuntimeError("the check yielded no finding")),)
+        return found
+
+    def crash(self, case: Case, error: SubjectError, subject: Subject) -> Finding:
+        """Explain an exception of the user's code, or point to the finding that did."""
+        from .diagnosis.errors import explain_error
+
+        cause = error.error
+        if self.artifacts is not None:
+            self._failing_batch = error.batch
+        place = sources.of_error(cause)
+        key = (
+            type(cause).__name__,
+            str(cause).splitlines()[0][:120] if str(cause) else "",
+            f"{place.file}:{place.line}" if place else "",
+        )
+        if (root := self._crashes.get(key)) is not None and root.split("/")[0] != case.check.name:
+            return registry.inconclusive(
+                f"could not be checked: the {error.phase} raises {key[0]} (see {root.split('/')[0]})",
+                code="blocked",
+                root=root,
+            )
+        model = subject._model
+        lost = subject.device.type != "cpu" and is_device_error(cause)
+        # what is run again to explain the error may train and write: it is put back too
+        with contextlib.nullcontext() if model is None or lost else subject.pristine(steps=True):
+            explained = explain_error(
+                cause,
+                phase=error.phase,
+                model=model,
+                batch=error.batch,
+                rerun=error.rerun,
+                device=case.device,
+            )
+        finding = registry.violated(
+            explained.code,
+            explained.summary,
+            culprits=explained.culprits,
+            location=explained.location or self.contract.location,
+            observed=explained.observed,
+            cause=explained.cause,
+            because=explained.because,
+            fix=explained.fix,
+            evidence={
+                **explained.evidence,
+                "phase": error.phase,
+                "traceback": traceback.format_exception(cause),
+            },
+        )
+        if finding.code == "out-of-memory":
+            from .diagnosis.memory import with_live_tensors
+
+            finding = with_live_tensors(
+                finding, subject, error.batch.sizes if error.batch is not None else {}
+            )
+        self._crashes[key] = f"{case.check.name}/{finding.code}"
+        if lost:
+            self._lost[case.device] = self._crashes[key]
+        return finding
+
+    def _command(self, case: Case) -> str:
+        arguments = [f'["{case.check.name}"]']
+        if self.seed:
+            arguments.append(f"seed={self.seed}")
+        if case.device != "cpu":
+            arguments.append(f'devices=["{case.device}"]')
+        return f"Contract(...).check({', '.join(arguments)})"
+
+
+def _skipped(found: tuple[Finding, ...], reason: str, check: str) -> tuple[Finding, ...]:
+    """Turn the findings of a check that the contract skips into not-applicable, or a stale skip into a failure."""
+    if any(finding.status in ("violated", "suspicious") for finding in found):
+        return tuple(
+            registry.not_applicable(f"skipped by the contract: {reason} ({finding.summary})")
+            for finding in found
+            if finding.status in ("violated", "suspicious")
+        )
+    if any(finding.status == "passed" for finding in found):
+        held = next(finding.summary for finding in found if finding.status == "passed")
+        return (
+            registry.violated(
+                "skip-stale",
+                f"the skip of {check} is no longer needed: the check passes",
+                observed=held,
+                cause=f"the contract still skips it: {reason}",
+                because="a skip is strict, so that it does not outlive its reason",
+                fix="remove the entry from skip=",
+            ),
+        )
+    return tuple(
+        finding.replace(summary=f"{finding.summary} (skipped by the contract: {reason})")
+        for finding in found
+    )
+
+
+def _internal(case: Case, error: Exception) -> Finding:
+    return registry.inconclusive(
+        f"{case.check.name} itself failed with {type(error).__name__}: {error}; this is a defect of pytest-torchcheck",
+        code="internal-error",
+        evidence={"traceback": traceback.format_exception(error)},
+    )
+
+
+def environment(seed: int) -> dict[str, str]:
+    """Return the versions and the seed that decide a verdict, as plain strings."""
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(terse=True),
+        "seed": str(seed),
+    }
+    if torch.cuda.is_available() and torch.cuda.device_count():
+        found["gpu"] = torch.cuda.get_device_name(0)
+        found["cuda"] = str(torch.version.cuda)
+    return found
+
+
+def run_contract(
+    contract: Contract,
+    *,
+    checks: Sequence[str] | None = None,
+    seed: int = 0,
+    examples: int | None = None,
+    devices: Sequence[str] | None = None,
+    strict: bool = False,
+) -> Report:
+    """Run all cases of a contract; see :meth:`Contract.check`."""
+    known = tuple(catalogue())
+    for name in checks or ():
+        if name not in known:
+            raise DeclarationError(_unknown("checks", name, known))
+    for device in devices or ():
+        if device.partition(":")[0] not in DEVICE_TYPES:
+            raise DeclarationError(_unknown("devices", device, DEVICE_TYPES))
+    runner = Runner(contract, seed=seed, examples=examples, strict=strict)
+    chosen = [
+        case
+        for case in cases(contract, devices=devices)
+        if checks is None or case.check.name in checks
+    ]
+    absent: list[Finding] = []
+    for name in checks or ():
+        if not any(case.check.name == name for case in chosen):
+            reason = (
+                catalogue()[name].missing(contract)
+                or "it does not apply to these devices and dtypes"
+            )
+            absent.append(
+                registry.not_applicable(reason).replace(check=name, contract=contract.name)
+            )
+    try:
+        for case in chosen:
+            if case.device.startswith("cuda") and not torch.cuda.is_available():
+                absent.append(_no_device(case, contract))
+                continue
+            runner.run(case)
+        report = runner.report()
+    finally:
+        runner.close()
+    findings = (*report.findings, *absent)
+    if strict:
+        findings = tuple(
+            f.replace(status="violated")
+            if f.status in ("suspicious", "inconclusive") and f.root is None
+            else f
+            for f in findings
+        )
+    return Report(
+        contract=report.contract,
+        findings=findings,
+        seconds=report.seconds,
+        environment=report.environment,
+    )
+
+
+def _no_device(case: Case, contract: Contract) -> Finding:
+    return registry.inconclusive(f"no {case.device} device here", code="no-device").replace(
+        check=case.check.name, contract=contract.name, device=case.device, dtype=case.dtype
+    )

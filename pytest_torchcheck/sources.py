@@ -1,0 +1,370 @@
+"""Which line of the user's code: from a frame, a traceback, an object or a name in a class."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import os
+import re
+import site
+import sys
+import sysconfig
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from .findings import Location
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from types import CodeType, FrameType, TracebackType
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_TOOLS = (
+    "torch",
+    "_pytest",
+    "pytest",
+    "pluggy",
+    "hypothesis",
+    "xdist",
+    "execnet",
+    "numpy",
+    "functorch",
+)
+
+
+@functools.cache
+def _standard_library() -> tuple[str, ...]:
+    paths = {
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platstdlib"),
+        os.path.dirname(os.__file__),
+    }
+    return tuple(os.path.realpath(path) + os.sep for path in paths if path)
+
+
+@functools.cache
+def _site_packages() -> tuple[str, ...]:
+    paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
+    return tuple(os.path.realpath(path) + os.sep for path in paths if path)
+
+
+_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_OWN: set[str] = set()
+
+
+def count_as_own(packages: Iterable[str]) -> None:
+    """Let these installed packages, and no others, count as the user's own code; findings name their lines."""
+    _OWN.clear()
+    _OWN.update(packages)
+    rank.cache_clear()
+
+
+@functools.cache
+def rank(filename: str) -> int:
+    """Say how much a file is the user's own: 2 own code, 1 an installed package, 0 a tool."""
+    if filename.startswith("<"):
+        return 0
+    path = os.path.realpath(filename)
+    if path.startswith(_HERE + os.sep):
+        return 0
+    root = next((root for root in _site_packages() if path.startswith(root)), None)
+    if root is None:  # those of another interpreter, put on the path of this one
+        root = next(
+            (path[: path.rindex(name) + len(name)] for name in _PACKAGES if name in path), None
+        )
+    if root is not None:
+        top = path[len(root) :].split(os.sep, 1)[0]
+        if top.removesuffix(".py") in _OWN:
+            return 2
+        return 0 if top in _TOOLS or top.split(".")[0] in _TOOLS else 1
+    if any(path.startswith(root) for root in _standard_library()):
+        return 0
+    return 2
+
+
+def _make(filename: str, line: int, function: str = "") -> Location:
+    text = linecache.getline(filename, line).strip()
+    return Location(file=os.path.abspath(filename), line=line, text=text, function=function)
+
+
+def of_line(filename: str, line: int, function: str = "") -> Location:
+    """Return a line of a file, with its text."""
+    return _make(filename, line, function)
+
+
+def _best(frames: Iterable[tuple[CodeType, int]]) -> Location | None:
+    """Pick the innermost frame of the user's own code, else of an installed package."""
+    best: tuple[int, CodeType, int] | None = None
+    for code, line in frames:  # from the outermost to the innermost
+        value = rank(code.co_filename)
+        if value and (best is None or value >= best[0]):
+            best = (value, code, line)
+    if best is None:
+        return None
+    _, code, line = best
+    return _make(code.co_filename, line, getattr(code, "co_qualname", code.co_name))
+
+
+def of_traceback(traceback: TracebackType | None) -> Location | None:
+    """Return the user's innermost line of a traceback, or None if it holds none."""
+    frames = []
+    while traceback is not None:
+        frames.append((traceback.tb_frame.f_code, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return _best(frames)
+
+
+def of_error(error: BaseException) -> Location | None:
+    """Return the user's innermost line of an exception, following causes where it has none."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if (found := of_traceback(current.__traceback__)) is not None:
+            return found
+        current = current.__cause__ or current.__context__
+    return None
+
+
+def of_frame(
+    frame: FrameType | None = None, *, skip: int = 0, until: FrameType | None = None
+) -> Location | None:
+    """Return the user's innermost line of the running stack.
+
+    Args:
+        frame: Where to start; the caller's frame by default.
+        skip: How many frames to leave out first.
+        until: The outermost frame to look at, such as the one that started a probe.
+    """
+    current: FrameType | None = frame if frame is not None else sys._getframe(1 + skip)
+    fallback: tuple[CodeType, int] | None = None
+    while current is not None:
+        value = rank(current.f_code.co_filename)
+        if value == 2:
+            return _make(
+                current.f_code.co_filename,
+                current.f_lineno,
+                getattr(current.f_code, "co_qualname", ""),
+            )
+        if value == 1 and fallback is None:
+            fallback = (current.f_code, current.f_lineno)
+        current = None if current is until else current.f_back
+    return (
+        None
+        if fallback is None
+        else _make(fallback[0].co_filename, fallback[1], fallback[0].co_name)
+    )
+
+
+def of_object(thing: Any) -> Location | None:
+    """Return where a function, method or class is defined, or None for builtins."""
+    thing = inspect.unwrap(thing) if callable(thing) else type(thing)
+    if isinstance(thing, functools.partial):
+        thing = thing.func
+    if not inspect.isroutine(thing) and not inspect.isclass(thing):
+        thing = type(thing)
+    try:
+        filename = inspect.getsourcefile(thing)
+        _, line = inspect.getsourcelines(thing)
+    except (TypeError, OSError):
+        return None
+    if filename is None:
+        return None
+    return _make(filename, max(line, 1), getattr(thing, "__qualname__", ""))
+
+
+def search(thing: Callable[..., Any] | type, pattern: str) -> Location | None:
+    """Return the first line of a function's or class's source that matches a regular expression."""
+    return next(iter(matches(thing, pattern)), None)
+
+
+def matches(thing: Callable[..., Any] | type, pattern: str) -> list[Location]:
+    """Return the lines of a function's or class's source that match a regular expression."""
+    try:
+        thing = inspect.unwrap(thing)
+        lines, start = inspect.getsourcelines(thing)
+        filename = inspect.getsourcefile(thing)
+    except (TypeError, OSError):
+        return []
+    expression = re.compile(pattern)
+    dead = untaken_lines(thing)
+    name = getattr(thing, "__qualname__", "")
+    return [
+        _make(filename or "", line, name)
+        for line, text in enumerate(lines, max(start, 1))
+        if line not in dead and expression.search(text)
+    ]
+
+
+def line_above(place: Location, pattern: str, most: int = 20) -> Location | None:
+    """Return the nearest line at or above a place, within its function, that matches a regular expression."""
+    expression = re.compile(pattern)
+    for line in range(place.line, max(0, place.line - most), -1):
+        text = linecache.getline(place.file, line)
+        if expression.search(text):
+            return _make(place.file, line, place.function)
+        if re.match(r"\s*(async )?def ", text):
+            return None
+    return None
+
+
+def untaken_lines(function: Callable[..., Any] | type) -> frozenset[int]:
+    """Return the lines of a function in branches that its own closure and globals rule out.
+
+    ``if fused:`` with ``fused`` a variable of an enclosing function is decided once the function is
+    made; arguments and attributes are not. Classes and functions without source have no such lines.
+    """
+    plain = inspect.unwrap(function) if callable(function) else function
+    plain = getattr(plain, "__func__", plain)
+    if not inspect.isfunction(plain):
+        return frozenset()
+    try:
+        lines, start = inspect.getsourcelines(plain)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (TypeError, OSError, SyntaxError):
+        return frozenset()
+    names = plain.__code__.co_freevars
+    known: dict[str, Any] = {}
+    for name, cell in zip(names, plain.__closure__ or (), strict=False):
+        try:
+            known[name] = cell.cell_contents
+        except ValueError:  # a variable that has no value yet
+            continue
+    stored = {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    stored |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    known = {
+        name: value
+        for name, value in known.items()
+        if name not in stored and (value is None or isinstance(value, bool | int | float | str))
+    }
+    dead: set[int] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.If) or (taken := _truth(node.test, known)) is None:
+            continue
+        gone = list(node.orelse if taken else node.body)
+        chosen = node.body if taken else node.orelse
+        if chosen and isinstance(chosen[-1], ast.Return | ast.Raise):
+            gone += _following(tree, node)
+        for statement in gone:
+            end = statement.end_lineno or statement.lineno
+            dead.update(range(start + statement.lineno - 1, start + end))
+    return frozenset(dead)
+
+
+def _following(tree: ast.AST, node: ast.stmt) -> list[ast.stmt]:
+    """Return the statements behind one, in its own block."""
+    for parent in ast.walk(tree):
+        for block in ("body", "orelse", "finalbody"):
+            statements = getattr(parent, block, None)
+            if isinstance(statements, list) and node in statements:
+                return statements[statements.index(node) + 1 :]
+    return []
+
+
+def _truth(test: ast.expr, known: Mapping[str, Any]) -> bool | None:
+    """Return whether a condition of known names holds, or None where that is not known."""
+    if isinstance(test, ast.Name):
+        return bool(known[test.id]) if test.id in known else None
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = _truth(test.operand, known)
+        return None if inner is None else not inner
+    return None
+
+
+def of_assignment(module: Any, name: str) -> Location | None:
+    """Return the line of a module's class (or its bases) that assigns ``self.name``.
+
+    Plain, annotated, augmented and tuple assignments count, and ``register_buffer("name", ...)`` and its like.
+
+    Args:
+        module: An ``nn.Module`` or any object.
+        name: Attribute name, without dots.
+    """
+    for cls in type(module).__mro__:
+        filename = _file_of(cls)
+        if filename is not None and rank(filename) and (line := _assignments(cls).get(name)):
+            return _make(filename, line, cls.__qualname__)
+    return None
+
+
+_REGISTERING = {
+    "register_buffer",
+    "register_parameter",
+    "register_module",
+    "add_module",
+    "setattr",
+    "__setattr__",
+}
+
+
+@functools.lru_cache(maxsize=512)
+def _assignments(cls: type) -> dict[str, int]:
+    """Return the first line that assigns each attribute within a class's source."""
+    try:
+        lines, start = inspect.getsourcelines(cls)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (TypeError, OSError, SyntaxError):
+        return {}
+    found: dict[str, int] = {}
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Assign):
+            names = [n for target in node.targets for n in _attributes(target)]
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign):
+            names = list(_attributes(node.target))
+        elif isinstance(node, ast.Call):
+            called = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
+            if called in _REGISTERING:
+                names = [
+                    a.value
+                    for a in node.args[:2]
+                    if isinstance(a, ast.Constant) and isinstance(a.value, str)
+                ]
+        for name in names:
+            line = start + getattr(node, "lineno", 1) - 1
+            found[name] = min(line, found.get(name, line))
+    return found
+
+
+def _attributes(target: ast.expr) -> Iterator[str]:
+    if isinstance(target, ast.Attribute):
+        yield target.attr
+    elif isinstance(target, ast.Tuple | ast.List):
+        for element in target.elts:
+            yield from _attributes(element)
+
+
+def _file_of(cls: type) -> str | None:
+    try:
+        return inspect.getsourcefile(cls)
+    except (TypeError, OSError):  # OSError: a class that was typed at a prompt
+        return None
+
+
+def of_parameter(root: Any, qualified: str) -> Location | None:
+    """Return the line that makes a parameter, buffer or submodule, by its qualified name.
+
+    The innermost owner written by the user counts: for ``encoder.0.weight`` of an ``nn.Sequential``
+    that is the line that assigns ``self.encoder``.
+    """
+    parts = qualified.split(".")
+    owners = [root]
+    for part in parts[:-1]:
+        following = getattr(owners[-1], part, None)
+        if following is None:
+            break
+        owners.append(following)
+    for depth in range(len(owners) - 1, -1, -1):
+        if depth < len(parts) and (found := of_assignment(owners[depth], parts[depth])):
+            return found
+    return None

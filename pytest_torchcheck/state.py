@@ -1,0 +1,369 @@
+"""Take and put back: everything a run may change, of a module and of the process."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import random
+import sys
+import types
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ATOMS = (
+    type(None), bool, int, float, complex, str, bytes, type, types.FunctionType, types.MethodType,
+    types.BuiltinFunctionType, types.ModuleType, torch.dtype, torch.device, torch.Size, torch.Generator,
+)  # fmt: skip
+_LOSSES = (
+    "device-side assert triggered",
+    "CUDA error: an illegal memory access",
+    "CUDA error: unspecified launch failure",
+    "CUDA error: misaligned address",
+)
+_CONTAINERS = (list, dict, set, collections.deque)
+_FOREIGN = (
+    "builtins",
+    "torch",
+    "threading",
+    "_thread",
+    "logging",
+    "weakref",
+    "_weakref",
+    "functools",
+    "numpy",
+)
+
+
+def is_lazy(tensor: Any) -> bool:
+    """Say whether a parameter or buffer has no shape yet."""
+    return isinstance(
+        tensor, torch.nn.parameter.UninitializedParameter | torch.nn.parameter.UninitializedBuffer
+    )
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Say whether an error is one of an accelerator's context, after which that device is lost to the process."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(word in text for word in _LOSSES)
+
+
+@contextlib.contextmanager
+def device_loss_told() -> Iterator[None]:
+    """Let putting back fail on a lost device: the error that lost it is the one to tell, not this echo of it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_device_error(error):
+            raise
+
+
+@dataclass(slots=True)
+class _TensorState:
+    tensor: torch.Tensor
+    cls: type
+    alias: torch.Tensor  # shares the storage that the tensor had
+    copy: torch.Tensor | None
+    requires_grad: bool
+    grad: _TensorState | None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, *, copy: bool) -> _TensorState:
+        lazy = is_lazy(tensor)
+        grad = tensor.grad if tensor.is_leaf else None
+        return cls(
+            tensor=tensor,
+            cls=type(tensor),
+            alias=tensor.data,
+            copy=None if lazy or not copy else tensor.detach().clone(),
+            requires_grad=tensor.requires_grad,
+            grad=None if grad is None else cls.of(grad, copy=True),
+        )
+
+    def ensure_copy(self) -> None:
+        if self.copy is None and not is_lazy(self.tensor):
+            self.copy = self.tensor.detach().clone()
+
+    def moved(self) -> bool:
+        """Say whether the tensor now has another storage, shape, dtype or device."""
+        now, then = self.tensor.data, self.alias
+        return (
+            type(self.tensor) is not self.cls
+            or now.dtype != then.dtype
+            or now.device != then.device
+            or now.shape != then.shape
+            or (now.layout == torch.strided and now.data_ptr() != then.data_ptr())
+        )
+
+    def restore(self, *, values: bool) -> None:
+        with torch.no_grad():
+            if self.moved():
+                if type(self.tensor) is not self.cls:
+                    self.tensor.__class__ = self.cls
+                self.tensor.data = self.alias
+            plain = self.alias.layout == torch.strided and self.alias.device.type != "meta"
+            if values and self.copy is not None and plain:
+                _copy_back(self.alias, self.copy)
+            if not self.tensor.is_leaf:
+                return
+            if self.tensor.requires_grad != self.requires_grad:
+                self.tensor.requires_grad_(self.requires_grad)
+            if self.grad is not None:
+                self.grad.restore(values=True)
+                self.tensor.grad = self.grad.tensor
+            elif self.tensor.grad is not None:
+                self.tensor.grad = None
+
+
+def _copy_back(target: torch.Tensor, copy: torch.Tensor) -> None:
+    data = target.data  # its own version counter: putting values back must not look like a change
+    if data.numel() and any(
+        stride == 0 and size > 1 for stride, size in zip(data.stride(), data.shape, strict=True)
+    ):
+        if not torch.equal(data, copy):
+            raise RuntimeError("an expanded tensor was changed in place and cannot be put back")
+        return
+    data.copy_(copy)
+
+
+class ModuleState:
+    """The whole state of a module, taken so that it can be put back in place.
+
+    No deepcopy is made, so that models that hold locks or non-leaf tensors work too. Buffers and plain
+    tensor attributes are copied; parameters are copied when ``copy_parameters`` is called.
+
+    Args:
+        module: Any module; lazy ones are put back to their uninitialised state.
+        copy_parameters: Copy the parameters' values now (one more copy of them in memory).
+    """
+
+    def __init__(self, module: nn.Module, *, copy_parameters: bool = False) -> None:
+        self.module = module
+        self._objects: list[tuple[Any, type, dict[str, Any]]] = []
+        self._containers: list[tuple[Any, Any]] = []
+        self._tensors: dict[int, _TensorState] = {}
+        self._parameters: list[_TensorState] = []
+        self._seen: set[int] = set()
+        self._keep: list[Any] = []
+        self._parameter_ids = {id(p) for p in module.parameters()}
+        self._walk(module)
+        if copy_parameters:
+            self.copy_parameters()
+
+    @property
+    def has_parameter_copies(self) -> bool:
+        """Say whether the parameters' values can be put back."""
+        return all(state.copy is not None or is_lazy(state.tensor) for state in self._parameters)
+
+    def copy_parameters(self) -> None:
+        """Copy the parameters' values, so that a step can be undone."""
+        for state in self._parameters:
+            state.ensure_copy()
+
+    def original(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the value that a parameter or buffer had, or None if it is unknown."""
+        state = self._tensors.get(id(tensor))
+        return None if state is None or state.tensor is not tensor else state.copy
+
+    def restore(self, *, parameters: bool = True) -> None:
+        """Put everything back; parameters' values only if asked for and copied."""
+        for thing, cls, attributes in self._objects:
+            if type(thing) is not cls:
+                thing.__class__ = cls
+            current = thing.__dict__
+            if len(current) != len(attributes) or any(
+                current.get(key, self) is not value for key, value in attributes.items()
+            ):
+                current.clear()
+                current.update(attributes)
+        for container, copy in self._containers:
+            _restore_container(container, copy)
+        parameter_ids = {id(state) for state in self._parameters}
+        for state in self._tensors.values():
+            state.restore(values=parameters or id(state) not in parameter_ids)
+
+    def _walk(self, value: Any) -> None:
+        stack = [value]
+        while stack:
+            thing = stack.pop()
+            if isinstance(thing, _ATOMS) or id(thing) in self._seen:
+                continue
+            self._seen.add(id(thing))
+            self._keep.append(thing)
+            if isinstance(thing, torch.Tensor):
+                is_parameter = id(thing) in self._parameter_ids or isinstance(thing, nn.Parameter)
+                state = _TensorState.of(thing, copy=not is_parameter)
+                self._tensors[id(thing)] = state
+                if is_parameter:
+                    self._parameters.append(state)
+            elif isinstance(thing, nn.Module):
+                if isinstance(thing, torch.jit.ScriptModule):
+                    stack.extend(thing.parameters())
+                    stack.extend(thing.buffers())
+                else:
+                    self._objects.append((thing, type(thing), dict(thing.__dict__)))
+                    stack.extend(thing.__dict__.values())
+            elif isinstance(thing, _CONTAINERS):
+                self._containers.append((thing, _shallow(thing)))
+                stack.extend(thing.values() if isinstance(thing, dict) else thing)
+            elif isinstance(thing, tuple | frozenset):
+                stack.extend(thing)
+            elif (
+                hasattr(thing, "__dict__")
+                and type(thing).__module__.split(".")[0] not in _FOREIGN
+                and not isinstance(thing, type(torch))
+            ):
+                self._objects.append((thing, type(thing), dict(thing.__dict__)))
+                stack.extend(thing.__dict__.values())
+
+
+def _shallow(container: Any) -> Any:
+    if isinstance(container, dict):
+        return list(container.items())
+    return list(container)
+
+
+def _restore_container(container: Any, copy: list[Any]) -> None:
+    if not container and not copy:
+        return  # the hooks of most modules
+    if isinstance(container, dict):
+        same = len(container) == len(copy) and all(
+            key == key_then and value is value_then
+            for (key, value), (key_then, value_then) in zip(container.items(), copy, strict=True)
+        )
+        if not same:
+            container.clear()
+            for key, value in copy:
+                dict.__setitem__(container, key, value) if type(
+                    container
+                ) is dict else container.update({key: value})
+        return
+    if len(container) == len(copy) and all(a is b for a, b in zip(container, copy, strict=True)):
+        return
+    if isinstance(container, set):
+        container.clear()
+        container.update(copy)
+    elif isinstance(container, list):
+        container[:] = copy
+    else:
+        container.clear()
+        container.extend(copy)
+
+
+_BETWEEN = 2**31 + 271828  # a seed that no run has
+_isolated = 0  # blocks that are open
+
+
+@contextlib.contextmanager
+def isolated(*, seeds: bool = False) -> Iterator[None]:
+    """Put back, on every way out, all that a run may change of the process.
+
+    Random states of torch (CPU and every initialised CUDA device), numpy and random; default dtype and
+    device; grad mode; deterministic, TF32, cuDNN and anomaly flags; thread count; warning filters.
+
+    Args:
+        seeds: Every run inside seeds first. Then the random states are left to the block around this one, if
+            there is one (to take and put them back costs more than a small model's step), and are no run's
+            afterwards: what draws without a seed must not draw what a run drew.
+    """
+    global _isolated
+    with _settings_kept(), _reseeded() if seeds and _isolated else _randomness_kept():
+        _isolated += 1
+        try:
+            yield
+        finally:
+            _isolated -= 1
+
+
+@contextlib.contextmanager
+def _reseeded() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        seed_everything(_BETWEEN)
+
+
+@contextlib.contextmanager
+def _randomness_kept() -> Iterator[None]:
+    rng = torch.get_rng_state()
+    cuda = (
+        torch.cuda.get_rng_state_all()
+        if torch.cuda.is_available() and torch.cuda.is_initialized()
+        else None
+    )
+    python = random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(rng)
+        if cuda is not None:
+            with device_loss_told():
+                torch.cuda.set_rng_state_all(cuda)
+        random.setstate(python)
+        if numpy is not None and numpy_state is not None:
+            numpy.random.set_state(numpy_state)
+
+
+@contextlib.contextmanager
+def _settings_kept() -> Iterator[None]:
+    dtype = torch.get_default_dtype()
+    device = torch.get_default_device()
+    grad = torch.is_grad_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn
+    flags = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic)
+    tf32 = _tf32()
+    anomaly = (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())
+    threads = torch.get_num_threads()
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        if torch.get_default_dtype() != dtype:
+            torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
+        torch.set_grad_enabled(grad)
+        if (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ) != (deterministic, warn_only):
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if (cudnn.enabled, cudnn.benchmark, cudnn.deterministic) != flags:
+            cudnn.enabled, cudnn.benchmark, cudnn.deterministic = flags
+        if _tf32() != tf32:
+            torch.backends.cuda.matmul.fp32_precision, cudnn.fp32_precision = tf32
+        if (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) != anomaly:
+            torch.autograd.set_detect_anomaly(*anomaly)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
+def _tf32() -> tuple[str, str]:
+    return torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.fp32_precision
+
+
+def seed_torch(seed: int) -> None:
+    """Do what ``torch.manual_seed`` does, but for its note of a seed for each kind of device that is not there."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # 6 us instead of 400, and no list of notes that grows for ever
+        torch.default_generator.manual_seed(seed)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch on every device, random, and numpy where it is loaded."""
+    seed_torch(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)

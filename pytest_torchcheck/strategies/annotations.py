@@ -1,0 +1,54 @@
+"""Annotations wherever ``st.from_type`` looks; how one is read stands in `pytest_torchcheck.specs.annotations`."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from pytest_torchcheck.specs.annotations import (
+    Signature,
+    spec_from_annotation,
+    specs_from_signature,
+)
+from pytest_torchcheck.specs.shapes import SpecError
+
+__all__ = ["Signature", "register", "spec_from_annotation", "specs_from_signature"]
+
+
+def register(*annotations: Any, **options: Any) -> None:
+    """Teach ``st.from_type`` jaxtyping's annotations.
+
+    Args:
+        annotations: Register these, through Hypothesis's public interface. Without any, every annotation is understood, through
+            the table in which Hypothesis keeps its resolvers for other libraries.
+        **options: Of `tensors`, such as ``sizes={"b": (1, 4)}``.
+
+    Raises:
+        SpecError: This version of Hypothesis has no such table, or an annotation is not jaxtyping's.
+    """
+    from hypothesis import strategies as st
+    from hypothesis.strategies._internal import types
+
+    from pytest_torchcheck.strategies.drawing import tensors
+
+    for annotation in annotations:
+        spec = spec_from_annotation(annotation)
+        if spec is None:
+            raise SpecError(
+                f"register: {annotation!r} says no shape; allowed: such as Float[Tensor, 'b c h w']"
+            )
+        st.register_type_strategy(annotation, tensors(spec, **options))
+    if annotations:
+        return
+    resolvers = getattr(types, "_global_extra_lookup", None)
+    if resolvers is None:
+        raise SpecError(
+            "register: this version of Hypothesis has no table of resolvers; name the annotations, as in "
+            "register(Float[Tensor, 'b c h w'])"
+        )
+
+    def resolve(thing: Any) -> Any:
+        spec = spec_from_annotation(thing) if inspect.isclass(thing) else None
+        return None if spec is None else tensors(spec, **options)
+
+    resolvers["jaxtyping"] = resolve

@@ -1,0 +1,146 @@
+"""Edge-first batches without Hypothesis: what a check runs over, the same ones for the same seed."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING
+
+from pytest_torchcheck.batches.layouts import relayout
+from pytest_torchcheck.specs.shapes import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pytest_torchcheck.batches.batch import Batch, Layout
+    from pytest_torchcheck.batches.source import BatchSource
+    from pytest_torchcheck.specs.sizes import SizeRange
+
+MAX_ELEMENTS = 1 << 22
+"""Sizes at which a batch has more elements than this (and than the base batch) are left out: they cost too much."""
+
+Sizes = dict[str, int]
+
+
+def examples(
+    source: BatchSource,
+    count: int,
+    seed: int = 0,
+    *,
+    layouts: Sequence[Layout] = ("contiguous",),
+    max_elements: int = MAX_ELEMENTS,
+) -> Iterator[Batch]:
+    """Iterate over batches of other sizes, the telling ones first.
+
+    In order: every size at its smallest; every size odd, prime and different; every size at its largest; each size alone at
+    its smallest, at its largest, at 1, one less and one more than is typical; then random ones.
+
+    Args:
+        source: Where batches come from; sizes that its real targets do not allow are left out.
+        count: How many at most. Fewer come where there are fewer sizes.
+        seed: Of the values, and of the random sizes.
+        layouts: How inputs lie in memory: the first one in the first three batches, then in turn.
+        max_elements: Larger batches are left out.
+    """
+    made = 0
+    for number, sizes in enumerate(assignments(source, seed, max_elements=max_elements)):
+        if made >= count:
+            return
+        batch = source.at(seed + number, **sizes)
+        if batch is None:
+            continue
+        layout = layouts[made % len(layouts)] if made >= 3 else layouts[0]
+        made += 1
+        yield batch if layout == "contiguous" else relayout(batch, layout)
+
+
+def assignments(
+    source: BatchSource, seed: int = 0, *, max_elements: int = MAX_ELEMENTS
+) -> Iterator[Sizes]:
+    """The sizes behind `examples`, each once; random ones end after as many failures to find a new one as there are sizes."""
+    free = {name: span for name, span in source.widest().items() if not span.fixed}
+    base = {name: size for name, size in source.complete(_real(source)).items() if name in free}
+    limit = max(max_elements, elements(source, base) or 0)
+    seen: set[tuple[tuple[str, int], ...]] = set()
+    random_sizes = random.Random(seed)
+    misses = 0
+    for sizes in _ordered(free, base, random_sizes):
+        key = tuple(sorted(sizes.items()))
+        size = elements(source, sizes)
+        if key in seen or size is None or size > limit:
+            misses += 1
+            if misses > 50 + len(seen):
+                return
+            continue
+        seen.add(key)
+        yield sizes
+
+
+def elements(source: BatchSource, sizes: Mapping[str, int]) -> int | None:
+    """How many elements a batch has at these sizes, by its specs; None where a relation has no value there."""
+    try:
+        complete = source.complete({**_real(source), **sizes})
+        shapes = [
+            spec.shape.resolve(complete) for spec in source.specs.values() if spec.shape is not None
+        ]
+    except SpecError:
+        return None
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def _real(source: BatchSource) -> Sizes:
+    """The real sizes that do not follow from others."""
+    if not source.has_real:
+        return {}
+    related = {name for name, span in source.symbols.items() if span.relation is not None}
+    return {name: size for name, size in source.real().sizes.items() if name not in related}
+
+
+def _ordered(free: Mapping[str, SizeRange], base: Sizes, rng: random.Random) -> Iterator[Sizes]:
+    lows = {name: span.low for name, span in free.items()}
+    tops = {name: span.top for name, span in free.items()}
+    yield lows
+    yield _odd(free)
+    yield tops
+    if not free:
+        return
+    for name in free:
+        yield {**base, name: free[name].low}
+    for name in free:
+        yield {**base, name: free[name].top}
+    for name in free:
+        yield {**lows, name: free[name].top}
+    yield base
+    for other in (1, -1, 2, -2):
+        for name, span in free.items():
+            at = span.values.index(base[name]) if base.get(name) in span else 0
+            if 0 <= at + other < len(span):
+                yield {**base, name: span.values[at + other]}
+    for name in free:
+        if 1 in free[name]:
+            yield {**base, name: 1}
+    while True:
+        yield {name: rng.choice(span.values) for name, span in free.items()}
+
+
+def _odd(free: Mapping[str, SizeRange]) -> Sizes:
+    """Sizes that are odd, prime where there are primes, and different, near the middle of small ranges and near 20 of large ones."""
+    chosen: Sizes = {}
+    for name, span in free.items():
+        target = min((span.low + span.top) // 2, max(span.low + 5, 20))
+        ranked = sorted(
+            (size for size in span.values if size <= 4 * target + 8),
+            key=lambda size: (
+                size % 2 == 0,
+                size in chosen.values(),
+                not _prime(size),
+                size <= 1,
+                abs(size - target),
+            ),
+        )
+        chosen[name] = ranked[0] if ranked else span.low
+    return chosen
+
+
+def _prime(number: int) -> bool:
+    return number > 1 and all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
