@@ -1,0 +1,22 @@
+"""A layer by a misspelt name."""
+
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract
+
+CHECKS = ('backward',)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.classifier = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.clasifier(x)
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy)
+def net():
+    return Net()

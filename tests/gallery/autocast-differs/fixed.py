@@ -1,0 +1,27 @@
+"""A scale that the branch of low precision forgets."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract, promises
+
+CHECKS = ('autocast',)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        hidden = self.backbone(x)
+        if hidden.dtype == torch.bfloat16:
+            return self.head(hidden / 4)
+        return self.head(hidden / 4)
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy, sizes={"B": 6}, promises=promises.Autocasts("bfloat16"))
+def net():
+    return Net()

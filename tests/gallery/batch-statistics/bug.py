@@ -1,0 +1,25 @@
+"""A normalisation that keeps no running statistics."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract
+
+CHECKS = ('batch-independence',)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 16)
+        self.norm = nn.BatchNorm1d(16, track_running_stats=False)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.norm(self.body(x))))
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy)
+def net():
+    return Net()

@@ -1,0 +1,22 @@
+"""A constant as a plain attribute: it stays on the CPU when the model moves."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 3)
+        self.scale = torch.linspace(0.5, 1.5, 8)
+
+    def forward(self, x):
+        return self.head(x * self.scale)
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy)
+def net():
+    return Net()

@@ -1,0 +1,26 @@
+"""A device that is kept from when the model was built."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract
+
+CHECKS = ('backward', 'device-portability')
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+        self.head = nn.Linear(16, 3)
+        self.device = torch.device("cpu")
+
+    def forward(self, x):
+        scale = torch.ones(3, device=x.device, dtype=x.dtype)
+        return self.head(self.backbone(x)) * scale
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy)
+def net():
+    return Net()

@@ -1,0 +1,25 @@
+"""A forward that leaves torch with another default dtype."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract
+
+CHECKS = ('backward', 'rng-hygiene')
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        torch.set_default_dtype(torch.float64)
+        return self.head(self.backbone(x))
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy)
+def net():
+    return Net()

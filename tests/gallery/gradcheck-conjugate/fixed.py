@@ -1,0 +1,26 @@
+"""A complex product without the conjugate."""
+
+import torch
+
+from pytest_torchcheck import Contract
+
+CHECKS = ('gradcheck',)
+
+
+class Op(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors; return grad * y.conj(), grad * x.conj()
+
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(3, 4, dtype=torch.float64, generator=G)
+Y = torch.randn(3, 4, dtype=torch.float64, generator=G)
+Z, W = torch.complex(X, Y), torch.complex(Y, -2 * X)
+
+contract = Contract(functions={"op": (Op.apply, (Z, W))}, name="op")

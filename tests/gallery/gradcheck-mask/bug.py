@@ -1,0 +1,25 @@
+"""A ReLU whose gradient forgets the mask."""
+
+import torch
+
+from pytest_torchcheck import Contract
+
+CHECKS = ('gradcheck',)
+
+
+class Op(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.clone()
+
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(3, 4, dtype=torch.float64, generator=G)
+Y = torch.randn(3, 4, dtype=torch.float64, generator=G)
+
+contract = Contract(functions={"op": (Op.apply, (X,))}, name="op")

@@ -1,0 +1,25 @@
+"""A cosine whose gradient has the wrong sign."""
+
+import torch
+
+from pytest_torchcheck import Contract
+
+CHECKS = ('gradcheck',)
+
+
+class Op(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.cos(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.sin(ctx.saved_tensors[0])
+
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(3, 4, dtype=torch.float64, generator=G)
+Y = torch.randn(3, 4, dtype=torch.float64, generator=G)
+
+contract = Contract(functions={"op": (Op.apply, (X,))}, name="op")

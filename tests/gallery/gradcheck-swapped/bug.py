@@ -1,0 +1,25 @@
+"""Two gradients in the wrong order."""
+
+import torch
+
+from pytest_torchcheck import Contract
+
+CHECKS = ('gradcheck',)
+
+
+class Op(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * torch.exp(y)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors; return grad * x * torch.exp(y), grad * torch.exp(y)
+
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(3, 4, dtype=torch.float64, generator=G)
+Y = torch.randn(3, 4, dtype=torch.float64, generator=G)
+
+contract = Contract(functions={"op": (Op.apply, (X, Y))}, name="op")

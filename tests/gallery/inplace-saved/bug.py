@@ -1,0 +1,24 @@
+"""An addition in place, after sigmoid has saved its output."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 16)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        h = torch.sigmoid(self.body(x))
+        h += 1
+        return self.head(h)
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy)
+def net():
+    return Net()

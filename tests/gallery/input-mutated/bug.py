@@ -1,0 +1,22 @@
+"""A forward that adds to its input in place, and so changes the caller's batch."""
+
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        x += 1.0
+        return self.head(self.backbone(x))
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy)
+def net():
+    return Net()

@@ -1,0 +1,22 @@
+"""A view that works for contiguous inputs only."""
+
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract
+
+CHECKS = ('layout-invariance',)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(40, 3)
+
+    def forward(self, x):
+        return self.head(x.view(x.shape[0], -1))
+
+
+@contract(inputs="B 5 8", targets=Labels("B", classes=3), loss=F.cross_entropy)
+def net():
+    return Net()

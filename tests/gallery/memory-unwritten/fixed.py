@@ -1,0 +1,27 @@
+"""A last column that nobody writes."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract, promises
+
+CHECKS = ('deterministic-algorithms',)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        hidden = self.backbone(x)
+        wide = torch.zeros(len(x), 16)
+        wide[:, :15] = hidden[:, :15]
+        return self.head(wide)
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy, sizes={"B": 6}, promises=promises.Deterministic())
+def net():
+    return Net()

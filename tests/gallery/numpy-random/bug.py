@@ -1,0 +1,28 @@
+"""Noise drawn with NumPy: torch's seed does not repeat it."""
+
+import random
+
+import numpy as np
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract
+
+CHECKS = ('backward', 'seeding')
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        if self.training:
+            x = x * float(np.random.uniform(0.9, 1.1))
+        return self.head(self.backbone(x))
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy)
+def net():
+    return Net()

@@ -1,0 +1,32 @@
+"""A pickle that loses the weights."""
+
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract
+
+CHECKS = ('copy-and-pickle',)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+        self.head = nn.Linear(16, 3)
+
+    def __reduce__(self):
+        return restore, (self.state_dict(),)
+
+    def forward(self, x):
+        return self.head(self.backbone(x))
+
+
+def restore(state):
+    made = Net()
+    made.load_state_dict(state)
+    return made
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy)
+def net():
+    return Net()

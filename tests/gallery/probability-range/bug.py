@@ -1,0 +1,32 @@
+"""Binary cross entropy of numbers that are no probabilities."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import contract
+
+CHECKS = ('backward',)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def forward(self, x):
+        return self.layers(x).squeeze(1)
+
+
+def loss(output, targets):
+    return F.binary_cross_entropy(output, targets)
+
+
+def batch(seed):
+    g = torch.Generator().manual_seed(seed)
+    return (torch.randn(4, 8, generator=g),), torch.tensor([0.0, 1.0, 1.0, 0.0])
+
+
+@contract(batch=batch, loss=loss)
+def net():
+    return Net()

@@ -1,0 +1,27 @@
+"""A forward that reseeds torch: every training step draws the same mask."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract
+
+CHECKS = ('backward', 'seeding')
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        if self.training:
+            torch.manual_seed(0)
+            x = x + 0.1 * torch.randn_like(x)
+        return self.head(self.backbone(x))
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy)
+def net():
+    return Net()

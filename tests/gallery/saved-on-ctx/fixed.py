@@ -1,0 +1,24 @@
+"""A Function that keeps a tensor on its context instead of saving it."""
+
+import torch
+
+from pytest_torchcheck import Contract
+
+CHECKS = ('gradcheck',)
+
+
+class Op(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 2 * grad * x
+
+
+X = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+contract = Contract(functions={"op": (Op.apply, (X,))}, name="op")

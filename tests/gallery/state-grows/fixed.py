@@ -1,0 +1,25 @@
+"""A buffer that is registered in forward: the state_dict grows."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract
+
+CHECKS = ('backward', 'state-dict-roundtrip')
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+        self.head = nn.Linear(16, 3)
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x):
+        return self.head(self.backbone(x * self.scale))
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy)
+def net():
+    return Net()

@@ -1,0 +1,28 @@
+"""An output [B, 1] against targets [B] in binary cross entropy."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import contract
+
+CHECKS = ('backward',)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def batch(seed):
+    g = torch.Generator().manual_seed(seed)
+    return (torch.randn(4, 8, generator=g),), torch.tensor([0.0, 1.0, 1.0, 0.0])
+
+
+@contract(batch=batch, loss=F.binary_cross_entropy_with_logits)
+def net():
+    return Net()

@@ -1,0 +1,25 @@
+"""A branch on a tensor of several elements."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract
+
+CHECKS = ('backward',)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        if x.dim() > 0:
+            x = torch.relu(x) - 0.1 * torch.relu(-x)
+        return self.head(x)
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy)
+def net():
+    return Net()

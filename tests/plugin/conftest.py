@@ -1,0 +1,11 @@
+"""Torch is imported here once: runs of pytest in this process drop what they import, and torch cannot be imported twice."""
+
+from __future__ import annotations
+
+import hypothesis  # noqa: F401
+import torch
+
+import pytest_torchcheck.assertions
+import pytest_torchcheck.strategies  # noqa: F401
+
+torch.set_num_threads(1)

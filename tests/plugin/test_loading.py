@@ -1,0 +1,137 @@
+"""What loading the plugin costs to those who do not use it, and that it can be left out."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pytest_torchcheck
+
+ROOT = Path(pytest_torchcheck.__file__).parent
+HEAVY = ("torch", "numpy", "hypothesis")
+OWN = ("-p", "torchcheck")  # the name of the entry point
+
+
+def python(code: str, *arguments: str, cwd: Path) -> str:
+    # other plugins import what they like, so that they are left out
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+RUN = """
+import sys, pytest
+pytest.main(sys.argv[1:])
+names = ("torch", "numpy", "hypothesis")
+parts = sorted(name.rpartition(".")[2] for name in sys.modules if name.startswith("pytest_torchcheck.plugin."))
+print([name for name in names if name in sys.modules], parts)
+"""
+
+
+def test_an_empty_folder_pays_for_the_table_of_settings_alone(tmp_path: Path) -> None:
+    assert python(RUN, *OWN, "--co", "-q", cwd=tmp_path) == "[] ['options']"
+
+
+def test_ordinary_tests_pay_for_markers_and_fixtures_alone(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test(): pass\n")
+    assert python(RUN, *OWN, "-q", cwd=tmp_path) == "[] ['fixtures', 'markers', 'options']"
+
+
+def test_a_test_that_imports_torch_itself_is_watched_from_then_on(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_a(): import torch\n\ndef test_b(): pass\n")
+    found = python(RUN, *OWN, "-q", cwd=tmp_path)
+    assert "'devices'" in found
+
+
+def test_contracts_that_nobody_declares_import_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test(): pass\n")
+    found = python(RUN, *OWN, "-q", "--torchcheck", "--torchcheck-json=x.json", cwd=tmp_path)
+    assert found.startswith("[] ")
+    assert (tmp_path / "x.json").exists()
+
+
+def test_the_controller_of_xdist_imports_no_torch(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    (tmp_path / "test_it.py").write_text(
+        "import torch\nfrom pytest_torchcheck import contract\n\n"
+        "@contract(inputs='B 3')\ndef net():\n    return torch.nn.Linear(3, 2)\n"
+    )
+    arguments = (
+        *OWN,
+        "-p",
+        "xdist",
+        "-q",
+        "--torchcheck",
+        "--torchcheck-checks=backward",
+        "-n1",
+        "--torchcheck-json=x.json",
+    )
+    found = python(RUN, *arguments, cwd=tmp_path)
+    assert '"ok": true' in (tmp_path / "x.json").read_text()
+    assert "'torch'" not in found, found
+
+
+@pytest.mark.parametrize(
+    "module", ["pytest_torchcheck", "pytest_torchcheck.plugin", "pytest_torchcheck.findings"]
+)
+def test_importing_it_imports_nothing_heavy(module: str, tmp_path: Path) -> None:
+    code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    assert python(code, cwd=tmp_path) == "[]"
+
+
+def test_it_can_be_left_out(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test(): pass")
+    result = pytester.runpytest_subprocess("-p", "no:torchcheck", "-W", "error")
+    result.assert_outcomes(passed=1)
+    assert (
+        "torchcheck"
+        not in pytester.runpytest_subprocess("-p", "no:torchcheck", "--help").stdout.str()
+    )
+
+
+def test_help_shows_a_group_of_its_own(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_subprocess("--help")
+    result.stdout.fnmatch_lines(
+        [
+            "contracts for PyTorch models (torchcheck):",
+            "  --torchcheck *",
+            "  --torchcheck-seed=N*",
+            "  torchcheck_seed *",
+        ]
+    )
+
+
+def imports(path: Path) -> set[str]:
+    """Return the top-level modules that a file imports when it is loaded, and those it imports at all."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        found |= {name.partition(".")[0] for name in names}
+    return found
+
+
+def test_nothing_but_the_plugin_knows_pytest() -> None:
+    knowing = {
+        str(path.relative_to(ROOT))
+        for path in ROOT.rglob("*.py")
+        if imports(path) & {"pytest", "_pytest", "pluggy"}
+    }
+    assert all(name.startswith("plugin") for name in knowing), knowing
+    assert not any("_pytest" in imports(path) for path in ROOT.rglob("*.py"))

@@ -1,0 +1,166 @@
+"""Kinds of correct models that public packages hold and that a check once rejected, written anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract
+from tests.soundness.models import classify, sound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@sound
+def container_of_registered_layers_made_in_forward() -> Contract:
+    class Dropped(nn.Module):
+        """Runs a random part of its blocks, put into a container of the moment."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept = [b for b in self.blocks if not self.training or torch.rand(()) > 0.3]
+            return self.head(torch.tanh(nn.Sequential(*kept, nn.Tanh())(x)))
+
+    return classify(Dropped)
+
+
+@sound
+def gates_that_start_nearly_closed() -> Contract:
+    class Gated(nn.Module):
+        """A chain of weights of 1e-4: gradients far below the others, and no rounding of zero."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(8, 4)
+            self.gates = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)], nn.Linear(8, 4))
+            for layer in self.gates:
+                nn.init.normal_(layer.weight, std=1e-4)
+                nn.init.zeros_(layer.bias)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = x
+            for layer in self.gates[:-1]:
+                h = F.silu(layer(h))
+            return self.base(x) + self.gates[-1](h)
+
+    return classify(Gated)
+
+
+def written_at_run_time() -> Callable[[Any, Any], torch.Tensor]:
+    """Compile a function from text, as einsum packages do, that puts a number on its operand's device."""
+    names: dict[str, Any] = {"torch": torch}
+    text = (
+        "def keep(mask, x):\n"
+        "    fill = torch.reshape(torch.asarray(0.0, device=x.device), (1, 1))\n"
+        "    return torch.where(mask, x, fill)\n"
+    )
+    exec(compile(text, "<string>", "exec"), names)
+    keep: Callable[[Any, Any], torch.Tensor] = names["keep"]
+    return keep
+
+
+@sound
+def code_written_at_run_time() -> Contract:
+    keep = written_at_run_time()
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(keep(x > -1, torch.tanh(self.body(x))))
+
+    return classify(Masked)
+
+
+class GraphAttention(nn.Module):
+    """One head over a given adjacency; the receiver's score cancels where no rectifier bends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(6, 8, bias=False)
+        self.send, self.receive = nn.Linear(8, 1, bias=False), nn.Linear(8, 1, bias=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, nodes: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
+        h = self.project(nodes)
+        score = F.leaky_relu(self.receive(h) + self.send(h).transpose(0, 1), 0.2)
+        return self.head(torch.relu(score.masked_fill(~near, -1e9).softmax(-1) @ h))
+
+
+def graph_attention(seed: int) -> Contract:
+
+    own = torch.Generator().manual_seed(seed)
+    nodes = torch.rand(6, 6, generator=own)  # one sign, as after a rectifier
+    near = torch.eye(6, dtype=torch.bool) | (torch.rand(6, 6, generator=own) < 0.3)
+    return Contract(
+        model=GraphAttention, batch=({"nodes": nodes, "near": near}, torch.tensor([0, 1, 2, 0, 1, 2])),
+        loss=F.cross_entropy, batch_dim=None,
+    )  # fmt: skip
+
+
+@sound
+def graph_attention_with_scores_of_one_sign() -> Contract:
+    return graph_attention(8)
+
+
+@sound
+def flow_that_keeps_volumes() -> Contract:
+    class Coupling(nn.Module):
+        """Additive couplings: the likelihood has a bound that the loss alone does not show."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.shifts = nn.ModuleList(
+                [nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 2)) for _ in range(4)]
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b = x.chunk(2, -1)
+            for shift in self.shifts:
+                a, b = b + shift(a), a
+            z = torch.cat([a, b], -1)
+            return -0.5 * (z.square() + 1.8379).sum(-1)
+
+    return Contract(
+        model=Coupling, inputs="B 4", targets="B", sizes={"B": (4, 8)}, loss=lambda o, _: -o.mean()
+    )
+
+
+class Kernel(torch.autograd.Function):
+    """Knows its gradient for the scale alone, and says so where another is asked of it."""
+
+    @staticmethod
+    def forward(ctx: Any, distance: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        if ctx.needs_input_grad[0]:
+            raise RuntimeError("no gradient with respect to the distances")
+        value = torch.exp(-distance / scale)
+        ctx.save_for_backward(distance, scale, value)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        distance, scale, value = ctx.saved_tensors
+        return None, (gradient * value * distance / scale.square()).sum()
+
+
+@sound
+def function_that_refuses_some_gradients() -> Contract:
+    class Covariance(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.head = nn.Parameter(torch.tensor(1.3)), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(Kernel.apply(x.detach().square(), self.scale))
+
+    return classify(Covariance)

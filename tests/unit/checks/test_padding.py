@@ -1,0 +1,97 @@
+"""Padding: how much there is and what stands there are both varied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract, Labels, Mask, Tokens, promises
+from pytest_torchcheck.specs.kinds import Lengths
+
+
+class Pooled(nn.Module):
+    """Reads the padding's contents where ``leak`` says so, and is right as long as zeros stand there."""
+
+    def __init__(self, leak: bool) -> None:
+        super().__init__()
+        self.head, self.leak = nn.Linear(6, 4), leak
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        kept = x if self.leak else x * mask[:, :, None].to(x.dtype)
+        return self.head(kept.sum(1) / mask.sum(1, keepdim=True))
+
+
+class ByLengths(nn.Module):
+    def __init__(self, leak: bool) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(6, 8, batch_first=True), nn.Linear(8, 4)
+        self.leak = leak
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        last = self.head(self.lstm(packed)[1][0][-1])
+        return last + x.sum(1)[:, :4] if self.leak else last
+
+
+class ByPad(nn.Module):
+    """Knows padding by its id alone: anything else that stands there is text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(20, 6), nn.Linear(6, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        real = (ids != 0)[:, :, None]
+        return self.head((self.embed(ids) * real).sum(1) / real.sum(1))
+
+
+def hold(model: Any, inputs: Any, promise: promises.PaddingInvariant) -> Any:
+    contract = Contract(
+        model=model, inputs=inputs, sizes={"B": (2, 5), "T": (3, 8)}, targets=Labels("B", classes=4),
+        loss=F.cross_entropy, promises=(promise,),
+    )  # fmt: skip
+    (finding,) = contract.check(["padding-invariance"]).findings
+    return finding
+
+
+def masked(leak: bool) -> Any:
+    return hold(
+        lambda: Pooled(leak),
+        {"x": "B T 6", "mask": Mask("B T", kind="right")},
+        promises.PaddingInvariant(ids="x", mask="mask"),
+    )
+
+
+def ragged(leak: bool) -> Any:
+    return hold(
+        lambda: ByLengths(leak),
+        {"x": "B T 6", "lengths": Lengths("B", longest="T")},
+        promises.PaddingInvariant(ids="x"),
+    )
+
+
+@pytest.mark.parametrize("held", [masked, ragged])
+def test_what_stands_at_padded_positions_is_varied(held: Any) -> None:
+    """Zeros alone hide the leak: a sum over zeros is the sum without them."""
+    finding = held(leak=True)
+    assert (finding.status, finding.code) == ("violated", "padding-leak")
+    assert "what stands at padded positions of x changes output" in finding.summary
+
+
+@pytest.mark.parametrize("held", [masked, ragged])
+def test_masks_and_packed_sequences_raise_no_alarm(held: Any) -> None:
+    finding = held(leak=False)
+    assert finding.status == "passed"
+    assert "and what stands there" in finding.summary
+
+
+def test_without_a_mask_only_the_pad_id_pads() -> None:
+    finding = hold(ByPad, Tokens("B T", vocab=20, pad=0), promises.PaddingInvariant(ids=0))
+    assert finding.status == "passed"
+    assert "3 more positions of 0 change" in finding.summary

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract, Labels
+from pytest_torchcheck.checks import training
+from pytest_torchcheck.promises import Accumulates, Replicated
+from pytest_torchcheck.subject import Subject
+
+if TYPE_CHECKING:
+    from pytest_torchcheck.findings import Finding
+
+
+def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output.transpose(1, 2), y, ignore_index=-1)
+
+
+def verdict(**fields: object) -> Finding:
+    torch.manual_seed(0)
+    contract = Contract(
+        model=nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 5)), inputs="B T 6",
+        targets=Labels("B T", classes=5, ignore_index=-1), sizes={"B": 8, "T": 7}, loss=loss,
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1), **fields,
+    )  # fmt: skip
+    (finding,) = training.accumulated(Subject(contract))
+    return finding
+
+
+def returns_its_loss(model, inputs, targets, n):
+    return loss(model(*inputs), targets) / n
+
+
+def goes_backward(model, inputs, targets, optimizer, i, total):
+    out = model(*inputs).transpose(1, 2)
+    (F.cross_entropy(out, targets, ignore_index=-1, reduction="sum") / total).backward()
+    if i == 3:
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("micro_step", "status", "code"),
+    [
+        (returns_its_loss, "violated", "accumulation-mean-of-means"),
+        (goes_backward, "passed", "held"),
+    ],
+)
+def test_micro_steps_are_called_by_the_names_of_their_arguments(
+    micro_step: object, status: str, code: str
+) -> None:
+    finding = verdict(promises=(Accumulates(4, micro_step=micro_step),))
+    assert (finding.status, finding.code) == (status, code)
+
+
+def test_a_step_without_passes_falls_back_to_the_micro_step() -> None:
+    def train_step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        loss(model(*inputs), targets).backward()
+        optimizer.step()
+
+    finding = verdict(train_step=train_step, promises=(Accumulates(4, micro_step=goes_backward),))
+    assert finding.status == "passed"
+    finding = verdict(train_step=train_step, promises=(Accumulates(4),))
+    assert finding.status == "inconclusive"  # nothing was accumulated: no pass
+
+
+def test_nothing_to_run_is_no_pass() -> None:
+    assert verdict(promises=(Accumulates(4),)).status == "inconclusive"
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.b.load_state_dict(self.a.state_dict())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x) + self.b(x)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.2])
+def test_replicas_by_module(rate: float) -> None:
+    def optimizer(model):
+        return torch.optim.SGD(
+            [{"params": model.a.parameters()}, {"params": model.b.parameters(), "lr": rate}], lr=0.1
+        )
+
+    contract = Contract(
+        model=Two(), batch=((torch.randn(6, 4),), torch.randn(6, 4)), loss=F.mse_loss, optimizer=optimizer,
+        promises=(Replicated("a", "b"),),
+    )  # fmt: skip
+    found = list(training.replicated(Subject(contract)))
+    if rate == 0.1:
+        assert [f.status for f in found] == ["passed"]
+    else:
+        assert [f.status for f in found] == ["violated", "violated"]
+        assert {f.culprits[0].name for f in found} == {"b.weight", "b.bias"}
+
+
+def test_unknown_replica_is_named() -> None:
+    contract = Contract(
+        model=Two(), batch=((torch.randn(6, 4),), torch.randn(6, 4)), loss=F.mse_loss,
+        promises=(Replicated("a", "c"),),
+    )  # fmt: skip
+    (finding,) = training.replicated(Subject(contract))
+    assert finding.status == "inconclusive"
+    assert "'c'" in finding.summary

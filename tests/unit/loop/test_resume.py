@@ -1,0 +1,150 @@
+"""What a checkpoint must hold besides model, optimizer and schedule: scaler, generators, the place in the data."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loop_bugs import Net, task
+
+from pytest_torchcheck import Contract
+from pytest_torchcheck.loop.resume import measure
+from pytest_torchcheck.subject import Subject
+
+
+class Scaler(torch.amp.GradScaler):
+    """As GradScaler, but its scale counts after rounding, and changes in every step."""
+
+    def __init__(self, saves: bool = True) -> None:
+        super().__init__("cpu", init_scale=3.0, growth_factor=1.7, growth_interval=1)
+        self.saves = saves
+
+    def state_dict(self) -> dict[str, Any]:
+        found = super().state_dict()
+        return found if self.saves else {**found, "scale": 3.0}
+
+
+def scaled(saves: bool = True) -> Any:
+    scaler = Scaler(saves)
+
+    def train_step(model: Any, optimizer: Any, inputs: Any, targets: Any) -> Any:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(*inputs), targets)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    return train_step
+
+
+def weighted(next_weight: Any, *held: Any) -> Any:
+    """Return a step whose loss depends on a number that it takes from elsewhere."""
+
+    def train_step(model: Any, optimizer: Any, inputs: Any, targets: Any) -> Any:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(*inputs), targets) * next_weight(*held)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return train_step
+
+
+def noisy() -> Any:
+    generator = torch.Generator().manual_seed(5)
+
+    def draw() -> float:
+        return 1.0 + float(torch.rand((), generator=generator))
+
+    return weighted(draw)
+
+
+class Curriculum:
+    """Counts the steps; says its state where it is asked."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self) -> float:
+        self.seen += 1
+        return 1.0 + self.seen
+
+
+class Saved(Curriculum):
+    def state_dict(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+
+def counted(kind: type[Curriculum]) -> Any:
+    parts = {"curriculum": kind()}
+    return weighted(lambda: parts["curriculum"]())
+
+
+def streamed() -> Any:
+    stream = itertools.cycle([1.0, 2.0, 3.0, 5.0, 7.0])
+    return weighted(lambda: next(stream))
+
+
+def unused() -> Any:
+    history: list[float] = []
+
+    def note() -> float:
+        history.append(1.0)
+        return 1.0
+
+    return weighted(note)
+
+
+def finding(train_step: Any) -> Any:
+    (found,) = Contract(**task(Net(), train_step)).check(["resume"]).findings
+    return found
+
+
+@pytest.mark.parametrize(
+    ("train_step", "piece"),
+    [(scaled(), "scaler"), (noisy(), "generator"), (counted(Saved), "parts['curriculum']")],
+    ids=["scaler", "generator", "own"],
+)
+def test_what_has_a_state_is_saved_and_restored(train_step: Any, piece: str) -> None:
+    found = finding(train_step)
+    assert found.status == "passed"
+    assert found.summary.endswith(f"saved: model, optimizer, {piece}")
+    contract = Contract(**task(Net(), train_step))
+    subject = Subject(contract)
+    try:
+        assert measure(subject).differing == ()
+    finally:
+        subject.close()
+
+
+def test_a_state_that_is_not_enough_is_named() -> None:
+    found = finding(scaled(saves=False))
+    assert found.code == "resume-differs"
+    assert "what a piece saves is not enough" in str(found)
+
+
+def test_a_state_that_cannot_be_saved_is_named_and_shown_to_matter() -> None:
+    found = finding(counted(Curriculum))
+    assert (found.status, found.code) == ("inconclusive", "state-in-closure")
+    assert "parts['curriculum'].seen" in found.summary
+    assert (
+        "a resumed run ends elsewhere without it, and as the uninterrupted one with it"
+        in found.summary
+    )
+
+
+def test_a_place_in_the_data_is_named() -> None:
+    found = finding(streamed())
+    assert (found.status, found.code) == ("inconclusive", "data-order")
+    assert "an iterator (stream)" in found.summary
+
+
+def test_a_state_that_changes_nothing_is_no_matter() -> None:
+    assert finding(unused()).status == "passed"

@@ -1,0 +1,67 @@
+"""The docs say what is there: a page for every check, tests that exist, generated parts that are current."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_torchcheck import promises
+from pytest_torchcheck.checks.registry import catalogue
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "checks"
+
+
+def test_every_check_has_a_page_and_every_page_a_check() -> None:
+    assert {page.stem for page in PAGES.glob("*.md")} == set(catalogue())
+
+
+@pytest.mark.parametrize("name", sorted(page.stem for page in PAGES.glob("*.md")))
+def test_a_page_says_what_why_how_and_how_to_opt_out(name: str) -> None:
+    text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    for heading in ("## Why", "## How", "## When it does not apply"):
+        _, _, after = text.partition(heading)
+        body = re.sub(r"<!--.*?-->", "", after.partition("\n## ")[0])
+        assert len(body.split()) >= 5, f"{heading} of {name} is empty"
+    assert catalogue()[name].summary in text
+    assert catalogue()[name].cost in text
+
+
+def test_the_generated_parts_are_current() -> None:
+    done = subprocess.run(
+        [sys.executable, "docs/build.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_links_between_the_docs_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def test_every_row_of_the_guides_names_a_test_that_exists() -> None:
+    rows = re.findall(
+        r"^\| (\d+) \|.*\| `([^`]+)` \|$",
+        (ROOT / "docs" / "guides.md").read_text(encoding="utf-8"),
+        re.M,
+    )
+    assert [int(number) for number, _ in rows] == list(range(1, 46))
+    missing = [path for _, path in rows if not (ROOT / path).exists()]
+    assert missing == []
+
+
+def test_every_promise_is_in_the_docs() -> None:
+    text = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    assert [
+        name for name in promises.__all__ if name != "Promise" and f"`{name}(" not in text
+    ] == []

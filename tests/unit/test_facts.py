@@ -1,0 +1,187 @@
+"""The facts of a forward are taken once, from the pristine state, and are those of a plain call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract
+from pytest_torchcheck.checks.updates import trajectory
+from pytest_torchcheck.facts import forward_facts, outputs
+from pytest_torchcheck.loop.resume import is_resumed
+from pytest_torchcheck.subject import Subject
+
+
+class Counted(nn.Module):
+    """Counts its calls, and does what ``extra`` does."""
+
+    def __init__(self, extra=None):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("total", torch.zeros(1))
+        self.extra = extra
+        self.kept = []
+
+    def forward(self, x):
+        calls.append(self.training)
+        y = self.layer(x)
+        return y if self.extra is None else self.extra(self, x, y)
+
+
+calls: list[bool] = []
+
+
+def subject_of(extra=None):
+    calls.clear()
+    torch.manual_seed(0)
+    return Subject(Contract(model=Counted(extra), batch=((torch.randn(4, 4),), None)))
+
+
+def count(module, x, y):
+    module.total += 1
+    return y
+
+
+def count_into_output(module, x, y):
+    module.total += 1
+    return y + module.total
+
+
+def keep(module, x, y):
+    module.kept.append(y)
+    return y
+
+
+def double_input(module, x, y):
+    x.mul_(2)
+    return y
+
+
+def draw(module, x, y):
+    torch.rand(1)
+    return y
+
+
+def own_graph(module, x, y):
+    with torch.enable_grad():
+        return module.layer(x)
+
+
+def return_buffer(module, x, y):
+    module.total += y.sum()
+    return module.total
+
+
+def test_one_look_serves_every_question():
+    subject = subject_of()
+    first = forward_facts(subject)
+    assert forward_facts(subject) is first
+    assert outputs(subject) is first.outputs
+    assert outputs(subject, subject.batch()) is first.outputs
+    assert calls == [False, False, False]  # one plain, two under the count of bytes
+    assert forward_facts(subject, train=True).repeats is None
+    assert calls[3:] == [True]
+
+
+def test_outputs_are_those_of_a_plain_call():
+    subject = subject_of()
+    with torch.no_grad():
+        expected = subject.model.eval()(subject.batch().args[0])
+    assert torch.equal(outputs(subject)["output"], expected)
+    fresh = outputs(subject, subject.batch().clone())
+    assert torch.equal(fresh["output"], expected)
+    assert len(calls) == 1 + 3 + 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "repeats", "grows"),
+    [
+        (None, True, False),
+        (count, False, False),
+        (count_into_output, False, False),
+        (keep, True, True),
+        (draw, True, False),
+    ],
+)
+def test_what_a_call_leaves_behind(extra, repeats, grows):
+    seen = forward_facts(subject_of(extra))
+    assert (seen.repeats, seen.grows) == (repeats, grows)
+
+
+def test_a_second_call_that_raises_is_a_reason_to_look():
+    def once(module, x, y):
+        if len(calls) > 1:
+            raise RuntimeError("full")
+        return y
+
+    seen = forward_facts(subject_of(once))
+    assert (seen.repeats, seen.grows) == (False, True)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_inputs_graphs_and_random_numbers(train):
+    assert forward_facts(subject_of(double_input), train=train).changed_inputs == ("x",)
+    assert forward_facts(subject_of(own_graph), train=train).with_graph == ("output",)
+    assert forward_facts(subject_of(draw), train=train).consumed
+    plain = forward_facts(subject_of(), train=train)
+    assert (plain.changed_inputs, plain.with_graph, plain.consumed) == ((), (), False)
+    assert plain.inputs == 1
+
+
+def test_an_output_that_is_the_models_own_is_copied():
+    subject = subject_of(return_buffer)
+    seen = forward_facts(subject).outputs["output"]
+    assert bool(seen != 0)
+    assert bool(subject.model.total == 0)  # put back
+    assert torch.equal(outputs(subject, subject.batch().clone())["output"], seen)
+
+
+def trained(optimizer):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    batch = ((torch.randn(6, 4),), torch.randint(0, 3, (6,)))
+    return Subject(Contract(model=model, batch=batch, loss=F.cross_entropy, optimizer=optimizer))
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), lr=1e-2)
+
+
+class Forgetful(torch.optim.Adam):
+    def state_dict(self):
+        return super().state_dict() | {"state": {}}
+
+
+def test_the_first_step_shows_the_gradients_of_a_plain_backward():
+    subject = trained(adam)
+    trajectory(subject)
+    assert ("gradients", 0, 0, None, True) in subject.cache
+    assert subject.gradients() == trained(adam).gradients()
+
+
+def test_a_resumed_run_is_compared_with_the_steps_that_ran_anyway():
+    held = is_resumed(trained(adam))
+    assert held is not None
+    assert {"model", "optimizer"} <= set(held)
+    assert is_resumed(trained(lambda m: Forgetful(m.parameters(), lr=1e-2))) is None
+
+
+def test_what_is_done_every_third_step_shows_in_a_resumed_run():
+    class Lookahead(torch.optim.SGD):
+        """Halves the weights at every third step, which it counts and does not save."""
+
+        def __init__(self, parameters):
+            super().__init__(parameters, lr=1e-2)
+            self.count = 0
+
+        def step(self, closure=None):
+            super().step(closure)
+            self.count += 1
+            if self.count % 3 == 0:
+                with torch.no_grad():
+                    for parameter in self.param_groups[0]["params"]:
+                        parameter.mul_(0.5)
+
+    assert is_resumed(trained(lambda m: Lookahead(m.parameters()))) is None

@@ -1,0 +1,250 @@
+"""Everything a run may change is put back: after success, failure and interruption."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract
+from pytest_torchcheck.state import ModuleState, isolated, seed_everything, seed_torch
+
+
+class Unusual(nn.Module):
+    """Dropout, BatchNorm, a cache in a list, a counter, a plain tensor, a hook and a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3)
+        )
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.calls = 0
+        self.history: list[torch.Tensor] = []
+        self.scale = torch.tensor(2.0)
+        self.fail: type[BaseException] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.history.append(x.sum())
+        self.scale.mul_(1.5)
+        with torch.no_grad():
+            self.frozen.data.add_(1.0)
+        if self.fail is not None and self.calls > 2:
+            raise self.fail("in forward")
+        return self.body(x) * self.scale + self.frozen
+
+
+def everything(model: Unusual, optimizer: torch.optim.Optimizer, batch: Any) -> dict[str, Any]:
+    (x,), y = batch
+    tensors = {f"state.{name}": value.clone() for name, value in model.state_dict().items()}
+    tensors |= {
+        f"grad.{name}": None if p.grad is None else p.grad.clone()
+        for name, p in model.named_parameters()
+    }
+    tensors |= {"scale": model.scale.clone(), "x": x.clone(), "y": y.clone()}
+    return {
+        "tensors": tensors,
+        "ids": [id(p) for p in model.parameters()] + [id(model.scale), id(model.history)],
+        "modes": {name: module.training for name, module in model.named_modules()},
+        "requires": {name: p.requires_grad for name, p in model.named_parameters()},
+        "plain": (model.calls, len(model.history), len(model._forward_hooks)),
+        "optimizer": repr(optimizer.state_dict()),
+        "torch": torch.get_rng_state().clone(),
+        "numpy": repr(np.random.get_state()),
+        "python": random.getstate(),
+        "flags": (
+            torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(),
+            torch.is_anomaly_enabled(), torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic,
+        ),
+    }  # fmt: skip
+
+
+def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
+    for name, value in before["tensors"].items():
+        now = after["tensors"][name]
+        assert (value is None) == (now is None), name
+        assert value is None or torch.equal(value, now), name
+    assert torch.equal(before["torch"], after["torch"])
+    for key in ("ids", "modes", "requires", "plain", "optimizer", "numpy", "python", "flags"):
+        assert before[key] == after[key], key
+
+
+@pytest.fixture
+def setting() -> Any:
+    torch.manual_seed(3)
+    model = Unusual()
+    optimizer = torch.optim.Adam(model.body.parameters(), lr=0.1)
+    batch = ((torch.randn(5, 6),), torch.randint(0, 3, (5,)))
+    F.cross_entropy(model(*batch[0]), batch[1]).backward()
+    optimizer.step()
+    model.body[1].eval()  # flags at unusual values
+    model.body[0].weight.requires_grad_(False)
+    model.register_forward_hook(lambda *_: None)
+    flags = torch.backends.cudnn.benchmark, torch.get_num_threads()
+    torch.backends.cudnn.benchmark = True
+    torch.set_num_threads(1)
+    random.seed(11)
+    np.random.seed(12)
+    yield model, optimizer, batch
+    torch.backends.cudnn.benchmark = flags[0]
+    torch.set_num_threads(flags[1])
+
+
+def test_check_leaves_everything_bit_equal(setting: Any) -> None:
+    model, optimizer, batch = setting
+    before = everything(model, optimizer, batch)
+    report = Contract(model=model, batch=batch, loss=F.cross_entropy).check()
+    assert any(f.status == "passed" for f in report.findings)
+    assert_same(before, everything(model, optimizer, batch))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failure_or_an_interruption_leaves_everything_bit_equal(
+    setting: Any, error: type[BaseException]
+) -> None:
+    model, optimizer, batch = setting
+    model.fail = error
+    before = everything(model, optimizer, batch)
+    made = Contract(model=model, batch=batch, loss=F.cross_entropy)
+    if error is KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt):
+            made.check()
+    else:
+        assert not made.check().ok
+    assert_same(before, everything(model, optimizer, batch))
+
+
+def test_other_dtypes_leave_the_module_as_it_was(setting: Any) -> None:
+    model, optimizer, batch = setting
+    before = everything(model, optimizer, batch)
+    Contract(
+        model=model,
+        batch=batch,
+        loss=F.cross_entropy,
+        dtypes=("float64", "bfloat16"),
+        devices=("cpu", "meta"),
+    ).check()
+    assert_same(before, everything(model, optimizer, batch))
+
+
+def test_isolated_puts_back_process_wide_settings() -> None:
+    before = (
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.get_rng_state().clone(),
+        random.getstate(),
+    )
+    with pytest.raises(ZeroDivisionError), isolated():  # noqa: PT012
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.manual_seed(99)
+        torch.use_deterministic_algorithms(True)
+        torch.autograd.set_detect_anomaly(True)
+        random.random()
+        raise ZeroDivisionError
+    assert torch.get_default_dtype() == before[0]
+    assert torch.is_grad_enabled() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])
+    assert random.getstate() == before[3]
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_anomaly_enabled()
+
+
+def test_runs_that_seed_leave_random_states_to_the_block_around_them() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3), random.random(), np.random.rand()
+    torch.manual_seed(7)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    with isolated():
+        with isolated(seeds=True):
+            seed_everything(0)
+            drawn = torch.rand(3)
+        # what draws without a seed of its own must not draw what the run before it drew
+        assert not torch.equal(torch.rand(3), drawn)
+        with isolated(seeds=True):
+            seed_everything(0)
+            assert torch.equal(torch.rand(3), drawn)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(torch.rand(3), expected[0])
+    assert random.getstate() == before[1]
+    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), before[2], strict=True))
+
+
+def test_alone_a_run_that_seeds_puts_random_states_back_itself() -> None:
+    before = torch.get_rng_state()
+    with isolated(seeds=True):
+        seed_everything(0)
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_seeding_gives_the_numbers_of_manual_seed() -> None:
+    torch.manual_seed(12)
+    expected = torch.rand(3)
+    seed_torch(12)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_lazy_module_is_uninitialised_again() -> None:
+    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
+    state = ModuleState(model)
+    model(torch.randn(4, 2))
+    assert type(model[0]) is nn.Linear
+    state.restore()
+    assert type(model[0]) is nn.LazyLinear
+    assert torch.nn.parameter.is_lazy(model[0].weight)
+    assert model(torch.randn(4, 7)).shape == (4, 3)
+
+
+def test_a_lazy_module_under_contract_is_uninitialised_again() -> None:
+    model = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
+    Contract(model=model, inputs="B 5").check(["backward"])
+    assert torch.nn.parameter.is_lazy(model[0].weight)
+
+
+def test_buffers_that_forward_registers_or_resizes_are_taken_back() -> None:
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("grown", torch.zeros(1))
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.register_buffer("late", torch.zeros(2))
+            self.grown = torch.zeros(7)
+            return x * self.weight
+
+    model = Cached()
+    grown = model.grown
+    Contract(model=model, inputs="B 3").check()
+    assert model.grown is grown
+    assert "late" not in dict(model.named_buffers())
+
+
+def test_storage_that_a_conversion_replaces_is_put_back() -> None:
+    model = nn.Linear(3, 2)
+    pointers = [p.data_ptr() for p in model.parameters()]
+    state = ModuleState(model, copy_parameters=True)
+    model.double()
+    model.to("meta")
+    state.restore()
+    assert [p.data_ptr() for p in model.parameters()] == pointers
+    assert model.weight.dtype == torch.float32
+
+
+def test_original_returns_the_value_before() -> None:
+    model = nn.Linear(3, 2)
+    state = ModuleState(model, copy_parameters=True)
+    weight = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight.add_(1)
+    original = state.original(model.weight)
+    assert original is not None
+    assert torch.equal(original, weight)
+    assert state.original(torch.zeros(1)) is None

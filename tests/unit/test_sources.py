@@ -1,0 +1,70 @@
+"""Lines of the user's source: which of them ran, which of them match."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_torchcheck import sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def made(fast: bool) -> Callable[[int], int]:
+    def double(x: int) -> int:
+        if fast:
+            return x << 1
+        else:  # noqa: RET505
+            return x + x
+
+    return double
+
+
+def shadowed(fast: bool) -> Callable[[int], int]:
+    def double(x: int, fast: bool = fast) -> int:
+        if not fast:
+            return x + x
+        return x << 1
+
+    return double
+
+
+def texts(function: Callable[..., object], pattern: str) -> list[str]:
+    return [place.text for place in sources.matches(function, pattern)]
+
+
+def test_a_branch_ruled_out_by_the_closure_holds_no_match() -> None:
+    assert texts(made(True), "return") == ["return x << 1"]
+    assert texts(made(False), "return") == ["return x + x"]
+
+
+def test_an_argument_rules_nothing_out() -> None:
+    assert len(texts(shadowed(True), "return")) == 2
+    assert not sources.untaken_lines(shadowed(True))
+
+
+def test_classes_and_builtins_have_no_untaken_lines() -> None:
+    assert not sources.untaken_lines(dict)
+    assert not sources.untaken_lines(len)
+
+
+def test_the_nearest_line_above_stays_within_the_function() -> None:
+    (last,) = sources.matches(made(False), r"x \+ x")
+    found = sources.line_above(last, r"if fast")
+    assert found is not None
+    assert found.line == last.line - 3
+    assert sources.line_above(last, r"^def made") is None
+
+
+def early(fast: bool) -> Callable[[int], int]:
+    def double(x: int) -> int:
+        if fast:
+            return x << 1
+        return x + x
+
+    return double
+
+
+def test_what_follows_a_branch_that_returns_is_not_reached() -> None:
+    assert texts(early(True), "return") == ["return x << 1"]
+    assert texts(early(False), "return") == ["return x + x"]
