@@ -1,0 +1,183 @@
+"""Write the generated parts of README and docs from the registry and from real runs.
+
+``python docs/build.py`` rewrites what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; with ``--check`` it
+writes nothing and fails where something differs. A test runs the check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+GALLERY = ROOT / "tests" / "gallery"
+ALWAYS = {"model", "loss", "targets", "overfit"}
+
+
+def table_of_checks() -> str:
+    """Every check, in the order in which they run: what it promises, when it applies, what it costs."""
+    from pytest_torchcheck.checks.registry import catalogue
+
+    rows = ["| check | holds that | applies where | cost |", "| --- | --- | --- | --- |"]
+    for check in catalogue().values():
+        needs = [need for need in check.needs if need != "model"]
+        where = ", ".join(f"`{need}`" for need in needs)
+        if check.promise:
+            where = f"{where}, `{check.promise}`" if where else f"`{check.promise}`"
+        if check.devices:
+            where = f"{where}, {'/'.join(check.devices)}" if where else "/".join(check.devices)
+        rows.append(
+            f"| [`{check.name}`](docs/checks/{check.name}.md) | {check.summary.rstrip('.')} "
+            f"| {where or 'always'} | {check.cost} |"
+        )
+    return "\n".join(rows)
+
+
+def pages_of_checks() -> dict[str, str]:
+    """The generated parts of every check's page: head, how it works, when it does not apply."""
+    import inspect
+
+    from pytest_torchcheck.checks.registry import catalogue
+
+    axes = {
+        "device-dtype": "one item for each device and full-precision dtype",
+        "low-precision": "one item for each device and declared half-precision dtype",
+        "device": "one item for each device",
+        "once": "one item",
+    }
+    made = {}
+    for check in catalogue().values():
+        needs = [f"`{need}`" for need in check.needs if need != "model"]
+        if check.promise:
+            needs.append(f"`promises.{check.promise}`")
+        where = f"the contract declares {', '.join(needs)}" if needs else "the contract has a model"
+        made[f"{check.name}:head"] = (
+            f"{check.summary}\n\n- Runs where {where}; {axes[check.axes]}.\n- Costs {check.cost}."
+        )
+        made[f"{check.name}:how"] = inspect.cleandoc(check.run.__doc__ or "")
+        otherwise = f"Not where {where.replace('declares', 'does not declare').replace('has a', 'has no')}. "
+        made[f"{check.name}:optout"] = (
+            f'{otherwise}To opt out, say why: `skip={{"{check.name}": "reason"}}`; '
+            "a skip that is no longer needed fails."
+        )
+    return made
+
+
+def gallery() -> dict[str, str]:
+    """The page of the gallery, and the list of each check's findings on the check's own page."""
+    import ast
+    import difflib
+
+    from pytest_torchcheck.checks.registry import catalogue
+
+    shown: dict[str, list[str]] = {name: [] for name in catalogue()}
+    links: dict[str, list[str]] = {name: [] for name in catalogue()}
+    for folder in sorted(path.parent for path in GALLERY.glob("*/expected.txt")):
+        text = (folder / "expected.txt").read_text(encoding="utf-8").rstrip()
+        bug, fixed = (
+            (folder / name).read_text(encoding="utf-8").splitlines()
+            for name in ("bug.py", "fixed.py")
+        )
+        check = re.search(r'check\(\["([\w-]+)"\]\)$', text)
+        if check is None:
+            raise SystemExit(f"{folder.name}: no check in its last line")
+        diff = [
+            line
+            for line in difflib.unified_diff(bug, fixed, lineterm="", n=0)
+            if not line.startswith(("---", "+++", "@@"))
+        ]
+        what = ast.get_docstring(ast.parse("\n".join(bug))) or ""
+        source = f"../tests/gallery/{folder.name}/bug.py"
+        shown[check[1]].append(
+            f"### {folder.name}\n\n{what} ([the program]({source}))\n\n"
+            f"```text\n{text}\n```\n\nMended:\n\n```diff\n" + "\n".join(diff) + "\n```"
+        )
+        said = re.sub(r" \[[\w-]+\]$", "", text.splitlines()[0])
+        links[check[1]].append(f"- [`{folder.name}`](../gallery.md#{folder.name}): {said}")
+    made = {
+        "gallery": "\n\n".join(
+            f"## {name}\n\n[What it checks](checks/{name}.md).\n\n" + "\n\n".join(entries)
+            for name, entries in shown.items()
+            if entries
+        )
+    }
+    for name, lines in links.items():
+        made[f"{name}:says"] = "\n".join(lines) or (
+            "Its failures need more than one small program in one process; "
+            "they have tests instead of entries in the [gallery](../gallery.md)."
+        )
+    return made
+
+
+def failure_of(contract: str, check: str) -> str:
+    """The rendered failure of one of the broken models, as pytest prints it."""
+    command = [
+        sys.executable, "-m", "pytest", "--torchcheck", "examples/broken_models.py", "-q", "-k", f"{contract} and {check}",
+        "-p", "no:cacheprovider", "-p", "no:xdist", "--color=no", "--no-header",
+    ]  # fmt: skip
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "110",
+        "PYTHONPATH": str(ROOT),
+        "CI": "",
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    found = re.search(r"^_+ (\S+) _+\n(.*?)(?=^_+ |^=+|\Z)", done.stdout, re.S | re.M)
+    if found is None:
+        raise SystemExit(f"{contract}::{check} did not fail:\n{done.stdout}\n{done.stderr}")
+    return "```\n" + found.group(2).rstrip() + "\n```"
+
+
+def parts() -> dict[str, str]:
+    """Every generated part by its name."""
+    return {
+        **pages_of_checks(),
+        **gallery(),
+        "checks": table_of_checks(),
+        "detached": failure_of("detached_encoder", "gradients-exist"),
+        "mixed": failure_of("mixed_samples", "batch-independence"),
+        "future": failure_of("sees_the_future", "causality"),
+    }
+
+
+def fill(text: str, made: dict[str, str]) -> str:
+    """Return the text with its generated parts replaced."""
+    for name, part in made.items():
+        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        if start in text:
+            before, _, rest = text.partition(start)
+            _, _, after = rest.partition(end)
+            text = f"{before}{start}{part}\n{end}{after}"
+    return text
+
+
+def main() -> int:
+    """Rewrite, or check."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    made = parts()
+    stale = []
+    for path in (README, *sorted((ROOT / "docs").rglob("*.md"))):
+        text = path.read_text(encoding="utf-8")
+        new = fill(text, made)
+        if new != text:
+            stale.append(path.relative_to(ROOT).as_posix())
+            if not arguments.check:
+                path.write_text(new, encoding="utf-8")
+    if stale and arguments.check:
+        sys.stderr.write(f"out of date: {', '.join(stale)}; run python docs/build.py\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
