@@ -168,6 +168,8 @@ class _Controller:
             return None
 
         scheduler.remove_node = remove_node
+        if hasattr(scheduler, "_removed2pending"):
+            _mend_each(scheduler)
         assign = getattr(scheduler, "_assign_work_unit", None)
         if assign is not None and hasattr(scheduler, "registered_collections"):
             # xdist 3.8 gives work to a replacement that has not collected yet where two are under way
@@ -182,6 +184,34 @@ class _Controller:
         manager = getattr(session, "nodemanager", None)
         if manager is not None:
             shutil.rmtree(hardware.lock_folder(manager.testrunuid), ignore_errors=True)
+
+
+def _mend_each(scheduler: Any) -> None:
+    """Let several workers of ``--dist each`` be replaced at once, and a replacement be replaced.
+
+    xdist 3.8 fails with a KeyError where one replacement has collected and another has only started, and where a
+    worker left nothing to take over; and it loses what is left where a replacement ends in its turn.
+    """
+    add, schedule = scheduler.add_node_collection, scheduler.schedule
+
+    def add_node_collection(node: Any, collection: Sequence[str]) -> None:
+        replaces = scheduler.collection_is_completed
+        add(node, collection)
+        if not replaces:
+            return
+        scheduler.node2collection[node] = list(collection)
+        if not scheduler.node2pending[node]:
+            scheduler._started.append(node)
+            node.shutdown()
+
+    def schedule_collected() -> None:
+        early = [node for node in scheduler.node2pending if node not in scheduler.node2collection]
+        pending = {node: scheduler.node2pending.pop(node) for node in early}
+        schedule()
+        scheduler.node2pending.update(pending)
+
+    scheduler.add_node_collection = add_node_collection
+    scheduler.schedule = schedule_collected
 
 
 def _forget_done(scheduler: Any, node: Any) -> None:

@@ -425,12 +425,68 @@ def test_a_lost_context_costs_one_failure(
     assert "crashed while running" not in result.stdout.str()
 
 
-def test_a_lost_context_with_dist_each(pytester: pytest.Pytester, simulate: Any) -> None:
+@pytest.mark.parametrize(
+    "lost", [pytest.param((5,), id="both-at-once"), pytest.param((5, 8), id="replacements-too")]
+)
+def test_a_lost_context_with_dist_each(
+    pytester: pytest.Pytester, simulate: Any, lost: tuple[int, ...]
+) -> None:
     simulate(gpus=1)
-    pytester.makepyfile(LOSING.replace("(3, 7, 11)", "(5,)"))
+    pytester.makeconftest(
+        """
+        import os, time
+
+        def pytest_collection():
+            # the other replacement has collected while this one has only started
+            if os.environ.get("PYTEST_XDIST_WORKER") == "gw2":
+                time.sleep(1)
+        """
+    )
+    pytester.makepyfile(LOSING.replace("(3, 7, 11)", str(lost)))
     result = pytester.runpytest_subprocess("-n", "2", "--dist", "each")
     assert "INTERNALERROR" not in result.stdout.str()
-    result.assert_outcomes(passed=38, failed=2)
+    result.assert_outcomes(passed=40 - 2 * len(lost), failed=2 * len(lost))
+
+
+def test_dist_each_when_one_worker_has_nothing_left(
+    pytester: pytest.Pytester, simulate: Any
+) -> None:
+    simulate(gpus=1)
+    pytester.makeconftest(
+        """
+        import os, pathlib
+
+        def pytest_collection_finish(session):
+            if os.environ.get("PYTEST_XDIST_WORKER") == "gw2":
+                pathlib.Path("replaced").touch()
+        """
+    )
+    pytester.makepyfile(
+        """
+        import os, pathlib, time, pytest
+        import simulated_devices as device
+
+        def test_first():
+            if os.environ["PYTEST_XDIST_WORKER"] == "gw1":
+                deadline = time.monotonic() + 60
+                while not pathlib.Path("replaced").exists() and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                time.sleep(0.5)  # at work when the controller hears of the other's replacement
+
+        @pytest.mark.parametrize("n", range(3))
+        def test_between(n):
+            pass
+
+        @pytest.mark.cuda
+        def test_last():
+            device.compute()
+            if os.environ["PYTEST_XDIST_WORKER"] == "gw0":
+                device.lose()
+        """
+    )
+    result = pytester.runpytest_subprocess("-n", "2", "--dist", "each")
+    assert "INTERNALERROR" not in result.stdout.str()
+    result.assert_outcomes(passed=9, failed=1)
 
 
 def test_a_replacement_gets_the_same_gpu(
