@@ -274,7 +274,7 @@ class Runner:
         lost = subject.device.type != "cpu" and is_device_error(cause)
         # what is run again to explain the error may train and write: it is put back too
         with contextlib.nullcontext() if model is None or lost else subject.pristine(steps=True):
-            explained = explain_error(
+            known = explain_error(
                 cause,
                 phase=error.phase,
                 model=model,
@@ -282,17 +282,11 @@ class Runner:
                 rerun=error.rerun,
                 device=case.device,
             )
-        finding = registry.violated(
-            explained.code,
-            explained.summary,
-            culprits=explained.culprits,
-            location=explained.location or self.contract.location,
-            observed=explained.observed,
-            cause=explained.cause,
-            because=explained.because,
-            fix=explained.fix,
+        finding = registry.explained(
+            known,
+            location=known.location or self.contract.location,
             evidence={
-                **explained.evidence,
+                **known.evidence,
                 "phase": error.phase,
                 "traceback": traceback.format_exception(cause),
             },

@@ -16,7 +16,14 @@ from ..findings import Culprit, Finding, Location
 from ..probes.placement import IMPLICIT_SYNCS, Sync
 from ..state import seed_everything
 from ..subject import Subject, SubjectError
-from .registry import check, inconclusive, not_applicable, passed, suspicious, violated
+from .registry import (
+    check,
+    explained,
+    inconclusive,
+    not_applicable,
+    passed,
+    suspicious,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -244,18 +251,7 @@ def _run_in(subject: Subject, dtype: torch.dtype) -> Outcome:
             output = run()
         except Exception as error:  # the user's code may raise anything
             known = explain_error(error, phase="forward", model=model, batch=batch, rerun=run)
-            finding = violated(
-                known.code,
-                known.summary,
-                culprits=known.culprits,
-                location=known.location,
-                observed=known.observed,
-                cause=known.cause,
-                because=known.because,
-                fix=known.fix,
-                evidence=known.evidence,
-            )
-            return kept, {}, SubjectError("forward", error, batch, run), finding
+            return kept, {}, SubjectError("forward", error, batch, run), explained(known)
         return kept, {path: t.dtype for path, t in trees.floats(output).items()}, None, None
 
 

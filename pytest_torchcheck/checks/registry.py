@@ -6,7 +6,7 @@ import functools
 import os
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +14,7 @@ from ..findings import Culprit, Finding, Location, Plain, Status
 
 if TYPE_CHECKING:
     from ..contracts import Contract
+    from ..diagnosis.explanation import Explanation
     from ..subject import Subject
 
 CheckFunction = Callable[["Subject"], Iterable[Finding]]
@@ -182,6 +183,12 @@ def violated(code: str, summary: str, **fields: Any) -> Finding:
 def suspicious(code: str, summary: str, **fields: Any) -> Finding:
     """A likely mistake that a correct model might also show."""
     return _finding("suspicious", code, summary, **fields)
+
+
+def explained(known: Explanation, status: Status = "violated", **changes: Any) -> Finding:
+    """An exception of the user's code as a finding; ``changes`` replace fields of what is known of it."""
+    known = known.replace(**changes)
+    return _finding(status, **{f.name: getattr(known, f.name) for f in fields(known)})
 
 
 def inconclusive(reason: str, code: str = "could-not-fail", **fields: Any) -> Finding:

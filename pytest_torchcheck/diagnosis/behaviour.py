@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources, trees
-from ..checks.registry import suspicious, violated
+from ..checks.registry import explained, suspicious, violated
 from ..findings import Culprit, Finding
 from ..state import is_device_error
 from . import places
@@ -100,18 +100,15 @@ def size_crash(subject: Subject, batch: Batch, error: SubjectError) -> Finding:
         raise error  # nothing runs on that device any more: told as a crash, replayed elsewhere
     largest = _explained(subject, batch, error)
     batch, error = _smallest(subject, batch, error)
-    explained = _explained(subject, batch, error)
+    known = _explained(subject, batch, error)
     sizes = ", ".join(f"{name}={size}" for name, size in batch.sizes.items())
     # what suffices for the smallest batch may not for the one that was met first
-    fix = largest.fix if largest.code == explained.code else explained.fix
-    return violated(
-        "size-crash" if explained.code == "crash" else explained.code,
-        f"the model does not run at {sizes}: {explained.summary}",
-        culprits=explained.culprits,
-        location=explained.location,
-        observed=f"{batch.describe()}; {explained.observed}",
-        cause=explained.cause,
-        because=explained.because,
+    fix = largest.fix if largest.code == known.code else known.fix
+    return explained(
+        known,
+        code="size-crash" if known.code == "crash" else known.code,
+        summary=f"the model does not run at {sizes}: {known.summary}",
+        observed=f"{batch.describe()}; {known.observed}",
         fix=fix + f" (or narrow the declared sizes if {sizes} is not meant to work)",
         evidence={"sizes": dict(batch.sizes), "batch": batch.describe()},
     )

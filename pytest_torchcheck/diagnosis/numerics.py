@@ -310,7 +310,7 @@ def transposed(batch: Batch) -> Batch:
 
 def moved(subject: Subject, kind: str, error: SubjectError) -> Finding:
     """Report a crash that another memory layout of the input causes."""
-    from ..checks.registry import suspicious
+    from ..checks.registry import explained
     from .errors import explain_error
 
     with subject.pristine():
@@ -323,13 +323,12 @@ def moved(subject: Subject, kind: str, error: SubjectError) -> Finding:
             device=str(subject.device),
         )
     words = kind.replace("_", "-")
-    return suspicious(
-        "layout-crash",
-        f"{words} inputs crash: {known.summary}",
-        culprits=known.culprits,
+    return explained(
+        known,
+        "suspicious",
+        code="layout-crash",
+        summary=f"{words} inputs crash: {known.summary}",
         location=known.location or sources.of_error(error.error),
-        observed=known.observed,
-        cause=known.cause,
         because=f"the same values in contiguous memory run; {known.because}",
         fix=known.fix or "use reshape instead of view",
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources
-from ..checks.registry import suspicious, violated
+from ..checks.registry import explained, suspicious, violated
 from ..findings import Culprit, Finding, Location
 from .hidden import hidden
 from .portability import Portability, numpy_line
@@ -265,14 +265,4 @@ def meta_finding(evidence: Portability) -> Finding:
             because="the run on meta raised it; the pretended run could not name the tensor",
             fix="make every tensor of this line on the device of the input",
         )
-    return suspicious(
-        known.code,
-        known.summary,
-        culprits=known.culprits,
-        location=known.location,
-        observed=known.observed,
-        cause=known.cause,
-        because=known.because,
-        fix=known.fix,
-        evidence=known.evidence,
-    )
+    return explained(known, "suspicious")
