@@ -123,6 +123,21 @@ class _Controller:
             shown = ", ".join(f"{worker} on {gpu}" for worker, gpu in mapping.items())
             reporter.write_line(f"torchcheck: {shown}")
 
+    def pytest_configure_node(self, node: Any) -> None:
+        """Let a worker that has just left be sent what it cannot read any more.
+
+        Between its end and the moment that the controller hears of it, xdist may give it more to do (another
+        worker leaves, and its items are shared out), and would end the whole run with an internal error. What it
+        was given is shared out again when it is removed.
+        """
+        send = node.sendcommand
+
+        def sendcommand(name: str, **fields: Any) -> None:
+            with contextlib.suppress(OSError):
+                send(name, **fields)
+
+        node.sendcommand = sendcommand
+
     def pytest_testnodedown(self, node: Any) -> None:
         """Stop with a worker's usage error, as a run in one process does."""
         message = getattr(node, "workeroutput", {}).get(markers.USAGE_ERROR)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchcheck import hardware
-from pytest_torchcheck.plugin import workers
+from pytest_torchcheck.plugin import options, workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +79,20 @@ def test_without_gpus_only_cores_are_shared(environment: pytest.MonkeyPatch) -> 
     workers.settle()
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
     assert os.environ["MKL_NUM_THREADS"] == "1"
+
+
+def test_a_worker_that_has_just_left_can_be_sent_nothing_and_breaks_nothing() -> None:
+    config = types.SimpleNamespace(stash={options.KEY: None})
+    sent: list[tuple[str, Any]] = []
+
+    def sendcommand(name: str, **fields: Any) -> None:
+        sent.append((name, fields))
+        raise OSError("cannot send (already closed?)")  # what execnet raises
+
+    node = types.SimpleNamespace(sendcommand=sendcommand)
+    workers._Controller(config).pytest_configure_node(node)  # type: ignore[arg-type]
+    node.sendcommand("runtests", indices=[3])
+    assert sent == [("runtests", {"indices": [3]})]
 
 
 def test_nothing_happens_outside_of_workers(environment: pytest.MonkeyPatch) -> None:
