@@ -505,9 +505,12 @@ def test_a_replacement_gets_the_same_gpu(
             with open("used", "a") as file:
                 file.write(f"{worker_id} {os.environ['CUDA_VISIBLE_DEVICES']}\\n")
             device.compute()
-            time.sleep(0.1)
-            if n == 2:
+            if n == 2:  # the first of its worker's; the other one leaves the rest to its replacement
                 device.lose()
+            elif worker_id != "gw2":
+                deadline = time.monotonic() + 120
+                while "gw2" not in open("used").read() and time.monotonic() < deadline:
+                    time.sleep(0.05)
         """
     )
     result = pytester.runpytest_subprocess("-n", "2", "--torchcheck-share=on", "--dist=load")
@@ -561,29 +564,27 @@ def test_the_header_recommends_what_keeps_contracts_whole(
 def test_workers_of_another_interpreter_and_a_socket(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import socket
     import subprocess
     import sys
-    import time
 
     import execnet
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     pytester.makepyfile(SHARE)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     server = Path(execnet.__file__).parent / "script" / "socketserver.py"
     far = pytester.mkdir("far")
     process = subprocess.Popen(
-        [sys.executable, str(server), f"127.0.0.1:{port}"],
+        [sys.executable, "-u", str(server), "127.0.0.1:0"],
         cwd=far,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        text=True,
     )
     try:
-        time.sleep(1.0)
+        assert process.stdout is not None
+        listens = process.stdout.readline()  # it says where once it does
+        port = re.findall(r"\d+", listens)[-1]
         result = pytester.runpytest_subprocess(
             "--dist=load",
             f"--tx=socket=127.0.0.1:{port}//chdir={pytester.path}",
@@ -594,5 +595,5 @@ def test_workers_of_another_interpreter_and_a_socket(
         )
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     result.assert_outcomes(passed=8)
