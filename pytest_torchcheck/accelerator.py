@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from . import sources
+from .state import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,18 +63,21 @@ class Cuda:
 
     @contextlib.contextmanager
     def precision(self, *, tf32: bool) -> Iterator[None]:
-        """Set the flags that decide how products are computed, and put them back."""
+        """Set the flags that decide how products are computed, and put them back.
+
+        The old flags are set too: a model that reads them (``torch.backends.cudnn.flags`` does) must find both alike.
+        """
         cudnn: Any = torch.backends.cudnn
-        parts: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
-        saved, benchmark = [part.fp32_precision for part in parts], cudnn.benchmark
-        for part in parts:
-            part.fp32_precision = "tf32" if tf32 else "ieee"
-        cudnn.benchmark = False
+        before, benchmark = Precision.now(), cudnn.benchmark
         try:
+            torch.set_float32_matmul_precision("high" if tf32 else "highest")
+            cudnn.allow_tf32 = tf32
+            for part in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn):
+                part.fp32_precision = "tf32" if tf32 else "ieee"
+            cudnn.benchmark = False
             yield
         finally:
-            for part, value in zip(parts, saved, strict=True):
-                part.fp32_precision = value
+            before.put_back()
             cudnn.benchmark = benchmark
 
     @contextlib.contextmanager
@@ -95,25 +99,42 @@ class Cuda:
         """Let a new stream follow the current one, and the current one it."""
         current, other = torch.cuda.current_stream(), torch.cuda.Stream()
         other.wait_stream(current)
-        with torch.cuda.stream(other):
-            yield
-        current.wait_stream(other)
+        try:
+            with torch.cuda.stream(other):
+                yield
+        finally:
+            current.wait_stream(other)
         torch.cuda.synchronize()
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Warm up on another stream, as torch asks for, then capture a CUDA graph."""
+        """Warm up on another stream, as torch asks for, then capture a CUDA graph.
+
+        Other threads of the process may go on using CUDA meanwhile (a loader that pins memory). A capture that
+        fails leaves torch on its stream, and random generators that wait for its end: both are put back.
+        """
         with self.other_stream():
             for _ in range(3):
                 run()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
+        stream, generator = torch.cuda.current_stream(), _default_generator()
+        kept = generator.clone_state()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                run()
+        except BaseException:
+            torch.cuda.set_stream(stream)
+            generator.graphsafe_set_state(kept)
+            raise
 
         def replay() -> None:
             graph.replay()
             torch.cuda.synchronize()
 
         return replay
+
+
+def _default_generator() -> Any:
+    return torch.cuda.default_generators[torch.cuda.current_device()]
 
 
 def _noting(found: list[HostSync]) -> Callable[..., None]:

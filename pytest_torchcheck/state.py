@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import random
 import sys
 import types
@@ -321,7 +322,7 @@ def _settings_kept() -> Iterator[None]:
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn
     flags = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic)
-    tf32 = _tf32()
+    rounding = Precision.now()
     anomaly = (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())
     threads = torch.get_num_threads()
     try:
@@ -340,16 +341,73 @@ def _settings_kept() -> Iterator[None]:
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         if (cudnn.enabled, cudnn.benchmark, cudnn.deterministic) != flags:
             cudnn.enabled, cudnn.benchmark, cudnn.deterministic = flags
-        if _tf32() != tf32:
-            torch.backends.cuda.matmul.fp32_precision, cudnn.fp32_precision = tf32
+        rounding.put_back()
         if (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) != anomaly:
             torch.autograd.set_detect_anomaly(*anomaly)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
 
 
-def _tf32() -> tuple[str, str]:
-    return torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.fp32_precision
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How products in float32 may be rounded, as torch's old and new settings have it.
+
+    The old ones (``allow_tf32``, ``set_float32_matmul_precision``) and the new ones (``fp32_precision``) are two
+    records of one thing: torch raises where the old are read and the two disagree, so that both are kept.
+
+    Attributes:
+        new: By backend and kind of operation.
+        matmul: The old one of products; None where it could not be read.
+        cudnn: The old one of convolutions and recurrent layers; None where it could not be read.
+    """
+
+    new: tuple[str, ...]
+    matmul: str | None
+    cudnn: bool | None
+
+    @classmethod
+    def now(cls) -> Precision:
+        """Return what is set."""
+        _warned_of_old_settings()
+        matmul: str | None = None
+        cudnn: bool | None = None
+        with contextlib.suppress(RuntimeError):
+            matmul = torch.get_float32_matmul_precision()
+        with contextlib.suppress(RuntimeError):
+            cudnn = torch.backends.cudnn.allow_tf32
+        return cls(tuple(part.fp32_precision for part in _rounded_parts()), matmul, cudnn)
+
+    def put_back(self) -> None:
+        """Set it again where something else is set: the old settings first, since they write the new ones too."""
+        now = Precision.now()
+        if now == self:
+            return
+        if self.matmul is not None and now.matmul != self.matmul:
+            torch.set_float32_matmul_precision(self.matmul)
+        if self.cudnn is not None and now.cudnn != self.cudnn:
+            torch.backends.cudnn.allow_tf32 = self.cudnn
+        for part, value in zip(_rounded_parts(), self.new, strict=True):
+            if part.fp32_precision != value:
+                part.fp32_precision = value
+
+
+@functools.cache
+def _warned_of_old_settings() -> None:
+    """Let torch say now, unheard, that its old settings are old: it does so once in a process."""
+    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
+        warnings.simplefilter("ignore")
+        _ = torch.backends.cuda.matmul.allow_tf32
+
+
+@functools.cache
+def _rounded_parts() -> tuple[Any, ...]:
+    """Return what has a setting of its own, the general ones first: theirs are those of parts without."""
+    backends: Any = torch.backends
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
+    return (
+        backends, cudnn, mkldnn, backends.cuda.matmul, cudnn.conv, cudnn.rnn,
+        mkldnn.matmul, mkldnn.conv, mkldnn.rnn,
+    )  # fmt: skip
 
 
 def seed_torch(seed: int) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.state import ModuleState, isolated, seed_everything, seed_torch
+from pytest_torchcheck.state import ModuleState, Precision, isolated, seed_everything, seed_torch
 
 
 class Unusual(nn.Module):
@@ -248,3 +248,21 @@ def test_original_returns_the_value_before() -> None:
     assert original is not None
     assert torch.equal(original, weight)
     assert state.original(torch.zeros(1)) is None
+
+
+def test_the_old_settings_of_precision_come_back_with_the_new_ones() -> None:
+    before = Precision.now()
+    try:
+        with isolated():
+            torch.set_float32_matmul_precision("medium")
+            torch.backends.cudnn.allow_tf32 = not torch.backends.cudnn.allow_tf32
+            torch.backends.cudnn.conv.fp32_precision = "ieee"
+        assert Precision.now() == before
+        torch.backends.cuda.matmul.fp32_precision = "tf32"  # a mix that torch refuses to read
+        mixed = Precision.now()
+        assert mixed.matmul is None
+        with isolated():
+            torch.backends.cuda.matmul.fp32_precision = "ieee"
+        assert Precision.now() == mixed
+    finally:
+        before.put_back()

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchcheck import Contract, Labels, accelerator, promises, sources
 from pytest_torchcheck.checks.registry import catalogue
+from pytest_torchcheck.state import Precision
 from pytest_torchcheck.subject import Subject
 
 
@@ -258,6 +259,17 @@ def test_precision_is_set_and_put_back() -> None:
     assert (matmul.fp32_precision, conv.fp32_precision, torch.backends.cudnn.benchmark) == before
 
 
+@pytest.mark.parametrize("tf32", [False, True])
+def test_a_model_may_read_the_old_flags_of_precision(tf32: bool) -> None:
+    before = Precision.now()
+    with accelerator.Cuda().precision(tf32=tf32):
+        with torch.backends.cudnn.flags(enabled=False):  # what a second derivative of an RNN needs
+            pass
+        assert torch.backends.cudnn.allow_tf32 == torch.backends.cuda.matmul.allow_tf32 == tf32
+        assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
+    assert before == Precision.now()
+
+
 # -- streams and graphs ------------------------------------------------------------------------------
 
 
@@ -270,6 +282,52 @@ def test_a_side_stream_that_changes_nothing_passes() -> None:
 def test_a_side_stream_that_is_not_waited_for_is_told() -> None:
     [finding] = told("side-stream", Simulated(stream=Ops(one_entry, "addmm", shape=(8, 3))))
     assert (finding.status, finding.code) == ("violated", "stream-differs")
+
+
+class _Graph(contextlib.AbstractContextManager[None]):
+    """Stands for ``torch.cuda.graph`` of a capture that is broken: its end raises, and leaves torch on its stream."""
+
+    def __init__(self, graph: object, capture_error_mode: str) -> None:
+        assert capture_error_mode == "thread_local"
+
+    def __exit__(self, *_: object) -> None:
+        torch.cuda.set_stream("capture")  # type: ignore[arg-type]
+        GENERATORS[0].state = "capturing"
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+class _Generator:
+    state = "own"
+
+    def clone_state(self) -> str:
+        return self.state
+
+    def graphsafe_set_state(self, state: str) -> None:
+        self.state = state
+
+
+GENERATORS = [_Generator()]
+
+
+def test_a_capture_that_fails_leaves_stream_and_generator_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streams: list[object] = ["own"]
+    for name, fake in {
+        "CUDAGraph": object,
+        "graph": _Graph,
+        "current_stream": lambda: streams[-1],
+        "set_stream": streams.append,
+        "default_generators": GENERATORS,
+        "current_device": lambda: 0,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    layer = accelerator.Cuda()
+    monkeypatch.setattr(layer, "other_stream", contextlib.nullcontext)
+    with pytest.raises(RuntimeError, match="previous error"):
+        layer.capture(lambda: None)
+    assert streams == ["own", "capture", "own"]
+    assert GENERATORS[0].state == "own"
 
 
 CAPTURES = contract(promises=(promises.CapturesGraph(),))
