@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..functions.coverage import CoverageRow
+    from ..render.evidence import Table
     from .options import Options
     from .reporting import Ledger
 
@@ -88,6 +89,32 @@ class Coverage:
             )
 
 
+def page_table(rows: Sequence[CoverageRow]) -> Table:
+    """Lay out the whole table for the page, what needs attention first."""
+    from ..render.evidence import Table
+
+    return Table(
+        title="custom Functions",
+        columns=("Function", "where", "verdict", "contracts"),
+        rows=tuple(_cells(row) for row in _by_urgency(rows)),
+    )
+
+
+def _by_urgency(rows: Sequence[CoverageRow]) -> list[CoverageRow]:
+    from ..functions.coverage import NEVER
+
+    rank = ("violated", NEVER, "inconclusive", "suspicious", "passed", "not-applicable")
+    return sorted(rows, key=lambda row: rank.index(row.status) if row.status in rank else 0)
+
+
+def _cells(row: CoverageRow) -> tuple[str, str, str, str]:
+    from ..findings import Location
+    from ..render.text import place
+
+    where = place(Location(file=row.file, line=row.line)) if row.file else row.module
+    return (row.name, where, row.status.replace("-", " "), ", ".join(row.contracts))
+
+
 def lines(
     rows: Sequence[CoverageRow], *, most: int | None = None
 ) -> list[tuple[str, dict[str, bool]]]:
@@ -100,22 +127,11 @@ def lines(
     Returns:
         Lines with their markup.
     """
-    from ..findings import Location
     from ..functions.coverage import NEVER
-    from ..render.text import place
 
-    rank = ("violated", NEVER, "inconclusive", "suspicious", "passed", "not-applicable")
-    order = sorted(rows, key=lambda row: rank.index(row.status) if row.status in rank else 0)
+    order = _by_urgency(rows)
     shown = order if most is None else order[:most]
-    cells = [
-        (
-            row.name,
-            place(Location(file=row.file, line=row.line)) if row.file else row.module,
-            row.status.replace("-", " "),
-            ", ".join(row.contracts),
-        )
-        for row in shown
-    ]
+    cells = [_cells(row) for row in shown]
     widths = [max(len(cell[column]) for cell in cells) for column in range(3)]
     colours = {"violated": "red", NEVER: "yellow", "inconclusive": "yellow", "passed": "green"}
     made = []

@@ -115,8 +115,13 @@ class Ledger:
             _write(self.settings.json, strict_json(self.document(reports)) + "\n")
         if self.settings.html is not None:
             from ..render.html import render_html
+            from .coverage import page_table
 
-            _write(self.settings.html, render_html([report for _, report in reports]))
+            tables = []
+            if self.coverage is not None and self.coverage.rows():
+                tables.append(page_table(self.coverage.rows()))
+            page = render_html([report for _, report in reports], tables=tables)
+            _write(self.settings.html, page)
 
     def pytest_report_header(self) -> str | None:
         """Say what the run was asked to do, and where that was said."""

@@ -254,12 +254,18 @@ def _overview(reports: Sequence[Report]) -> Iterator[str]:
     yield "</tbody></table></div>"
 
 
-def render_html(reports: Iterable[Report], *, title: str = "torchcheck report") -> str:
+def render_html(
+    reports: Iterable[Report],
+    *,
+    title: str = "torchcheck report",
+    tables: Iterable[Table] = (),
+) -> str:
     """Lay out reports as one page.
 
     Args:
         reports: One per contract, in the order in which they are to stand.
         title: Heading of the page and title of the window.
+        tables: What concerns the whole run, below the list of contracts.
 
     Returns:
         A whole HTML document that loads nothing, to be written as UTF-8.
@@ -280,6 +286,8 @@ def render_html(reports: Iterable[Report], *, title: str = "torchcheck report") 
         f'<header><h1>{escape(title)}</h1><p>{verdict}</p></header><main id="main">',
         *_overview(reports),
     ]
+    for table in tables:
+        lines += _table(table)
     for place, report in enumerate(reports):
         lines += _report(report, f"contract-{place}")
     lines.append("</main></body></html>\n")

@@ -107,9 +107,13 @@ def test_three_undeclared_functions_stand_in_the_table(project: pytest.Pytester)
 
 def test_one_that_no_contract_applies_fails_a_strict_run(project: pytest.Pytester) -> None:
     named = ("--torchcheck", CHECKS, "--torchcheck-packages=ownfunctions")
-    result = project.runpytest_inprocess(*named)
+    result = project.runpytest_inprocess(*named, "--torchcheck-html=found.html")
     assert result.ret == 0
     result.stdout.fnmatch_lines([f"Forgotten *ops.py:{line_of('Forgotten')} *never checked*"])
+    page = (project.path / "found.html").read_text()
+    assert "<caption>custom Functions</caption>" in page
+    # what needs attention stands first
+    assert page.index("<td>Forgotten</td>") < page.index("<td>Square</td>")
     result.stdout.no_fnmatch_line("ERROR never checked*")
     result = project.runpytest_inprocess(*named, "--torchcheck-strict")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
