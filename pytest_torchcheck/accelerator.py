@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from . import sources
-from .state import Precision
+from .state import Precision, flags_settable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,15 +70,17 @@ class Cuda:
         cudnn: Any = torch.backends.cudnn
         before, benchmark = Precision.now(), cudnn.benchmark
         try:
-            torch.set_float32_matmul_precision("high" if tf32 else "highest")
-            cudnn.allow_tf32 = tf32
-            for part in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn):
-                part.fp32_precision = "tf32" if tf32 else "ieee"
-            cudnn.benchmark = False
+            with flags_settable():
+                torch.set_float32_matmul_precision("high" if tf32 else "highest")
+                cudnn.allow_tf32 = tf32
+                for part in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn):
+                    part.fp32_precision = "tf32" if tf32 else "ieee"
+                cudnn.benchmark = False
             yield
         finally:
             before.put_back()
-            cudnn.benchmark = benchmark
+            with flags_settable():
+                cudnn.benchmark = benchmark
 
     @contextlib.contextmanager
     def host_syncs(self) -> Iterator[list[HostSync]]:

@@ -313,6 +313,18 @@ def _randomness_kept() -> Iterator[None]:
             numpy.random.set_state(numpy_state)
 
 
+def flags_settable() -> contextlib.AbstractContextManager[None]:
+    """Allow the flags of ``torch.backends`` to be set.
+
+    Whoever has imported ``torch.testing._internal.common_utils``, as tests of CUDA extensions do, has forbidden it
+    for the whole process; torch's own ``cudnn.flags`` allows it for itself in this way.
+    """
+    allowed: contextlib.AbstractContextManager[None] = getattr(
+        torch.backends, "__allow_nonbracketed_mutation"
+    )()
+    return allowed
+
+
 @contextlib.contextmanager
 def _settings_kept() -> Iterator[None]:
     dtype = torch.get_default_dtype()
@@ -340,7 +352,8 @@ def _settings_kept() -> Iterator[None]:
         ) != (deterministic, warn_only):
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         if (cudnn.enabled, cudnn.benchmark, cudnn.deterministic) != flags:
-            cudnn.enabled, cudnn.benchmark, cudnn.deterministic = flags
+            with flags_settable():
+                cudnn.enabled, cudnn.benchmark, cudnn.deterministic = flags
         rounding.put_back()
         if (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) != anomaly:
             torch.autograd.set_detect_anomaly(*anomaly)
@@ -382,13 +395,14 @@ class Precision:
         now = Precision.now()
         if now == self:
             return
-        if self.matmul is not None and now.matmul != self.matmul:
-            torch.set_float32_matmul_precision(self.matmul)
-        if self.cudnn is not None and now.cudnn != self.cudnn:
-            torch.backends.cudnn.allow_tf32 = self.cudnn
-        for part, value in zip(_rounded_parts(), self.new, strict=True):
-            if part.fp32_precision != value:
-                part.fp32_precision = value
+        with flags_settable():
+            if self.matmul is not None and now.matmul != self.matmul:
+                torch.set_float32_matmul_precision(self.matmul)
+            if self.cudnn is not None and now.cudnn != self.cudnn:
+                torch.backends.cudnn.allow_tf32 = self.cudnn
+            for part, value in zip(_rounded_parts(), self.new, strict=True):
+                if part.fp32_precision != value:
+                    part.fp32_precision = value
 
 
 @functools.cache

@@ -11,8 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract
-from pytest_torchcheck.state import ModuleState, Precision, isolated, seed_everything, seed_torch
+from pytest_torchcheck import Contract, accelerator
+from pytest_torchcheck.state import (
+    ModuleState,
+    Precision,
+    flags_settable,
+    isolated,
+    seed_everything,
+    seed_torch,
+)
 
 
 class Unusual(nn.Module):
@@ -87,12 +94,14 @@ def setting() -> Any:
     model.body[0].weight.requires_grad_(False)
     model.register_forward_hook(lambda *_: None)
     flags = torch.backends.cudnn.benchmark, torch.get_num_threads()
-    torch.backends.cudnn.benchmark = True
+    with flags_settable():  # other tests of this process may have imported torch's own test helpers
+        torch.backends.cudnn.benchmark = True
     torch.set_num_threads(1)
     random.seed(11)
     np.random.seed(12)
     yield model, optimizer, batch
-    torch.backends.cudnn.benchmark = flags[0]
+    with flags_settable():
+        torch.backends.cudnn.benchmark = flags[0]
     torch.set_num_threads(flags[1])
 
 
@@ -255,7 +264,8 @@ def test_the_old_settings_of_precision_come_back_with_the_new_ones() -> None:
     try:
         with isolated():
             torch.set_float32_matmul_precision("medium")
-            torch.backends.cudnn.allow_tf32 = not torch.backends.cudnn.allow_tf32
+            with flags_settable():
+                torch.backends.cudnn.allow_tf32 = not torch.backends.cudnn.allow_tf32
             torch.backends.cudnn.conv.fp32_precision = "ieee"
         assert Precision.now() == before
         torch.backends.cuda.matmul.fp32_precision = "tf32"  # a mix that torch refuses to read
@@ -266,3 +276,23 @@ def test_the_old_settings_of_precision_come_back_with_the_new_ones() -> None:
         assert Precision.now() == mixed
     finally:
         before.put_back()
+
+
+def test_flags_that_torchs_test_helpers_have_locked_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    benchmark = torch.backends.cudnn.benchmark
+    with isolated():
+        with flags_settable():
+            torch.backends.cudnn.benchmark = not benchmark
+        # what importing torch.testing._internal.common_utils does, for good
+        flags = torch.backends.disable_global_flags.__globals__
+        monkeypatch.setitem(flags, "__allow_nonbracketed_mutation_flag", False)
+        with pytest.raises(RuntimeError, match="disable_global_flags"):
+            torch.backends.cudnn.benchmark = benchmark
+    assert torch.backends.cudnn.benchmark == benchmark
+    before = Precision.now()
+    with accelerator.Cuda().precision(tf32=True):
+        assert torch.backends.cudnn.conv.fp32_precision == "tf32"
+    assert Precision.now() == before
+    assert torch.backends.flags_frozen()
