@@ -192,8 +192,8 @@ def _checked(subject: Subject, found: Found, *, twice: bool) -> list[Finding]:
             return check_operator(found.thing, found.inputs, twice=twice)
         call = make_call(found.thing, found.inputs, seed=subject.seed)
         return check_call(call, found.name, twice=twice, surrogate=surrogate)
-    if not any(call.requires for call in found.calls):
-        return [not_applicable(f"{found.name} is only applied where no gradient is asked of it")]
+    if not any(call.recorded for call in found.calls):
+        return [not_applicable(f"{found.name} is only applied where gradients are turned off")]
     usable = [call for call in found.calls if call.whole]
     findings: list[Finding] = []
     compiled = _is_compiled(subject.model)

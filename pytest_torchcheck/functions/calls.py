@@ -112,6 +112,11 @@ class Call:
     generators: tuple[Generator, ...] = ()
     seed: int = 0
 
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """Arguments that a caller wants the gradient of; all that are checked, where nobody wants any."""
+        return tuple(i for i in self.wanted if i not in self.optional) or self.wanted
+
     def with_values(self, values: Iterable[Any]) -> Call:
         """Return the same call with other flat arguments."""
         return replace(self, values=tuple(values))

@@ -58,6 +58,7 @@ class RecordedCall:
         twice: Whether its backward ran with ``create_graph=True``.
         whole: Whether the arguments are there, with all their values.
         corner: Size to which longer axes were cut, or 0.
+        recorded: Whether gradients were on, so that autograd would have noted the call.
     """
 
     function: Any
@@ -77,6 +78,7 @@ class RecordedCall:
     twice: bool = False
     whole: bool = True
     corner: int = 0
+    recorded: bool = True
 
     @property
     def apply(self) -> Callable[..., Any]:
@@ -194,13 +196,14 @@ class _Recorder:
         """Record a call, with its values where no call like it was seen before."""
         call = _describe(function, kind, name, args, kwargs)
         known = self._seen.get(call.signature)
+        new = {*call.requires, *((-1,) if call.recorded else ())}
         if known is None:
             count = sum(1 for signature in self._seen if signature[0] is function)
-            self._seen[call.signature] = set(call.requires)
+            self._seen[call.signature] = new
             call = replace(call, location=of_frame(frame))
             self.calls.append(_with_values(call, args, kwargs) if count < _SIGNATURES else call)
-        elif not known.issuperset(call.requires):
-            known |= set(call.requires)
+        elif not known.issuperset(new):
+            known |= new
             self.calls.append(replace(call, location=of_frame(frame)))
 
 
@@ -245,6 +248,7 @@ def _describe(function: Any, kind: str, name: str, args: Any, kwargs: Any) -> Re
         dtypes={i: str(t.dtype).removeprefix("torch.") for i, t in tensors.items()},
         strides={i: _strides(t) for i, t in tensors.items()},
         requires=tuple(i for i, t in tensors.items() if t.requires_grad) if asked else (),
+        recorded=asked,
         linked=tuple(linked_arguments(leaves)),
         defined=definition,
         backward=head(function, "backward", "vjp") if kind == "function" else definition,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .jacobians import Block, as_real, numerical, place_of, rounding, step_of
+from .jacobians import Block, as_real, numerical, place_of, real_size, rounding, step_of
 from .lines import gradient_line
-from .projections import reference
+from .projections import misses, reference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
     from ..findings import Finding
     from .target import Target
 
+_ALL = 64
+"""Real entries of an input as given up to which each is looked at."""
+
 
 def holds_as_given(target: Target, block: Block) -> bool:
-    """See whether the same entries agree at the values as they were given: then other values are out of domain.
+    """See whether the gradient is right at the values as they were given: then other values are out of domain.
 
     A backward may rely on what forward is given (probabilities that sum to one, a sorted input), and owes
-    no gradient elsewhere.
+    no gradient elsewhere. Which entries are wrong may hang on the values (the largest of a row) and on the
+    place (the last of an axis), so that all of them are looked at, and those of a large input along random
+    directions too.
     """
     call = target.recorded
     if call is None:
@@ -36,8 +42,14 @@ def holds_as_given(target: Target, block: Block) -> bool:
         upstream = target.upstream(run)
         grad = run.grads(upstream)[block.index]
         v = torch.cat([as_real(upstream[i]) for i in target.chosen])
-        entries = [_same_entry(column, small, given) for column in columns]
         forward = reference(target, call)
+        if real_size(given) <= _ALL:
+            entries = list(range(real_size(given)))
+        elif block.index in misses(target, replace(call, wanted=(block.index,))):
+            return False
+        else:
+            entries = [_same_entry(column, small, given) for column in columns]
+            entries += [_same_entry(column, small, given, last=True) for column in columns]
         right = v @ numerical(
             forward, block.index, target.chosen, step=target.step, columns=entries
         )
@@ -51,12 +63,13 @@ def holds_as_given(target: Target, block: Block) -> bool:
     return bool(((found - right).abs() <= limit).all())
 
 
-def _same_entry(entry: int, small: Tensor, given: Tensor) -> int:
-    """Return where an entry of the cut tensor stands in the whole one."""
+def _same_entry(entry: int, small: Tensor, given: Tensor, *, last: bool = False) -> int:
+    """Return where an entry of the cut tensor stands in the whole one, counted from the last one if asked."""
     pair = 2 if small.is_complex() else 1
     flat = 0
-    for index, size in zip(place_of(entry // pair, small.shape), given.shape, strict=True):
-        flat = flat * size + index
+    places = place_of(entry // pair, small.shape)
+    for index, cut, size in zip(places, small.shape, given.shape, strict=True):
+        flat = flat * size + index + (size - cut if last else 0)
     return flat * pair + entry % pair
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,7 +72,8 @@ def explained(
     for block, relation in found:
         key = _cause_key(target, relation, block)
         merged.setdefault(key, []).append((block, relation))
-    return [_finding(target, call, group) for group in merged.values()]
+    named = {target.input_name(b.index): b for b in blocks}
+    return [_finding(target, call, group, named) for group in merged.values()]
 
 
 def _sized(
@@ -129,7 +130,9 @@ def _experiments(target: Target, call: Call) -> list[Experiment]:
     ]
 
 
-def _finding(target: Target, call: Call, group: Sequence[tuple[Block, Relation]]) -> Finding:
+def _finding(
+    target: Target, call: Call, group: Sequence[tuple[Block, Relation]], named: Mapping[str, Block]
+) -> Finding:
     block, relation = group[0]
     names = [target.input_name(b.index) for b, _ in group]
     worst = int((block.error - block.tolerance).argmax())
@@ -157,7 +160,12 @@ def _finding(target: Target, call: Call, group: Sequence[tuple[Block, Relation]]
         "wrong_entries": count,
         "entries": total,
     }
-    unasked = all(b.index in call.optional for b, _ in group)  # no caller wants that gradient
+    concerned = {b.index for b, _ in group}
+    if relation.evidence.get("mutual"):  # the other half of an exchange is told with this one
+        concerned.add(named[str(relation.evidence["with"])].index)
+    # what nobody in the model wants may be sloppy; an estimator that never runs backward harms nothing
+    idle = relation.code == "gradcheck-surrogate" and set(call.wanted) <= set(call.optional)
+    unasked = idle or concerned.isdisjoint(call.asked)
     return target.finding(
         "suspicious" if unasked else "violated",
         relation.code,

@@ -32,6 +32,8 @@ def one_output(block: Block, shapes: Shapes) -> Relation | None:
         rows={wrong[0]: (0, end - start)},
         rtol=block.rtol,
     )
+    if float(part.numerical.abs().max()) <= part.noise:
+        return _unmarked(shapes, wrong[0])
     ignored = not bool(part.analytical.any())
     factor = None if ignored else factor_of(part, part.analytical)
     how = (
@@ -48,6 +50,18 @@ def one_output(block: Block, shapes: Shapes) -> Relation | None:
         because=f"the rows of output {wrong[0]} differ, those of the other {'outputs' if len(block.rows) - len(wrong) > 1 else 'output'} agree",
         fix=f"add the part of output {wrong[0]} to the gradient of {shapes.name}, or ctx.mark_non_differentiable it",
         evidence={"outputs": list(wrong), "factor": factor},
+    )
+
+
+def _unmarked(shapes: Shapes, output: int) -> Relation:
+    return Relation(
+        code="gradcheck-output",
+        symptom=f"a gradient of {shapes.name} through output {output}, which is not differentiable",
+        cause=f"output {output} is not marked non-differentiable, and backward passes its upstream gradient on",
+        because=f"forward's output {output} is constant around {shapes.name}, yet its upstream gradient reaches {shapes.name}; "
+        "the other rows agree",
+        fix=f"ctx.mark_non_differentiable output {output} in forward, and leave its gradient out in backward",
+        evidence={"outputs": [output]},
     )
 
 
@@ -132,6 +146,8 @@ def masked(block: Block, shapes: Shapes) -> Relation | None:
     columns = [int(i) for i in block.wrong.any(0).nonzero().flatten()]
     if lacking and (repeated := _repeated(columns, shapes)) is not None:
         return _overwritten(shapes, *repeated)
+    if lacking and not _by_value(columns, due.any(0), shapes):
+        return None  # cut by place, not by value: no mask of forward's
     values = as_real(shapes.input)[columns]
     span = f"{float(values.min()):.4g} to {float(values.max()):.4g}"
     if extra:
@@ -146,6 +162,27 @@ def masked(block: Block, shapes: Shapes) -> Relation | None:
         fix=f"multiply by the mask that forward applies to {shapes.name}: {fix}",
         evidence={"entries": columns[:16], "extra": extra, "lacking": lacking},
     )
+
+
+def _by_value(columns: Sequence[int], due: Tensor, shapes: Shapes) -> bool:
+    """Say whether a mask could tell these entries from the others: by a bound on the values, or by another tensor."""
+    size = shapes.input.numel()
+    made = [id(out) for out in shapes.outputs.values()]
+    given = [t for t in (*shapes.others.values(), *shapes.indices.values()) if id(t) not in made]
+    if any(t.numel() == size for t in given if t is not shapes.input):
+        return True
+    if len(columns) == 1 < size and columns[0] in (0, size - 1):
+        return False
+    values = as_real(shapes.input)
+    cut = values[list(columns)]
+    rest = due.clone()
+    rest[list(columns)] = False
+    kept = values[rest]
+    low, high = float(cut.min()), float(cut.max())
+    below, inside, above = kept < low, (kept >= low) & (kept <= high), kept > high
+    if bool(inside.any()):
+        return False
+    return len(columns) > 1 or not (bool(below.any()) and bool(above.any()))
 
 
 def _repeated(columns: Sequence[int], shapes: Shapes) -> tuple[str, list[int]] | None:

@@ -144,6 +144,11 @@ def _stochastic(call: Call) -> bool:
 
 def _raised(target: Target, error: Exception) -> Finding:
     message = first_line(error)
+    if isinstance(error, NotImplementedError) and set(target.call.wanted) <= set(
+        target.call.optional
+    ):
+        reason = f"{target.name} has no backward, and the model asks no gradient of it"
+        return target.finding("not-applicable", "not-applicable", reason)
     place = error_line(target.function, error)
     if place is None or not _inside(target, place):
         index = re.search(r"gradient at index (\d+)", message)

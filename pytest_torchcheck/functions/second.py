@@ -111,10 +111,16 @@ def _second_target(target: Target) -> Target:
         seed=call.seed,
     )
     cost = (sum(target.cost), 2 * sum(target.cost))
+    recorded = None
+    if target.recorded is not None:  # the gradient's own call, at the values as they were given
+        seen = target.recorded.run()
+        given = target.upstream(seen)
+        recorded = second.with_values((*target.recorded.values, *given.values()))
     return replace(
         target,
         call=second,
         original=None,
+        recorded=recorded,
         chosen=tuple(range(len(call.wanted))),
         cost=cost,
         rtol=max(target.rtol, 1e-3),

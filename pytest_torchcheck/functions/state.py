@@ -115,7 +115,7 @@ def _spoiled(target: Target, index: int, line: Location | None) -> Finding:
 def _kept(target: Target) -> Outcome:
     """Change inputs and outputs in place after forward: backward must refuse or be right."""
     held = []
-    for index in (i for i in target.call.wanted if i not in target.call.optional):
+    for index in target.call.asked:
         finding = _stale_input(target, index)
         if finding is not None:
             return Outcome(findings=[finding])
