@@ -506,6 +506,8 @@ def _functions(functions: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
                 f"functions[{name!r}]: must be a pair (function, inputs), such as (Square.apply, (x,)); got {pair!r}"
             )
         function, inputs = pair
+        if isinstance(function, type) and issubclass(function, torch.autograd.Function):
+            function = function.apply  # the class stands for what it does
         made[str(name)] = (function, inputs if isinstance(inputs, tuple | dict) else (inputs,))
     return made  # type: ignore[return-value]
 

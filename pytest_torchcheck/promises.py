@@ -405,14 +405,18 @@ class StraightThrough(Promise):
             None where there is none, and then its values are not compared.
     """
 
-    functions: tuple[str, ...]
+    functions: tuple[str, ...] = field(kw_only=False)
     reason: str
     of: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.functions, str):
             object.__setattr__(self, "functions", (self.functions,))
-        if not self.functions or not all(isinstance(name, str) for name in self.functions):
+        if (
+            not isinstance(self.functions, (tuple, list))
+            or not self.functions
+            or not all(isinstance(name, str) for name in self.functions)
+        ):
             raise PromiseError(
                 f"StraightThrough(functions=) must name autograd Functions (str); got {self.functions!r}"
             )

@@ -373,6 +373,10 @@ def run_contract(
     for name in checks or ():
         if name not in known:
             raise DeclarationError(_unknown("checks", name, known))
+    if examples is not None and (
+        isinstance(examples, bool) or not isinstance(examples, int) or examples < 1
+    ):
+        raise DeclarationError(f"examples: must be a whole number of at least 1; got {examples!r}")
     for device in devices or ():
         if device.partition(":")[0] not in DEVICE_TYPES:
             raise DeclarationError(_unknown("devices", device, DEVICE_TYPES))

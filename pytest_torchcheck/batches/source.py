@@ -90,6 +90,11 @@ class BatchSource:
                 _ = settle(dict.fromkeys(self._free(), 1), self.symbols)  # no circles of relations
         elif is_fixed(batch):
             _ = self._plans  # a mismatch is reported where it is declared
+        if (batch is None or is_fixed(batch)) and self.unused_sizes:
+            name = self.unused_sizes[0]
+            raise SpecError(
+                f"sizes[{name!r}]: no spec has the symbol {name!r}; symbols are: {', '.join(self.symbols) or 'none'}"
+            )
 
     # What may vary
 

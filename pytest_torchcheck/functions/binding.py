@@ -39,6 +39,8 @@ def make_call(
         function: The class to read names and lines from, where ``fn`` is not its ``apply``.
         seed: Every run starts from it.
     """
+    if isinstance(fn, type) and issubclass(fn, torch.autograd.Function):
+        fn = fn.apply  # the class itself is meant, not one of its objects
     applied = function_behind(fn)
     function = function or applied
     args, named = _arguments(fn, applied, inputs)

@@ -128,6 +128,8 @@ def track(
         StepFailed: The user's code, the budget or a fake kernel raised.
         SubjectError: The model could not be built, or the batch not made.
     """
+    if step not in ("training", "inference"):
+        raise DeclarationError(f"step: {step!r} is none; allowed are 'training' and 'inference'")
     sizes = dict(at or {})
     _check_sizes(subject.contract, sizes)
     where = _fake_model(subject, sizes) if fake else _real_model(subject, sizes, step)
@@ -381,6 +383,10 @@ def subject_for(
     contract: Contract, *, device: str = "cpu", dtype: str | None = None, seed: int = 0
 ) -> Subject:
     """Return a subject to measure on; ``dtype`` by name, the contract's first one by default."""
+    if not isinstance(contract, Contract):
+        raise TypeError(
+            f"a Contract is needed, such as Contract(model=..., inputs=..., loss=...); got {type(contract).__name__}"
+        )
     chosen = dtype or (contract.dtypes[0] if contract.dtypes else None)
     if chosen is not None and chosen not in DTYPES:
         raise DeclarationError(f"dtype: unknown name {chosen!r}; allowed are: {', '.join(DTYPES)}")

@@ -23,6 +23,23 @@ from pytest_torchcheck.specs.shapes import SpecError
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+
+def whole(what: str, value: object, *, none: bool = False) -> None:
+    """See that a declared number is a whole one.
+
+    Args:
+        what: What to call it in an error.
+        value: What was declared.
+        none: Whether None is allowed too.
+
+    Raises:
+        SpecError: It is none.
+    """
+    if (none and value is None) or (isinstance(value, int) and not isinstance(value, bool)):
+        return
+    raise SpecError(f"{what} = {value!r}: must be a whole number{' or None' if none else ''}")
+
+
 Unit = Literal["element", "row", "whole"]
 """What may be replaced by the simplest value on its own: an element, a row of the last axis, or nothing less than the tensor."""
 
@@ -200,6 +217,9 @@ class Uniform(Domain):
     high: float
 
     def __post_init__(self) -> None:
+        for name, value in (("low", self.low), ("high", self.high)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise SpecError(f"{name} = {value!r}: must be a number")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
             raise SpecError(
                 f"no values from {self.low} to {self.high}; both are finite, low <= high"
@@ -276,6 +296,8 @@ class Integers(Domain):
     high: int
 
     def __post_init__(self) -> None:
+        whole("low", self.low)
+        whole("high", self.high)
         if self.high <= self.low:
             raise SpecError(f"no whole number in [{self.low}, {self.high}); high is exclusive")
 

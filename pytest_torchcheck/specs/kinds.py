@@ -121,3 +121,9 @@ class Edges(TensorSpec):
         dtype: str | torch.dtype | None = None,
     ) -> None:
         super().__init__(shape, dtype=dtype or torch.int64, values=EdgeIndex(nodes, self_loops))
+        if self.shape is not None:
+            sizes = [axis.size.value if axis.kind == "plain" else None for axis in self.shape.axes]
+            if len(sizes) != 2 or 2 not in sizes:
+                raise SpecError(
+                    f"Edges: shape = {self.shape.text!r}: an edge index is '2 E' or 'E 2', with the 2 as a number"
+                )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pytest_torchcheck.specs.domains import Context, Domain, Unit, uniforms, whole_numbers
+from pytest_torchcheck.specs.domains import Context, Domain, Unit, uniforms, whole, whole_numbers
 from pytest_torchcheck.specs.shapes import SpecError
 
 if TYPE_CHECKING:
@@ -28,8 +28,10 @@ class ClassLabels(Domain):
     ignore_index: int | None = None
 
     def __post_init__(self) -> None:
+        whole("classes", self.classes)
         if self.classes < 1:
             raise SpecError(f"classes = {self.classes}: there is at least one class")
+        whole("ignore_index", self.ignore_index, none=True)
 
     def fill(self, shape: tuple[int, ...], dtype: torch.dtype, context: Context) -> Tensor:
         """See `Domain`."""
@@ -67,8 +69,12 @@ class TokenIds(Domain):
     def __post_init__(self) -> None:
         if self.side not in ("left", "right"):
             raise SpecError(f"side = {self.side!r}: padding stands 'left' or 'right'")
+        whole("vocab", self.vocab)
         if self.vocab < 1:
             raise SpecError(f"vocab = {self.vocab}: there is at least one id")
+        whole("pad", self.pad, none=True)
+        for token in self.special:
+            whole("special", token)
         if self.pad is not None and not 0 <= self.pad < self.vocab:
             raise SpecError(f"pad = {self.pad}: not an id below vocab = {self.vocab}")
         if self.lengths is not None and self.pad is None:

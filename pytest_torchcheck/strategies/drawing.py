@@ -25,7 +25,7 @@ from torch import Tensor
 from pytest_torchcheck.batches.recipe import FINITE_EDGES, Bits, Edge, Recipe
 from pytest_torchcheck.batches.source import BatchSource
 from pytest_torchcheck.specs.shapes import SpecError
-from pytest_torchcheck.specs.tensors import TensorSpec
+from pytest_torchcheck.specs.tensors import Floats, Ints, Labels, TensorSpec
 from pytest_torchcheck.strategies import parts
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def batches(
         raise SpecError(
             'batches: there is nothing to draw; allowed: specs by name, as in batches(x="B 3 H W")'
         )
+    if any(type(spec) not in _FREE for spec in source.specs.values()) and not source.has_real:
+        source.base()  # specs that name each other, or take certain shapes only, are wrong here and now
     maker = _maker(
         source,
         layouts=layouts,
@@ -114,6 +116,10 @@ def batches(
         allow_infinity=allow_infinity,
     )
     return maker.strategy()
+
+
+_FREE = (TensorSpec, Floats, Ints, Labels)
+"""Specs that take any shape and look at no other."""
 
 
 def tensors(

@@ -37,7 +37,7 @@ def test_the_generated_parts_are_current() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1800,  # half a minute's work, on a machine that may have a dozen others
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -208,8 +208,10 @@ def test_an_unknown_symbol_is_an_error() -> None:
         BatchSource("B D").at(0, Q=3)
 
 
-def test_unused_sizes_are_known() -> None:
-    assert BatchSource("B D", sizes={"B": 2, "Z": 3, "C": 4}, output="B C").unused_sizes == ("Z",)
+def test_unused_sizes_are_an_error() -> None:
+    assert BatchSource("B D", sizes={"B": 2, "C": 4}, output="B C").unused_sizes == ()
+    with pytest.raises(SpecError, match=r"sizes\['Z'\]: no spec has the symbol 'Z'"):
+        BatchSource("B D", sizes={"B": 2, "Z": 3, "C": 4}, output="B C")
 
 
 # Real data

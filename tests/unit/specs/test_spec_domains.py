@@ -54,7 +54,7 @@ SPECS = [
     OneHot("B T"),
     Positions("B T"),
     Lengths("B T", longest="T"),
-    Edges("B T", nodes="N"),
+    Edges(None, nodes="N"),
 ]
 """One of every kind that fills any shape."""
 
