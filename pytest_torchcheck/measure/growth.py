@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pytest_torchcheck.contracts import Contract, DeclarationError
 from pytest_torchcheck.probes.memory.fake import Unmeasurable
-from pytest_torchcheck.probes.memory.profile import NOWHERE, Holding, MemoryProfile, build_profile
+from pytest_torchcheck.probes.memory.profile import (
+    NOWHERE,
+    Holding,
+    MemoryProfile,
+    build_profile,
+    location_of,
+)
 
 from .fit import Law, fit_power
 from .memory import attempt
@@ -18,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pytest_torchcheck.findings import Location
+    from pytest_torchcheck.probes.memory.profile import Category
+    from pytest_torchcheck.probes.memory.tracker import Allocation, MemoryTracker
     from pytest_torchcheck.subject import Subject
 
 _POINTS = 6
@@ -34,7 +42,8 @@ class Growth:
         transient_bytes: At each size, the peak of what grows with the batch: without parameters, buffers,
             gradients and the optimizer's own. It is what the power is taken from, since small batches
             hide behind the optimizer.
-        power: The highest power of the symbol in the memory.
+        power: The highest power of the symbol in the memory, also in a tensor that stays beneath the peak at
+            these sizes.
         exact: Whether the bytes are those of a polynomial to the last one.
         law: The polynomial, such as ``64.0 KiB·T² + 1.5 MiB·T``.
         fastest: The largest of the tensors that grow with the highest power, at the largest size, or None.
@@ -175,15 +184,21 @@ def grow(
     counts = [profile.peak_bytes for profile in transient]
     fastest, power = _fastest(transient[-2], transient[-1], chosen[-2:])
     law = fit_power(chosen, counts, highest=power if fastest is not None else None)
+    beneath = _beneath(runs, chosen, above=law.power, least=transient[-1].peak_bytes // 100)
+    text, exact, reached = law.text(symbol), law.exact, law.power
+    if beneath is not None:
+        fastest, power = beneath
+        exact, reached = True, power
+        text += f", with a tensor of {symbol}^{power:g} beneath the peak, which it becomes at larger sizes"
     work = fit_power(chosen, flops)
     return Growth(
         symbol=symbol,
         sizes=chosen,
         bytes=tuple(peaks),
         transient_bytes=tuple(counts),
-        power=law.power,
-        exact=law.exact,
-        law=law.text(symbol),
+        power=reached,
+        exact=exact,
+        law=text,
         fastest=fastest,
         fastest_power=power,
         lines=_lines(transient[-2], transient[-1], chosen[-2:]),
@@ -227,6 +242,61 @@ def _fastest(
         ):
             best = (power, holding.bytes, holding)
     return (None, 0.0) if best is None else (best[2], best[0])
+
+
+def _beneath(
+    runs: Sequence[Tracked], sizes: Sequence[int], *, above: float, least: int
+) -> tuple[Holding, float] | None:
+    """Find the tensor of a step that grows faster than its peak did: at larger sizes the peak is this tensor.
+
+    Only tensors that every size makes as often, and whose bytes are exactly a polynomial, count.
+
+    Args:
+        runs: The measured steps.
+        sizes: Their sizes.
+        above: The power of the peak.
+        least: Bytes at the largest size below which a tensor is too small to matter.
+    """
+    made = [_born(run.tracker) for run in runs]
+    best: tuple[int, int, Allocation] | None = None
+    for key, last in made[-1].items():
+        same = [found.get(key, []) for found in made]
+        if any(len(each) != len(last) for each in same):
+            continue
+        for row in zip(*same, strict=True):
+            largest = row[-1]
+            if largest.size < least or (best is not None and largest.size <= best[1]):
+                continue
+            law = fit_power(sizes, [allocation.size for allocation in row])
+            if law.exact and law.power > above + 0.5 and law.coefficients[-1] > 0:
+                best = (int(law.power), largest.size, largest)
+    if best is None:
+        return None
+    power, size, found = best
+    kind = cast("Category", found.category or "temporaries")
+    return Holding(
+        bytes=size,
+        category=kind,
+        phase=found.phase,
+        name=found.name,
+        module=found.module,
+        op=found.op,
+        shape=found.shape,
+        dtype=str(found.dtype).removeprefix("torch."),
+        location=None if found.site is None else location_of(found.site),
+    ), float(power)
+
+
+def _born(tracker: MemoryTracker) -> dict[tuple[Any, ...], list[Allocation]]:
+    """Return what the last step before its optimizer made, by operation and line, in order."""
+    found: dict[tuple[Any, ...], list[Allocation]] = {}
+    for allocation, change in tracker.log[tracker.steps[-1] :]:
+        if change > 0 and allocation.phase != "optimizer":
+            line = None if allocation.site is None else allocation.site[1]
+            shape = len(allocation.shape)
+            key = (allocation.op, allocation.phase, allocation.module, line, shape)
+            found.setdefault(key, []).append(allocation)
+    return found
 
 
 def _lines(

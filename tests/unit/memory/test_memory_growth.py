@@ -202,3 +202,39 @@ def test_growth_is_plain_data():
     data = json.loads(json.dumps(measure_growth(contract, "T", sizes=(8, 16, 24)).to_dict()))
     assert data["symbol"] == "T"
     assert len(data["bytes"]) == 3
+
+
+class Short(nn.Module):
+    """Scores that are no more than a spike of the forward at short lengths: the wide layer is the peak."""
+
+    def __init__(self, chunked):
+        super().__init__()
+        self.chunked = chunked
+        self.wide, self.back = nn.Linear(64, 512), nn.Linear(512, 64)
+
+    def forward(self, x):
+        if self.chunked:
+            mixed = x.cumsum(1)
+        else:
+            with torch.no_grad():
+                scores = x @ x.transpose(1, 2)
+                mixed = scores.softmax(-1) @ x
+        return self.back(torch.relu(self.wide(mixed)))
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_quadratic_beneath_the_peak_is_one_all_the_same(chunked):
+    declared = Contract(
+        model=lambda: Short(chunked),
+        inputs="B T 64",
+        sizes={"B": 4, "T": (8, 64)},
+        growth={"T": 1},
+    )
+    report = declared.check(["memory-growth"])
+    if chunked:
+        assert report.ok
+        return
+    (finding,) = report.causes
+    assert finding.code == "memory-growth"
+    assert "x @ x.transpose(1, 2)" in finding.location.text or "softmax" in finding.location.text
+    assert "beneath the peak" in finding.because
