@@ -73,6 +73,7 @@ class _TensorState:
     copy: torch.Tensor | None
     requires_grad: bool
     grad: _TensorState | None
+    version: int | None = None  # how often a gradient had been written in place, where that is counted
 
     @classmethod
     def of(cls, tensor: torch.Tensor, *, copy: bool) -> _TensorState:
@@ -84,8 +85,14 @@ class _TensorState:
             alias=tensor.data,
             copy=None if lazy or not copy else tensor.detach().clone(),
             requires_grad=tensor.requires_grad,
-            grad=None if grad is None else cls.of(grad, copy=True),
+            grad=None if grad is None else cls._of_gradient(grad),
         )
+
+    @classmethod
+    def _of_gradient(cls, grad: torch.Tensor) -> _TensorState:
+        made = cls.of(grad, copy=True)
+        made.version = _version(grad)
+        return made
 
     def ensure_copy(self) -> None:
         if self.copy is None and not is_lazy(self.tensor):
@@ -102,7 +109,11 @@ class _TensorState:
             or (now.layout == torch.strided and now.data_ptr() != then.data_ptr())
         )
 
-    def restore(self, *, values: bool) -> None:
+    def written(self) -> bool:
+        """Say whether the tensor was written in place since, or may have been."""
+        return self.version is None or self.moved() or self.version != _version(self.tensor)
+
+    def restore(self, *, values: bool, gradients: bool = True) -> None:
         with torch.no_grad():
             if self.moved():
                 if type(self.tensor) is not self.cls:
@@ -116,10 +127,15 @@ class _TensorState:
             if self.tensor.requires_grad != self.requires_grad:
                 self.tensor.requires_grad_(self.requires_grad)
             if self.grad is not None:
-                self.grad.restore(values=True)
+                self.grad.restore(values=gradients or self.grad.written())
+                self.grad.version = _version(self.grad.tensor)
                 self.tensor.grad = self.grad.tensor
             elif self.tensor.grad is not None:
                 self.tensor.grad = None
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
 
 
 def _copy_back(target: torch.Tensor, copy: torch.Tensor) -> None:
@@ -172,8 +188,19 @@ class ModuleState:
         state = self._tensors.get(id(tensor))
         return None if state is None or state.tensor is not tensor else state.copy
 
-    def restore(self, *, parameters: bool = True) -> None:
-        """Put everything back; parameters' values only if asked for and copied."""
+    def put_gradients_aside(self) -> None:
+        """Take off the gradients that there were, so that no run sees or writes them, until :meth:`restore`."""
+        for state in self._tensors.values():
+            if state.grad is not None:
+                state.tensor.grad = None
+
+    def restore(self, *, parameters: bool = True, gradients: bool = True) -> None:
+        """Put everything back.
+
+        Args:
+            parameters: Their values too, where they were copied.
+            gradients: The values of all gradients, not only of those that are seen to have been written.
+        """
         for thing, cls, attributes in self._objects:
             if type(thing) is not cls:
                 thing.__class__ = cls
@@ -187,7 +214,9 @@ class ModuleState:
             _restore_container(container, copy)
         parameter_ids = {id(state) for state in self._parameters}
         for state in self._tensors.values():
-            state.restore(values=parameters or id(state) not in parameter_ids)
+            state.restore(
+                values=parameters or id(state) not in parameter_ids, gradients=gradients
+            )
 
     def _walk(self, value: Any) -> None:
         stack = [value]

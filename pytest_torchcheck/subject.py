@@ -317,6 +317,8 @@ class Subject:
         model = self.model
         if steps:
             self.state.copy_parameters()
+        if self._depth == 0:
+            self.state.put_gradients_aside()
         self._depth += 1
         try:
             with isolated(seeds=True), self._closures_kept() if steps else contextlib.nullcontext():
@@ -342,7 +344,8 @@ class Subject:
             # the first runs are compared in full; a forward that writes parameters is then known
             self._forward_writes = self._looks <= 3 and self.parameters_moved()
         with device_loss_told():
-            self.state.restore(parameters=self._touched or self._forward_writes)
+            # gradients were put aside, out of the reach of what ran; close() trusts nobody
+            self.state.restore(parameters=self._touched or self._forward_writes, gradients=False)
         self._touched = False
 
     def parameters_moved(self) -> bool:

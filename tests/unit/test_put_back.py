@@ -296,3 +296,41 @@ def test_flags_that_torchs_test_helpers_have_locked_come_back(
         assert torch.backends.cudnn.conv.fp32_precision == "tf32"
     assert Precision.now() == before
     assert torch.backends.flags_frozen()
+
+
+class Writes(nn.Module):
+    """Writes to the gradient that its weight has, and to one that it was handed."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.way = way
+        self.seen: set[bool] = set()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            if self.layer.weight.grad is not None:
+                self.layer.weight.grad.fill_(7.0)
+            elif handed and self.way == "in place":
+                handed[0].fill_(8.0)
+            elif handed and self.way == "through data":
+                handed[0].data.fill_(9.0)
+        return self.layer(x)
+
+
+handed: list[torch.Tensor] = []
+
+
+@pytest.mark.parametrize("way", ["own", "in place", "through data"])
+def test_gradients_that_there_were_come_back_with_their_values(way: str) -> None:
+    model = Writes(way)
+    model.layer.weight.grad = torch.ones(2, 3)
+    handed[:] = [model.layer.weight.grad]
+    batch = ((torch.randn(4, 3),), torch.randint(0, 2, (4,)))
+    try:
+        Contract(model=model, batch=batch, loss=F.cross_entropy).check(["backward", "seeding"])
+        assert model.layer.weight.grad is handed[0]
+        assert model.layer.bias.grad is None
+        assert torch.equal(handed[0], torch.ones(2, 3))
+    finally:
+        handed.clear()
