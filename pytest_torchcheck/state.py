@@ -73,7 +73,9 @@ class _TensorState:
     copy: torch.Tensor | None
     requires_grad: bool
     grad: _TensorState | None
-    version: int | None = None  # how often a gradient had been written in place, where that is counted
+    version: int | None = (
+        None  # how often a gradient had been written in place, where that is counted
+    )
 
     @classmethod
     def of(cls, tensor: torch.Tensor, *, copy: bool) -> _TensorState:
@@ -214,9 +216,7 @@ class ModuleState:
             _restore_container(container, copy)
         parameter_ids = {id(state) for state in self._parameters}
         for state in self._tensors.values():
-            state.restore(
-                values=parameters or id(state) not in parameter_ids, gradients=gradients
-            )
+            state.restore(values=parameters or id(state) not in parameter_ids, gradients=gradients)
 
     def _walk(self, value: Any) -> None:
         stack = [value]

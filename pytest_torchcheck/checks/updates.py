@@ -13,6 +13,7 @@ from torch import nn
 
 from ..data.contents import raw_bytes
 from ..diagnosis import optimizers as explain
+from ..loop.resume import keep_checkpoint
 from ..probes.leaks import LiveBytes, count_hooks
 from ..state import seed_everything
 from ..subject import (
@@ -131,6 +132,7 @@ def _run(subject: Subject) -> Trajectory:
         live_bytes: list[int] = []
         hooks: list[int] = []
         warmed, step = False, 0
+        exact = subject.kernel_exact and subject.contract.optimizer is not None
         while step < STEPS:
             rate = max(
                 (float(g["lr"]) for o in optimizers for g in o.param_groups if "lr" in g),
@@ -164,10 +166,11 @@ def _run(subject: Subject) -> Trajectory:
             if subject.contract.train_step is None:
                 for scheduler in schedulers:
                     scheduler.step()
+            if exact and len(losses) == 1 and not warmed:
+                keep_checkpoint(subject, model, made)
             step += 1
             if step == STEPS and rates and max(rates) == 0.0 and len(rates) < STEPS + _WARM_UP:
                 step -= 1  # still warming up: one step more
-        exact = subject.kernel_exact and subject.contract.optimizer is not None
         end = checksums(model) if exact and len(losses) == STEPS and not warmed else None
         moved, sizes = {}, {}
         for name, parameter in model.named_parameters():

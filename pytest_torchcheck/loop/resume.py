@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pytest_torchcheck.findings import Location
 
 STEPS = 2
+_KEPT_BYTES = 2**30  # of a checkpoint that waits until it is asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +83,60 @@ def is_resumed(subject: Subject) -> tuple[str, ...] | None:
     steps that no checkpoint can continue, only says that :func:`measure` has to look.
 
     Returns:
-        What the checkpoint held; None where the run ends elsewhere. Cost: as many steps as those run anyway.
+        What the checkpoint held; None where the run ends elsewhere. Cost: the steps behind the checkpoint, and
+        the one before it where :func:`keep_checkpoint` did not take it from the steps that run anyway.
     """
     from pytest_torchcheck.checks.updates import checksums, trajectory
 
     known = trajectory(subject)
+    states = subject.cache.pop(
+        _CHECKPOINT, None
+    )  # what is loaded from it is written to: it serves once
     if known.end is None or known.error is not None:
         return None
+    if states is None and (states := _first_step(subject)) is None:
+        return None
+    with subject.pristine(steps=True) as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with subject.phase("build"):
+            model.load_state_dict(states["model"])
+        model.train()
+        seed_everything(subject.seed)
+        made = subject.make_optimizer(model)
+        with subject.phase("step"):
+            for name, thing in _pieces(made).items():
+                thing.load_state_dict(states[name])
+        _run(subject, model, made, 1, len(known.losses) - 1)
+        return tuple(states) if checksums(model) == known.end else None
+
+
+_CHECKPOINT = "checkpoint"
+
+
+def keep_checkpoint(subject: Subject, model: nn.Module, made: Any) -> None:
+    """Keep the states after the first of the steps that run anyway, for :func:`is_resumed`.
+
+    Nothing is kept where the step is the user's own, whose closures may hold more than these states do, or
+    where they are large.
+    """
+    if subject.contract.train_step is not None:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            things = {"model": model, **_pieces(made)}
+            states = {name: thing.state_dict() for name, thing in things.items()}
+            tensors = trees.tensors(states).values()
+            if sum(t.nbytes for t in tensors if t.layout == torch.strided) <= _KEPT_BYTES:
+                subject.cache[_CHECKPOINT] = copy.deepcopy(states)
+        except (
+            Exception
+        ):  # a piece may refuse in its own words: the run that needs the states tells
+            subject.cache.pop(_CHECKPOINT, None)
+
+
+def _first_step(subject: Subject) -> dict[str, Any] | None:
+    """Do one step and return the states after it; None where its functions keep more than these."""
     contract = subject.contract
     with subject.pristine(steps=True) as model, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -102,20 +150,7 @@ def is_resumed(subject: Subject) -> tuple[str, ...] | None:
             return None
         states: dict[str, Any] = {"model": copy.deepcopy(model.state_dict())}
         # these pieces do no further step, so that what their states hold need not be copied
-        states |= {name: thing.state_dict() for name, thing in pieces.items()}
-        del made, pieces, held
-    with subject.pristine(steps=True) as model, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with subject.phase("build"):
-            model.load_state_dict(states["model"])
-        model.train()
-        seed_everything(subject.seed)
-        made = subject.make_optimizer(model)
-        with subject.phase("step"):
-            for name, thing in _pieces(made).items():
-                thing.load_state_dict(states[name])
-        _run(subject, model, made, 1, len(known.losses) - 1)
-        return tuple(states) if checksums(model) == known.end else None
+        return states | {name: thing.state_dict() for name, thing in pieces.items()}
 
 
 def measure(subject: Subject) -> Resumption:

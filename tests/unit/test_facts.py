@@ -10,6 +10,7 @@ from torch import nn
 from pytest_torchcheck import Contract
 from pytest_torchcheck.checks.updates import trajectory
 from pytest_torchcheck.facts import forward_facts, outputs
+from pytest_torchcheck.loop import resume
 from pytest_torchcheck.loop.resume import is_resumed
 from pytest_torchcheck.subject import Subject
 
@@ -166,6 +167,36 @@ def test_a_resumed_run_is_compared_with_the_steps_that_ran_anyway():
     assert held is not None
     assert {"model", "optimizer"} <= set(held)
     assert is_resumed(trained(lambda m: Forgetful(m.parameters(), lr=1e-2))) is None
+
+
+def test_the_step_before_the_checkpoint_is_the_first_of_those_that_ran_anyway(monkeypatch):
+    class Counting(torch.optim.Adam):
+        def step(self, closure=None):
+            steps.append(1)
+            super().step(closure)
+
+    steps = []
+    subject = trained(lambda m: Counting(m.parameters(), lr=1e-2))
+    assert is_resumed(subject) == ("model", "optimizer")
+    assert len(steps) == 3 + 2
+    # what was loaded has been written to: asked again, it takes a checkpoint of its own, as for a large model
+    assert is_resumed(subject) == ("model", "optimizer")
+    assert len(steps) == 5 + 3
+    monkeypatch.setattr(resume, "_KEPT_BYTES", 16)
+    large = trained(adam)
+    assert is_resumed(large) == ("model", "optimizer")
+    assert not any("checkpoint" in str(key) for key in large.cache)
+
+
+def test_a_state_that_cannot_be_taken_is_told_by_the_run_that_needs_it():
+    class Silent(torch.optim.Adam):
+        def state_dict(self):
+            raise ValueError("no state")
+
+    subject = trained(lambda m: Silent(m.parameters(), lr=1e-2))
+    assert len(trajectory(subject).losses) == 3
+    with pytest.raises(ValueError, match="no state"):
+        is_resumed(subject)
 
 
 def test_what_is_done_every_third_step_shows_in_a_resumed_run():
