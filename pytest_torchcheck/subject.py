@@ -599,6 +599,7 @@ class Subject:
         batch: Batch,
         *,
         look: Callable[[Any, torch.Tensor], None] | None = None,
+        passes: Callable[[nn.Module, Batch], tuple[Any, torch.Tensor]] | None = None,
     ) -> torch.Tensor | float | None:
         """Do one training step as the user does: the declared ``train_step``, else the plain one.
 
@@ -607,6 +608,7 @@ class Subject:
             optimizer: What :meth:`make_optimizer` returned for it.
             batch: The batch as it is; its inputs may be written to.
             look: Called with output and loss between backward and the optimizer's step, in the plain step only.
+            passes: Does what :meth:`passes` does and sees more, in the plain step only.
 
         Returns:
             The loss: a detached scalar, or whatever the user's step returns.
@@ -624,16 +626,21 @@ class Subject:
             return returned
         for each in optimizers_of(optimizer):
             each.zero_grad(set_to_none=True)
-        output = self.call(model, batch)
-        loss = self.compute_loss(output, batch)
-        with self.phase("backward", batch, lambda: self._once(model, batch)):
-            loss.backward()
+        output, loss = (passes or self.passes)(model, batch)
         if look is not None:
             look(output, loss)
         with self.phase("step", batch):
             for each in optimizers_of(optimizer):
                 each.step()
         return loss.detach()
+
+    def passes(self, model: nn.Module, batch: Batch) -> tuple[Any, torch.Tensor]:
+        """Run forward, loss and backward as the plain step does; return output and loss."""
+        output = self.call(model, batch)
+        loss = self.compute_loss(output, batch)
+        with self.phase("backward", batch, lambda: self._once(model, batch)):
+            loss.backward()
+        return output, loss
 
     @property
     def kernel_exact(self) -> bool:

@@ -14,7 +14,7 @@ from ..diagnosis.observation import observe
 from ..facts import forward_facts
 from ..functions.binding import function_behind, make_call
 from ..functions.coverage import CHECKED, CoverageRow, row_for
-from ..functions.discovery import RecordedCall, floats_of, recording, short_name
+from ..functions.discovery import RecordedCall, floats_of, is_compiled, recording, short_name
 from ..functions.engine import check_call
 from ..functions.modules import check_module
 from ..functions.operators import check_operator, definition_of, shadow_of
@@ -196,7 +196,7 @@ def _checked(subject: Subject, found: Found, *, twice: bool) -> list[Finding]:
         return [not_applicable(f"{found.name} is only applied where gradients are turned off")]
     usable = [call for call in found.calls if call.whole]
     findings: list[Finding] = []
-    compiled = _is_compiled(subject.model)
+    compiled = is_compiled(subject.model)
     for position, recorded in enumerate(usable[:_SIGNATURES]):
         made = _call_of(recorded, found.calls, subject.seed)
         findings += check_call(
@@ -220,15 +220,6 @@ def _checked(subject: Subject, found: Found, *, twice: bool) -> list[Finding]:
             )
         ]
     return _best(findings)
-
-
-def _is_compiled(model: nn.Module) -> bool:
-    """Say whether a model or a part of it goes through torch.compile, so that its Functions must too."""
-    return any(
-        type(module).__name__ == "OptimizedModule"
-        or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
 
 
 def _call_of(recorded: RecordedCall, calls: Sequence[RecordedCall], seed: int) -> Call:

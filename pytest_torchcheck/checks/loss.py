@@ -93,30 +93,50 @@ def evidence(subject: Subject) -> LossEvidence:
     return found
 
 
-def _gather(subject: Subject) -> LossEvidence:
-    batch = subject.batch().clone()
-    with subject.pristine() as model, torch.enable_grad():
-        model.train()
-        seed_everything(subject.seed)
-        watch = LossWatch(model)
-        inputs = {id(t) for _, t in batch.input_leaves() if isinstance(t, torch.Tensor)}
-        with watch:
-            output = subject.call(model, batch)
-            targets = [t for t in trees.tensors(batch.targets).values() if id(t) not in inputs]
-            watch.between(trees.tensors(output).values(), targets)
-            loss = subject.compute_loss(output, batch)
-        wanted = [call.input for call in watch.calls if call.input.requires_grad]
-        outputs = {path: t for path, t in trees.floats(output).items() if t.requires_grad}
-        grads: list[torch.Tensor | None] = [None] * (len(wanted) + len(outputs))
-        if loss.requires_grad and loss.dim() == 0:
-            with subject.phase("backward", batch):
-                grads = list(
-                    torch.autograd.grad(
-                        loss, [*wanted, *outputs.values()], allow_unused=True, retain_graph=False
-                    )
-                )
-        by_input = {id(t): g for t, g in zip(wanted, grads, strict=False)}
-        by_path = dict(zip(outputs, grads[len(wanted) :], strict=False))
+class LossSight:
+    """Sees a forward and its loss, and the gradients that a backward sends to what the loss consumed.
+
+    Args:
+        subject: Whose step.
+        model: Its model.
+        batch: What the model is called with.
+
+    Attributes:
+        watch: To be entered around the forward and the loss.
+    """
+
+    def __init__(self, subject: Subject, model: torch.nn.Module, batch: Batch) -> None:
+        self._subject, self._model, self._batch = subject, model, batch
+        self.watch = LossWatch(model)
+        self._inputs = {id(t) for _, t in batch.input_leaves() if isinstance(t, torch.Tensor)}
+
+    def between(self, output: Any) -> None:
+        """Say that the forward is over and the loss begins."""
+        targets = [
+            t for t in trees.tensors(self._batch.targets).values() if id(t) not in self._inputs
+        ]
+        self.watch.between(trees.tensors(output).values(), targets)
+
+    def wanted(self, output: Any) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """Return what the loss functions were given, and the outputs by path, that require a gradient."""
+        consumed = [call.input for call in self.watch.calls if call.input.requires_grad]
+        return consumed, {p: t for p, t in trees.floats(output).items() if t.requires_grad}
+
+    def evidence(
+        self,
+        output: Any,
+        loss: torch.Tensor,
+        by_input: dict[int, torch.Tensor | None],
+        by_path: dict[str, torch.Tensor | None],
+    ) -> LossEvidence:
+        """Describe what was seen.
+
+        Args:
+            output: What the model returned.
+            loss: Its loss.
+            by_input: Gradients of what the loss functions were given, by id.
+            by_path: Gradients of the outputs.
+        """
         first = next(iter(trees.floats(output).values()), None)
         return LossEvidence(
             shape=tuple(loss.shape),
@@ -125,18 +145,60 @@ def _gather(subject: Subject) -> LossEvidence:
             leaf=loss.is_leaf and loss.requires_grad,
             connected=loss.requires_grad,
             consumed=tuple(
-                _describe(call, by_input.get(id(call.input)), model) for call in watch.calls
+                _describe(call, by_input.get(id(call.input)), self._model)
+                for call in self.watch.calls
             ),
-            broadcasts=tuple(watch.broadcasts),
-            producer=None if first is None else watch.producer(first),
-            samples=len(watch.samples),
+            broadcasts=tuple(self.watch.broadcasts),
+            producer=None if first is None else self.watch.producer(first),
+            samples=len(self.watch.samples),
             outputs={
                 p: 0.0 if g is None else float(g.detach().abs().max())
                 for p, g in by_path.items()
                 if g is None or g.numel()
             },
-            away=_away(subject, output, batch),
+            away=_away(self._subject, output, self._batch),
         )
+
+    def keep(self, output: Any, loss: torch.Tensor) -> None:
+        """Keep what :func:`evidence` returns, after a backward that left ``.grad`` of all that is :meth:`wanted`.
+
+        Nothing is kept where the evidence calls the user's loss again, in the midst of their steps.
+        """
+        if loss.requires_grad and loss.dim() == 0 and not _goals(output, self._batch):
+            consumed, outputs = self.wanted(output)
+            self._subject.cache.setdefault(
+                "loss",
+                self.evidence(
+                    output,
+                    loss,
+                    {id(t): t.grad for t in consumed},
+                    {path: t.grad for path, t in outputs.items()},
+                ),
+            )
+
+
+def _gather(subject: Subject) -> LossEvidence:
+    batch = subject.batch().clone()
+    with subject.pristine() as model, torch.enable_grad():
+        model.train()
+        seed_everything(subject.seed)
+        sight = LossSight(subject, model, batch)
+        with sight.watch:
+            output = subject.call(model, batch)
+            sight.between(output)
+            loss = subject.compute_loss(output, batch)
+        consumed, outputs = sight.wanted(output)
+        grads: list[torch.Tensor | None] = [None] * (len(consumed) + len(outputs))
+        if loss.requires_grad and loss.dim() == 0:
+            with subject.phase("backward", batch):
+                grads = list(
+                    torch.autograd.grad(
+                        loss, [*consumed, *outputs.values()], allow_unused=True, retain_graph=False
+                    )
+                )
+        by_input = {id(t): g for t, g in zip(consumed, grads, strict=False)}
+        by_path = dict(zip(outputs, grads[len(consumed) :], strict=False))
+        return sight.evidence(output, loss, by_input, by_path)
 
 
 @torch.no_grad()
@@ -202,14 +264,8 @@ def _away(subject: Subject, output: Any, batch: Batch) -> dict[str, float]:
     slope through the model says nothing of the loss. An output is left out where its target is no goal
     of it: a margin, a weight, a sign that all samples share.
     """
-    targets = [t for t in trees.floats(batch.targets).values() if not t.is_complex()]
-    goals: dict[str, torch.Tensor] = {}
-    for path, tensor in trees.floats(output).items():
-        fitting = [t for t in targets if t.shape == tensor.shape and t is not tensor]
-        if tensor.requires_grad and not tensor.is_complex() and tensor.dim() and len(fitting) == 1:
-            goals[path] = trees.dense(fitting[0]).to(tensor.device, tensor.dtype)
     found: dict[str, float] = {}
-    for path, goal in goals.items():
+    for path, goal in _goals(output, batch).items():
         tensor = trees.tensors(output)[path]
         slope = _slope(subject, output, batch, path)
         if slope is None:
@@ -226,6 +282,17 @@ def _away(subject: Subject, output: Any, batch: Batch) -> dict[str, float]:
         if bool(moved.any()):
             found[path] = float((work[moved] > 0).float().mean())
     return found
+
+
+def _goals(output: Any, batch: Batch) -> dict[str, torch.Tensor]:
+    """Return, by the output's path, the one float target of its shape."""
+    targets = [t for t in trees.floats(batch.targets).values() if not t.is_complex()]
+    goals: dict[str, torch.Tensor] = {}
+    for path, tensor in trees.floats(output).items():
+        fitting = [t for t in targets if t.shape == tensor.shape and t is not tensor]
+        if tensor.requires_grad and not tensor.is_complex() and tensor.dim() and len(fitting) == 1:
+            goals[path] = trees.dense(fitting[0]).to(tensor.device, tensor.dtype)
+    return goals
 
 
 def _slope(subject: Subject, output: Any, batch: Batch, path: str) -> torch.Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,11 @@ from torch import nn
 
 from ..data.contents import raw_bytes
 from ..diagnosis import optimizers as explain
+from ..diagnosis.observation import Watched
+from ..functions.discovery import is_compiled
 from ..loop.resume import keep_checkpoint
 from ..probes.leaks import LiveBytes, count_hooks
+from ..probes.watch import version_of
 from ..state import seed_everything
 from ..subject import (
     Subject,
@@ -30,6 +34,7 @@ from .registry import check, inconclusive, not_applicable, passed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ..batches import Batch
     from ..findings import Finding
 
 STEPS = 3
@@ -103,9 +108,9 @@ class Trajectory:
 def trajectory(subject: Subject) -> Trajectory:
     """Run the user's step (or the plain one) a few times on the base batch; cached.
 
-    The first step runs as it is, so that what it shows of the gradients is what a plain backward gives:
-    where it is the plain step, :meth:`Subject.gradients` need not run another one. The further ones run
-    under a count of live bytes.
+    The first step gives what a plain backward gives: where it is the plain step, :meth:`Subject.gradients` need
+    not run another one. It is watched then for what else asks about such a step, as long as it succeeds: what
+    raises is told by steps that nobody watches. The further ones run under a count of live bytes.
     """
     if "trajectory" not in subject.cache:
         subject.cache["trajectory"] = _run(subject)
@@ -114,8 +119,71 @@ def trajectory(subject: Subject) -> Trajectory:
 
 
 def _run(subject: Subject) -> Trajectory:
+    made = None
+    if subject.contract.train_step is None:
+        with contextlib.suppress(_NotWatched):
+            made = _steps(subject, watched=True)
+    return _steps(subject) if made is None else made
+
+
+class _NotWatched(Exception):
+    """What a watch would see of the first step is not what it sees of a step of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """Watches the first step."""
+
+    seen: Watched
+    before: list[Any]
+
+    @classmethod
+    def of(cls, subject: Subject, model: nn.Module) -> _Sight:
+        losses = subject.contract.loss is not None
+        return cls(Watched(subject, model, losses=losses), _attributes(model))
+
+    def passes(self, model: nn.Module, batch: Batch) -> tuple[Any, torch.Tensor]:
+        """Do what :meth:`Subject.passes` does."""
+        if _attributes(model) != self.before:
+            raise _NotWatched  # making the optimizer changed the model
+        if _compiles(model):
+            raise _NotWatched  # under a watch compiled code runs eagerly, which may give other bits
+        try:
+            output, loss = self.seen.passes(model, batch)
+        except SubjectError as error:
+            raise _NotWatched from error
+        if loss is None or loss.dim():
+            raise _NotWatched
+        self.seen.keep()
+        return output, loss
+
+
+def _compiles(model: nn.Module) -> bool:
+    """Say whether the model is compiled, or anything of this process that it may call."""
+    if is_compiled(model):
+        return True
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    backends: dict[Any, Any] = {} if frames is None else frames.cached_backends
+    return any(backend is not None for backend in backends.values())  # None: what opted out of it
+
+
+def _attributes(model: nn.Module) -> list[Any]:
+    """Return what a function that is given the model may change: attributes, flags, versions of parameters."""
+    found: list[Any] = [(id(p), p.requires_grad, version_of(p)) for p in model.parameters()]
+    for module in model.modules():
+        own = vars(module)
+        found.append({key: id(value) for key, value in own.items()})
+        found += [
+            {key: id(value) for key, value in own.get(name, {}).items()}
+            for name in ("_parameters", "_buffers", "_modules")
+        ]
+    return found
+
+
+def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
     with subject.pristine(steps=True) as model:
         model.train()
+        sight = _Sight.of(subject, model) if watched else None
         seed_everything(subject.seed)
         made = subject.make_optimizer(model)
         clear_gradients(model)
@@ -148,6 +216,7 @@ def _run(subject: Subject) -> Trajectory:
                         made,
                         subject.batch().clone(),
                         look=None if step or losses else subject.keep_gradients,
+                        passes=None if sight is None or step or losses else sight.passes,
                     )
             except SubjectError as raised:
                 error = raised

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import trees
+from ..checks.loss import LossSight
 from ..functions.discovery import RecordedCall, recording
 from ..probes.holdings import Holding, holdings
 from ..probes.recomputation import watch_checkpointing
@@ -19,6 +21,7 @@ from .unsaved import Piece, differing, pieces
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..batches import Batch
     from ..findings import Location
     from ..subject import Subject
 
@@ -80,60 +83,112 @@ def observe(subject: Subject) -> Observation:
 
 def _observe(subject: Subject) -> Observation:
     batch = subject.batch().clone()
-    symbol = subject.source.batch_symbol
-    size = batch.sizes.get(symbol) if symbol is not None else None
     with subject.pristine() as model:
-        held = tuple(holdings(model))
-        before = pieces(model)
-        known = {name for name, _ in model.named_parameters()}
-        hidden = {id(h.value): h.path for h in held if h.kind == "module"}
-        gradients = [
-            (path, tensor) for h in held for path, tensor in h.tensors() if tensor.requires_grad
-        ]
+        seen = Watched(subject, model)
         clear_gradients(model)
-        for _, tensor in gradients:
-            if tensor.is_leaf:
-                tensor.grad = None
         model.train()
         seed_everything(subject.seed)
+        with torch.enable_grad():
+            seen.passes(model, batch)
+        return seen.observation()
+
+
+class Watched:
+    """Watches one forward, loss and backward; made before them, from the pristine state.
+
+    Args:
+        subject: Whose step.
+        model: Its model.
+        losses: See the loss as well, for :func:`~pytest_torchcheck.checks.loss.evidence`; a step only, with a
+            backward.
+    """
+
+    def __init__(self, subject: Subject, model: nn.Module, *, losses: bool = False) -> None:
+        self._subject, self._model, self._losses = subject, model, losses
+        self._held = tuple(holdings(model))
+        self._before = pieces(model)
+        self._known = {name for name, _ in model.named_parameters()}
+        self._gradients = [
+            (path, tensor)
+            for held in self._held
+            for path, tensor in held.tensors()
+            if tensor.requires_grad
+        ]
+        self._made: Observation | None = None
+
+    def passes(self, model: nn.Module, batch: Batch) -> tuple[Any, torch.Tensor | None]:
+        """Run forward, loss and backward of a model in training mode, as far as there is a gradient.
+
+        Returns:
+            Output and loss; None for a loss that no backward could run from.
+
+        Raises:
+            SubjectError: The model, the loss or the backward raised.
+        """
+        subject, held = self._subject, self._held
+        for _, tensor in self._gradients:
+            if tensor.is_leaf:
+                tensor.grad = None
+        hidden = {id(h.value): h.path for h in held if h.kind == "module"}
         called: set[str] = set()
         handles = [
             h.value.register_forward_pre_hook(lambda module, _: called.add(hidden[id(module)]))
             for h in held
             if h.kind == "module"
         ]
+        symbol = subject.source.batch_symbol
+        size = batch.sizes.get(symbol) if symbol is not None else None
         watch = SignalWatch(model, size, subject.contract.batch_dim)
+        sight = LossSight(subject, model, batch) if self._losses else None
+        loss: torch.Tensor | None = None
         try:
-            with (
-                torch.enable_grad(),
-                recording() as applied,
-                watch_checkpointing() as checkpointing,
-            ):
-                with watch:
-                    output = subject.call(model, batch)
-                changed = tuple(differing(before, pieces(model)))
-                late = tuple(name for name, _ in model.named_parameters() if name not in known)
-                loss = subject.compute_loss(output, batch) if _differentiable(output) else None
+            with recording() as applied, watch_checkpointing() as checkpointing:
+                with contextlib.nullcontext() if sight is None else sight.watch:
+                    with watch:
+                        output = subject.call(model, batch)
+                    changed = tuple(differing(self._before, pieces(model)))
+                    late = tuple(n for n, _ in model.named_parameters() if n not in self._known)
+                    if _differentiable(output):
+                        if sight is not None:
+                            sight.between(output)
+                        loss = subject.compute_loss(output, batch)
                 if loss is not None and loss.requires_grad:
+                    if sight is not None:
+                        consumed, outputs = sight.wanted(output)
+                        for tensor in (*consumed, *outputs.values()):
+                            tensor.retain_grad()
                     with subject.phase("backward", batch):
                         (loss if loss.dim() == 0 else loss.sum()).backward()
         finally:
             for handle in handles:
                 handle.remove()
-        strangers = _strangers(watch, held, model)
-        live = {path for path, tensor in gradients if tensor.is_leaf and tensor.grad is not None}
+        live = {
+            path for path, tensor in self._gradients if tensor.is_leaf and tensor.grad is not None
+        }
         live |= {h.path for h in held if h.kind == "tensor" and _reaches(h.value, model)}
-    return Observation(
-        signals=watch.seen,
-        held=held,
-        changed=changed,
-        late=late,
-        strangers=strangers,
-        live=frozenset(live),
-        called=frozenset(called),
-        applied=tuple(applied),
-        regions=checkpointing.regions,
-    )
+        self._made = Observation(
+            signals=watch.seen,
+            held=held,
+            changed=changed,
+            late=late,
+            strangers=_strangers(watch, held, model),
+            live=frozenset(live),
+            called=frozenset(called),
+            applied=tuple(applied),
+            regions=checkpointing.regions,
+        )
+        if sight is not None and loss is not None:
+            sight.keep(output, loss)
+        return output, loss if loss is not None and loss.requires_grad else None
+
+    def observation(self) -> Observation:
+        """Return what was seen of the passes."""
+        assert self._made is not None
+        return self._made
+
+    def keep(self) -> None:
+        """Keep for :func:`observe` what was seen of passes that are the same as its own."""
+        self._subject.cache.setdefault("observation", self.observation())
 
 
 def _differentiable(output: object) -> bool:

@@ -141,6 +141,15 @@ def _eagerly() -> AbstractContextManager[Any]:
     return stance
 
 
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Say whether a model or a part of it goes through torch.compile, so that its Functions must too."""
+    return any(
+        type(module).__name__ == "OptimizedModule"
+        or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
 def is_users(function: type, packages: Iterable[str] = ()) -> bool:
     """Say whether a Function is written by the user or an installed package, and not by torch."""
     module = getattr(function, "__module__", "") or ""
