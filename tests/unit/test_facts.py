@@ -8,7 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract
+from pytest_torchcheck.checks import updates
+from pytest_torchcheck.checks.loss import evidence as loss_evidence
 from pytest_torchcheck.checks.updates import trajectory
+from pytest_torchcheck.diagnosis.observation import observe
 from pytest_torchcheck.facts import forward_facts, outputs
 from pytest_torchcheck.loop import resume
 from pytest_torchcheck.loop.resume import is_resumed
@@ -139,11 +142,11 @@ def test_an_output_that_is_the_models_own_is_copied():
     assert torch.equal(outputs(subject, subject.batch().clone())["output"], seen)
 
 
-def trained(optimizer):
+def trained(optimizer, loss=F.cross_entropy):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 3))
     batch = ((torch.randn(6, 4),), torch.randint(0, 3, (6,)))
-    return Subject(Contract(model=model, batch=batch, loss=F.cross_entropy, optimizer=optimizer))
+    return Subject(Contract(model=model, batch=batch, loss=loss, optimizer=optimizer))
 
 
 def adam(model):
@@ -216,3 +219,86 @@ def test_what_is_done_every_third_step_shows_in_a_resumed_run():
                         parameter.mul_(0.5)
 
     assert is_resumed(trained(lambda m: Lookahead(m.parameters()))) is None
+
+
+def test_the_first_step_is_watched_and_shows_what_a_step_of_its_own_shows():
+    def loss(output, target):
+        return F.cross_entropy(output, target)
+
+    def told(subject):
+        seen = loss_evidence(subject)
+        (one,) = seen.consumed
+        place = (one.place.file, one.place.line)
+        return seen.value, seen.outputs, seen.broadcasts, place, one.weight, one.entropy, one.rising
+
+    subject, other = trained(adam, loss), trained(adam, loss)
+    made = trajectory(subject)
+    assert {"observation", "loss"} <= set(subject.cache)
+    assert made == updates._steps(other)
+    assert not {"observation", "loss"} & set(other.cache)
+    assert subject.gradients() == other.gradients()
+    seen, own = observe(subject), observe(other)
+    assert repr(seen.signals) == repr(own.signals)
+    assert (seen.held, seen.changed, seen.late, seen.regions) == ((), (), (), 0)
+    assert told(subject) == told(other)
+    assert made.end is not None
+    assert is_resumed(subject) is not None
+
+
+def test_a_step_that_raises_is_told_by_one_that_nobody_watches():
+    def refuse(module, x, y):
+        raise ValueError("no")
+
+    subject = subject_of(refuse)
+    made = trajectory(subject)
+    assert len(calls) == 2
+    assert made.error is not None
+    assert str(made.error.error) == "no"
+    assert "observation" not in subject.cache
+
+
+def freeze(model):
+    model[0].weight.requires_grad_(False)
+    return adam(model)
+
+
+def scale(model):
+    with torch.no_grad():
+        model[0].weight.mul_(2.0)
+    return adam(model)
+
+
+def mark(model):
+    model.note = [1, 2]
+    return adam(model)
+
+
+@pytest.mark.parametrize("optimizer", [freeze, scale, mark])
+def test_a_model_that_making_the_optimizer_changes_is_watched_by_itself(optimizer):
+    subject = trained(optimizer)
+    assert trajectory(subject) == updates._steps(trained(optimizer))
+    assert not {"observation", "loss"} & set(subject.cache)
+
+
+def test_where_something_is_compiled_no_step_is_watched(monkeypatch):
+    frames = pytest.importorskip("torch._dynamo.eval_frame")
+    monkeypatch.setitem(frames.cached_backends, 1, object())
+    subject = trained(adam)
+    trajectory(subject)
+    assert not {"observation", "loss"} & set(subject.cache)
+
+
+def test_a_loss_that_is_called_again_by_its_evidence_is_watched_apart():
+    losses = []
+
+    def loss(output, target):
+        losses.append(1)
+        return F.mse_loss(output, target)
+
+    torch.manual_seed(0)
+    batch = ((torch.randn(6, 4),), torch.randn(6, 3))
+    subject = Subject(Contract(model=nn.Linear(4, 3), batch=batch, loss=loss))
+    trajectory(subject)
+    assert len(losses) == 3
+    assert "loss" not in subject.cache
+    assert "observation" in subject.cache
