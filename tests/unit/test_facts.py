@@ -221,6 +221,14 @@ def test_what_is_done_every_third_step_shows_in_a_resumed_run():
     assert is_resumed(trained(lambda m: Lookahead(m.parameters()))) is None
 
 
+@pytest.fixture
+def nothing_compiled(monkeypatch):
+    """As in a process in which no other test has compiled anything."""
+    frames = pytest.importorskip("torch._dynamo.eval_frame")
+    monkeypatch.setattr(frames, "cached_backends", {id(None): None})
+
+
+@pytest.mark.usefixtures("nothing_compiled")
 def test_the_first_step_is_watched_and_shows_what_a_step_of_its_own_shows():
     def loss(output, target):
         return F.cross_entropy(output, target)
@@ -245,6 +253,7 @@ def test_the_first_step_is_watched_and_shows_what_a_step_of_its_own_shows():
     assert is_resumed(subject) is not None
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_a_step_that_raises_is_told_by_one_that_nobody_watches():
     def refuse(module, x, y):
         raise ValueError("no")
@@ -273,6 +282,7 @@ def mark(model):
     return adam(model)
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("optimizer", [freeze, scale, mark])
 def test_a_model_that_making_the_optimizer_changes_is_watched_by_itself(optimizer):
     subject = trained(optimizer)
@@ -288,6 +298,7 @@ def test_where_something_is_compiled_no_step_is_watched(monkeypatch):
     assert not {"observation", "loss"} & set(subject.cache)
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_a_loss_that_is_called_again_by_its_evidence_is_watched_apart():
     losses = []
 
