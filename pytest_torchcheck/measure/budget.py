@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,7 +64,7 @@ class LargestBatch:
     symbol: str
     size: int
     budget_bytes: int
-    profile: MemoryProfile
+    profile: MemoryProfile = field(repr=False)
     next_bytes: int | None
     tried: Mapping[int, int]
 

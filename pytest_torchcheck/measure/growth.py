@@ -71,6 +71,18 @@ class Growth:
     fake: bool = True
     profiles: tuple[MemoryProfile, ...] = field(default=(), repr=False)
 
+    def __str__(self) -> str:
+        """Return the laws, and what grows fastest."""
+        place = self.fastest.location if self.fastest is not None else None
+        where = "" if place is None else f", {place.file}:{place.line}: {place.text}"
+        rows = [f"memory  {self.law}", f"work    {self.flops_law}"]
+        if self.fastest is not None:
+            rows.append(
+                f"fastest {self.fastest.describe()}, {self.symbol}^{self.fastest_power:g}{where}"
+            )
+        rows.append(f"at {self.symbol} = {', '.join(map(str, self.sizes))}")
+        return "\n".join(rows)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain types only."""
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -46,8 +46,8 @@ class Saving:
     after_bytes: int
     share: float
     difference: float
-    before: MemoryProfile
-    after: MemoryProfile
+    before: MemoryProfile = field(repr=False)
+    after: MemoryProfile = field(repr=False)
 
 
 def assert_saves(

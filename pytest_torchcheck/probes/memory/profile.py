@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Location
+from pytest_torchcheck.units import format_bytes
 
 from .tracker import PHASES, Allocation, MemoryTracker, Phase, Site
 
@@ -141,12 +142,29 @@ class MemoryProfile:
     by_module: Mapping[str, int] = field(default_factory=dict)
     by_line: Mapping[Location, int] = field(default_factory=dict)
     largest: tuple[Holding, ...] = ()
-    timeline: Timeline | None = None
+    timeline: Timeline | None = field(default=None, repr=False)
     operations: int = 0
     device: str = "cpu"
     fake: bool = False
     sizes: Mapping[str, int] = field(default_factory=dict)
     allocator_peak_bytes: int | None = None
+
+    def __str__(self) -> str:
+        """Return what a person asks first: how much, when, of what, and where."""
+        place = self.peak_phase + (f", at {self.peak_op}" if self.peak_op else "")
+        sizes = "".join(f", {name}={size}" for name, size in self.sizes.items())
+        rows = [f"peak {format_bytes(self.peak_bytes)} in {place} ({self.device}{sizes})"]
+        if self.allocator_peak_bytes is not None:
+            rows.append(f"allocator  {format_bytes(self.allocator_peak_bytes)}")
+        for title, counts in (("phases", self.by_phase), ("at peak", self.by_category)):
+            told = ", ".join(
+                f"{name.replace('_', ' ')} {format_bytes(count)}" for name, count in counts.items()
+            )
+            rows.append(f"{title:<9}  {told}")
+        for place_of, count in list(self.by_line.items())[:5]:
+            line = f"{place_of.file}:{place_of.line}: " if place_of != NOWHERE else ""
+            rows.append(f"{format_bytes(count):>9}  {line}{place_of.text}")
+        return "\n".join(rows)
 
     def replace(self, **changes: Any) -> MemoryProfile:
         """Return a copy with some fields changed."""

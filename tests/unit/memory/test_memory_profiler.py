@@ -6,6 +6,7 @@ import pytest
 import torch
 from memory_zoo import ZOO
 
+from pytest_torchcheck import Contract, largest_batch, measure_growth, measure_memory
 from pytest_torchcheck.measure.allocator import record
 from pytest_torchcheck.probes.memory import MemoryTracker, build_profile
 
@@ -67,3 +68,15 @@ def test_what_a_kernel_takes_and_gives_back_is_told_from_what_it_returns():
     assert made.peak == 140
     assert made.peak_between({"aten::convolution"}) == 130
     assert made.peak_between(set()) == 140
+
+
+def test_what_is_measured_can_be_printed():
+    declared = Contract(model=lambda: torch.nn.Linear(4, 2), inputs="B 4", sizes={"B": (1, 64)})
+    profile = str(measure_memory(declared, at={"B": 32}))
+    assert profile.startswith("peak ")
+    assert "B=32" in profile.splitlines()[0]
+    assert "optimizer state" in profile
+    assert len(profile) < 1500
+    growth = str(measure_growth(declared, "B"))
+    assert "·B" in growth.splitlines()[0]
+    assert len(repr(largest_batch(declared, "1 MiB"))) < 500
