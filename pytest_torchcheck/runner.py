@@ -22,7 +22,7 @@ from .state import is_device_error, isolated
 from .subject import Subject, SubjectError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from .batches import Batch
@@ -129,6 +129,13 @@ class Runner:
         self._crashes: dict[tuple[str, str, str], str] = {}
         self._failing_batch: Batch | None = None
         self._lost: dict[str, str] = {}  # device -> check/code of what lost its context
+
+    def expect(self, chosen: Iterable[Case]) -> None:
+        """Start in the background what these cases will wait for: a process for the workers of a loader."""
+        if any(case.check.name == "worker-delivery" for case in chosen):
+            from .data import delivery
+
+            delivery.expect(self.contract.loader)
 
     def run(self, case: Case) -> tuple[Finding, ...]:
         """Run one case; the user's bugs become findings, never exceptions.
@@ -397,6 +404,7 @@ def run_contract(
                 registry.not_applicable(reason).replace(check=name, contract=contract.name)
             )
     try:
+        runner.expect(chosen)
         for case in chosen:
             if case.device.startswith("cuda") and not torch.cuda.is_available():
                 absent.append(_no_device(case, contract))

@@ -212,7 +212,7 @@ def _small_batch(subject: Subject, part: Part, found: order.Epoch) -> Iterator[F
     error = _try(subject, part, found.last)
     if error is not None:
         yield explain_order.last_batch_fails(
-            part, found.last, error, _normalisation(subject, error)
+            part, found.last, error, _normalisation(subject, error), subject.contract.location
         )
 
 

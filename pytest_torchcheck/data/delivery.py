@@ -1,10 +1,11 @@
 """Does a spawned worker deliver batches, within a deadline?
 
-One fresh interpreter does what a spawned DataLoader worker does: it is prepared by
+A process that knows nothing but torch does what a spawned DataLoader worker does: it is prepared by
 :mod:`multiprocessing.spawn` (``__main__`` is imported again), unpickles the dataset, is seeded, runs
 ``worker_init_fn``, fetches two batches and pickles them for the way back. A process of our own instead of
 a DataLoader gives its stderr, a deadline that holds, and the stack of a worker that hangs; and it
-leaves the user's tensors where they are (DataLoader would move them into shared memory).
+leaves the user's tensors where they are (DataLoader would move them into shared memory). It is forked off
+a :mod:`~.zygote`, so that torch is imported once per session and beside the other checks.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import spawn
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch.utils.data import DataLoader
+
 from pytest_torchcheck import sources
 from pytest_torchcheck.state import isolated
 
-from .plan import Part, indices
+from . import zygote
+from .plan import LoaderPlan, Part, indices
 from .reading import seed_process
 from .tracing import line_at
 
@@ -79,6 +84,22 @@ class Delivery:
     exit_code: int | None = None
 
 
+def expect(loader: Any) -> None:
+    """Start what workers are made of, in the background, where a loader declares workers.
+
+    Args:
+        loader: As a contract declares it: a DataLoader, its arguments, or a mapping from role to either.
+    """
+    plans = [loader, *(loader.values() if isinstance(loader, Mapping) else ())]
+    declared = any(
+        LoaderPlan.of(one).num_workers
+        for one in plans
+        if isinstance(one, DataLoader | Mapping)
+    )
+    if declared and not os.environ.get(IN_WORKER):
+        zygote.started(_search_path(), {**os.environ, IN_WORKER: "1"})
+
+
 def deliver(part: Part, *, seed: int = 0, deadline_s: float = DEADLINE_S) -> Delivery:
     """Start one spawned worker and have it deliver two batches.
 
@@ -115,29 +136,41 @@ def deliver(part: Part, *, seed: int = 0, deadline_s: float = DEADLINE_S) -> Del
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="torchcheck-worker-") as folder:
         (Path(folder) / "request").write_bytes(pickle.dumps(request))
-        with (Path(folder) / "stderr").open("wb") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, *_search_path(), folder],
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-                env={**os.environ, IN_WORKER: "1"},
-            )
-            try:
-                process.wait(START_S + deadline_s + 2.0)
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                with contextlib.suppress(OSError):
-                    process.kill()
-                process.wait()
+        code = _run(Path(folder), START_S + deadline_s + 2.0)
         lines = [
             json.loads(line)
             for line in _text(Path(folder) / "report").splitlines()
             if line.endswith("}")
         ]
         errors = _text(Path(folder) / "stderr")
-    return _judge(lines, errors, time.monotonic() - start, process.returncode, len(payload))
+    return _judge(lines, errors, time.monotonic() - start, code, len(payload))
+
+
+def _run(folder: Path, limit_s: float) -> int | None:
+    """Have a worker serve the request in a folder; return its exit code."""
+    path, environment = _search_path(), {**os.environ, IN_WORKER: "1"}
+    shared = zygote.started(path, environment)
+    if shared is not None and (code := shared.run(folder, path, environment, limit_s)) is not None:
+        return code
+    for left in ("report", "stderr"):  # by a worker whose zygote was lost
+        (folder / left).unlink(missing_ok=True)
+    with (folder / "stderr").open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _BOOTSTRAP, *path, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=stderr,
+            stderr=stderr,
+            env=environment,
+        )
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with contextlib.suppress(OSError):
+                process.kill()
+            process.wait()
+    return process.returncode
 
 
 _BOOTSTRAP = (

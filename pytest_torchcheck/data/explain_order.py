@@ -9,7 +9,7 @@ from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding
 
 from .declared import loader_line, making_line
-from .explain import dataset_culprit
+from .explain import dataset_culprit, line_ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,8 +123,17 @@ def last_batch_wrong(
         )  # fmt: skip
 
 
-def last_batch_fails(part: Part, size: int, error: validity.CollateError, module: str) -> Finding:
-    """The model cannot train on the loader's last, smaller batch."""
+def last_batch_fails(
+    part: Part,
+    size: int,
+    error: validity.CollateError,
+    module: str,
+    declared: Location | None = None,
+) -> Finding:
+    """The model cannot train on the loader's last, smaller batch; ``declared`` is where the contract stands."""
+    place = loader_line(declared, part.role, ("drop_last", "batch_size"))
+    sized = loader_line(declared, part.role, ("batch_size",))
+    batch_size = part.plan.batch_size
     return violated(
         "last-batch-fails",
         f"{part.prefix}the last batch of an epoch has {size} sample{'s' * (size > 1)}, which {module or 'the model'} "
@@ -133,12 +142,20 @@ def last_batch_fails(part: Part, size: int, error: validity.CollateError, module
             Culprit(
                 kind="module", name=module or "model", detail=error.type, location=error.location
             ),
+            dataset_culprit(part, "drop_last", "False: the partial batch is trained on", place),
+            *(
+                (dataset_culprit(part, "batch_size", f"{batch_size}, which leaves {size}", sized),)
+                if batch_size is not None
+                else ()
+            ),
         ),
-        location=error.location,
-        observed=f"{part.length} samples in batches of {part.plan.batch_size} leave {size}; it raised {error.type}",
+        location=error.location or place,
+        observed=f"{part.length} samples in batches of {batch_size} leave {size}; it raised {error.type}",
         cause="a normalisation over the batch needs more than one value per channel"
         if module
         else "the model does not work on so small a batch",
-        because=f"torch said: {error.message[:200]}",
-        fix="drop_last=True for training, or a batch_size that leaves no single sample",
+        because=f"torch said: {error.message[:200]}"
+        + (f"; the loader at {line_ref(place)} keeps the partial batch" if place else ""),
+        fix="drop_last=True for training, or a batch_size that leaves no single sample"
+        + (f", at {line_ref(place)}" if place else ""),
     )

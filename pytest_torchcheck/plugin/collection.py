@@ -127,6 +127,10 @@ class ContractNode(pytest.Collector):
                 artifacts=settings.artifacts,
                 reproduce=self.command,
             )
+            items = self.session.items
+            self._runner.expect(
+                item.case for item in items if isinstance(item, CheckItem) and item.parent is self
+            )
         return self._runner
 
     @property
