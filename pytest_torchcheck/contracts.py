@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from . import sources
-from .adapters import Adapted, AdapterError, Declared, adapt
+from .adapters import Adapted, AdapterError, Declared, Loop, adapt
 from .batches import Batch, BatchSource
 from .factories import class_built, class_of
 from .promises import Promise
@@ -96,6 +96,8 @@ class Contract:
         loss: ``loss(output, targets) -> scalar``, or ``"output"`` where the model returns its own.
         optimizer: ``(model) -> Optimizer``, the user's own.
         train_step: ``(model, optimizer, inputs, targets) -> loss``, the user's own step.
+        trainer: A trainer that an adapter knows (of Lightning, of Hugging Face): its own loop is watched instead of a
+            ``train_step``, and it may bring model, data, loss and optimizer with it.
         promises: What else holds, as objects of :mod:`pytest_torchcheck.promises`.
         functions: ``{name: (function, inputs)}`` to gradcheck beside those found by themselves.
         dataset: A map-style dataset, or ``{"train": ..., "eval": ...}``.
@@ -126,6 +128,7 @@ class Contract:
         loss: Callable[..., Any] | str | None = None,
         optimizer: Callable[[nn.Module], Any] | None = None,
         train_step: Callable[..., Any] | None = None,
+        trainer: Any = None,
         promises: Sequence[Promise] = (),
         functions: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]] | None = None,
         dataset: Any = None,
@@ -144,7 +147,7 @@ class Contract:
         self.location: Location | None = sources.of_frame(skip=1)
         self.adapted, filled = _adapted(
             model, inputs=inputs, targets=targets, sizes=sizes, batch=batch, output=output, loss=loss,
-            optimizer=optimizer, train_step=train_step, dataset=dataset, loader=loader,
+            optimizer=optimizer, train_step=train_step, trainer=trainer, dataset=dataset, loader=loader,
             batch_dim=batch_dim if batch_dim != 0 else None,
         )  # fmt: skip
         model = filled.get("model", model)
@@ -166,7 +169,7 @@ class Contract:
         self.train_step = _callable(
             "train_step", train_step, "(model, optimizer, inputs, targets) -> loss"
         )
-        self.promises = _promises(promises)
+        self.promises = _with_own(_promises(promises), filled.get("promises"))
         self.functions = _functions(functions)
         self.dataset = _dataset(dataset)
         self.loader = _loader(loader)
@@ -264,6 +267,10 @@ class Contract:
         match need:
             case "model" | "optimizer" | "train_step" | "dataset" | "flops" | "output":
                 return getattr(self, need) is not None
+            case "step-or-trainer":
+                return self.train_step is not None or self.loop is not None
+            case "trainer":
+                return self.loop is not None
             case "loss":
                 return self.model is not None and self.loss is not None
             case "targets":
@@ -291,6 +298,11 @@ class Contract:
             case "low-precision":
                 return any(dtype not in FULL_PRECISION for dtype in self.dtypes or ())
         raise ValueError(f"no check can need {need!r}")
+
+    @property
+    def loop(self) -> Loop | None:
+        """The trainer's own loop, where there is a trainer."""
+        return None if self.adapted is None else self.adapted.loop
 
     def invoke(self, model: nn.Module, batch: Batch) -> Any:
         """Call a model with a batch, as its adapter does or with the batch's arguments."""
@@ -386,7 +398,7 @@ def contract(**fields: Any) -> Callable[[Callable[[], nn.Module]], Contract]:
 
 _FIELDS: Final = {
     "inputs", "targets", "sizes", "batch", "output", "output_range", "loss", "optimizer", "train_step",
-    "promises", "functions", "dataset", "loader", "memory", "growth", "flops", "devices", "dtypes",
+    "trainer", "promises", "functions", "dataset", "loader", "memory", "growth", "flops", "devices", "dtypes",
     "ranks", "overfit", "batch_dim", "skip", "name",
 }  # fmt: skip
 
@@ -415,12 +427,23 @@ def _model(model: Any, dataset: Any, functions: Any) -> Any:
 
 def _adapted(model: Any, **fields: Any) -> tuple[Adapted | None, dict[str, Any]]:
     """Return what an adapter knows of the model, and the fields that it fills in where none are declared."""
-    if model is None:
+    trainer = fields.get("trainer")
+    if model is None and trainer is None:
         return None, {}
+    if trainer is not None and fields.get("train_step") is not None:
+        raise DeclarationError(
+            "trainer: its own loop is what is checked; leave train_step= out, or the trainer"
+        )
     try:
         adapted = adapt(Declared(model, fields))
     except AdapterError as error:
         raise DeclarationError(str(error)) from None
+    if trainer is not None and (adapted is None or adapted.loop is None):
+        raise DeclarationError(
+            f"trainer: no adapter knows how a {type(trainer).__module__}.{type(trainer).__qualname__} trains"
+            f"{'' if model is None else ' this model'}; known are lightning.Trainer with a LightningModule and "
+            "transformers.Trainer, and what entry points of pytest_torchcheck.adapters add"
+        )
     if adapted is None:
         return None, {}
     # what was declared in another form, a batch say, comes back in the adapter's
@@ -485,6 +508,12 @@ def _promises(promises: Any) -> tuple[Promise, ...]:
                 f"promises: each must be an object of pytest_torchcheck.promises{hint}; got {promise!r}"
             )
     return made
+
+
+def _with_own(declared: tuple[Promise, ...], own: Any) -> tuple[Promise, ...]:
+    """Add the promises that an adapter's trainer makes, where the user makes none of that kind."""
+    kinds = {type(promise) for promise in declared}
+    return (*declared, *(p for p in own or () if type(p) not in kinds))
 
 
 def _functions(functions: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:

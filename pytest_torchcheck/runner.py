@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from . import sources
+from .adapters import LoopUnavailableError
 from .checks import registry
 from .checks.registry import Check, catalogue
 from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError, _unknown
@@ -248,6 +249,12 @@ class Runner:
             found = tuple(case.check.run(subject))
         except SubjectError as error:
             return (self.crash(case, error, subject),)
+        except LoopUnavailableError as error:
+            return (
+                registry.inconclusive(
+                    f"the trainer's loop was not run: {error}", code="loop-unavailable"
+                ),
+            )
         except (
             Exception
         ) as error:  # a defect of ours must be seen, and must not hide the other checks

@@ -13,12 +13,25 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
-from .base import Adapted, Adapter, AdapterError, Declared
+from .base import (
+    Adapted,
+    Adapter,
+    AdapterError,
+    Declared,
+    Loop,
+    LoopUnavailableError,
+    Run,
+    Scheduled,
+    Watch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["GROUP", "Adapted", "Adapter", "AdapterError", "Declared", "adapt", "adapters"]
+__all__ = [
+    "GROUP", "Adapted", "Adapter", "AdapterError", "Declared", "Loop", "LoopUnavailableError", "Run", "Scheduled",
+    "Watch", "adapt", "adapters",
+]  # fmt: skip
 
 GROUP: Final = "pytest_torchcheck.adapters"
 BUILT_IN: Final = {

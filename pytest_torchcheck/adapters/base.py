@@ -15,14 +15,14 @@ from ..factories import class_of
 from ..state import isolated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..batches import Batch
 
 SUPPLIED: Final = frozenset(
     (
         "model", "inputs", "targets", "sizes", "batch", "output", "loss", "optimizer", "train_step", "batch_dim",
-        "dataset", "loader",
+        "dataset", "loader", "promises",
     )
 )  # fmt: skip
 """The fields of a contract that an adapter may fill in."""
@@ -36,12 +36,13 @@ class Declared:
     """What a contract declares, as an adapter sees it.
 
     Args:
-        model: A module, a class, a factory, or an object that holds a model, such as a trainer.
+        model: A module, a class, a factory, or an object that holds a model, such as a trainer; the contract's
+            ``trainer`` where no model is declared.
         fields: The contract's other arguments; None where nothing was declared.
     """
 
     def __init__(self, model: Any, fields: Mapping[str, Any]) -> None:
-        self.model = model
+        self.model: Any = fields.get("trainer") if model is None else model
         self.fields = dict(fields)
 
     def __getattr__(self, name: str) -> Any:
@@ -139,6 +140,95 @@ def _mentions(factory: Any, bases: tuple[type, ...], packages: set[str], depth: 
     return bool(packages & (modules | names))
 
 
+class LoopUnavailableError(Exception):
+    """A trainer's loop cannot be run here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduled:
+    """A learning-rate scheduler as a trainer's loop steps it.
+
+    Attributes:
+        scheduler: The scheduler.
+        interval: ``step`` or ``epoch``: after what it is stepped.
+        calls: How often it will have been stepped when training ends.
+        otherwise: How often, were it stepped at the other interval.
+    """
+
+    scheduler: Any
+    interval: str
+    calls: int
+    otherwise: int
+
+
+class Watch(Protocol):
+    """What a trainer's loop tells of itself while it runs."""
+
+    def before(self, place: int) -> None:
+        """A batch, counted from 0, is about to be trained on."""
+        ...
+
+    def after(self, place: int, loss: Any) -> None:
+        """The loop is done with a batch; ``loss`` is a scalar, or None where it is not known."""
+        ...
+
+    def scheduled(self, found: Sequence[Scheduled]) -> None:
+        """Called at the end of the run, with what the rest of the training would do to the learning rates."""
+        ...
+
+
+class Run(Protocol):
+    """A trainer's own loop, run for some batches."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batches: Callable[[int], Batch],
+        count: int,
+        watch: Watch,
+        *,
+        window: int,
+    ) -> None:
+        """Train on ``batches(0)`` to ``batches(count - 1)`` as the trainer does, and leave no trace but in the model.
+
+        Args:
+            model: The contract's model.
+            batches: Makes each batch, anew.
+            count: How many are trained on.
+            watch: Told of every batch.
+            window: How many batches make one optimizer step.
+
+        Raises:
+            LoopUnavailableError: It cannot be run here.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """How a trainer trains.
+
+    Attributes:
+        run: Runs its loop.
+        window: How many batches it accumulates before an optimizer's step.
+        mixed: Whether it runs parts in a lower precision.
+        name: Class of the trainer.
+        defined: The user's function that a finding without a line of its own points to, or None.
+        clips: The user's function that takes the place of the trainer's clipping, or None.
+        graded: ``(model, batch) -> (loss, logits)`` of one batch in train mode, where the trainer can tell both.
+        causal: Whether the logits of a position are to tell the next token of ``input_ids``.
+    """
+
+    run: Run
+    window: int = 1
+    mixed: bool = False
+    name: str = "Trainer"
+    defined: Callable[..., Any] | None = None
+    clips: Callable[..., Any] | None = None
+    graded: Callable[[nn.Module, Batch], tuple[Any, Any]] | None = None
+    causal: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapted:
     """What an adapter supplies.
@@ -149,12 +239,14 @@ class Adapted:
             arguments is not it. The mode of the model, ``model.training``, says what is asked for: what is
             trained by, such as ``{"loss": ...}``, or a prediction.
         without: Checks that mean nothing for such a model, each with the reason.
+        loop: The trainer's own loop, where there is a trainer; the checks of the training step then watch it.
         name: Of the adapter.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     call: Callable[[nn.Module, Batch], Any] | None = None
     without: Mapping[str, str] = field(default_factory=dict)
+    loop: Loop | None = None
     name: str = ""
 
     def named(self, name: str) -> Adapted:

@@ -1,6 +1,6 @@
 """LightningModule: ``training_step`` gives the loss, ``configure_optimizers`` the optimizers; no Trainer is needed.
 
-The model is trained as a Trainer would in one process: in train mode a call is its ``training_step``, in eval mode its
+With a Trainer beside it the training step's checks watch that one's own loop. Without one, and for single calls, the model is trained as a Trainer would in one process: in train mode a call is its ``training_step``, in eval mode its
 ``forward``. What a Trainer gives it is stood in for while it runs: ``self.log`` does nothing, ``self.optimizers()`` and
 ``self.manual_backward()`` work, ``self.trainer`` knows the numbers of a short run.
 """
@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from ..subject import optimizers_of, own_loss, schedulers_of
-from .base import Adapted, AdapterError
+from .base import Adapted, AdapterError, Declared
+from .lightning_trainer import loop_of, module_of, promises_of, trainer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..batches import Batch
-    from .base import Declared
 
 CLASSES: Final = (
     "lightning.pytorch.core.module:LightningModule",
@@ -40,11 +40,19 @@ _OWN_STEP: Final = (
 
 class _Lightning:
     def recognises(self, declared: Declared) -> bool:
-        return declared.is_a(*CLASSES)
+        return declared.is_a(*CLASSES) or trainer_of(declared) is not None
 
     def adapt(self, declared: Declared) -> Adapted:
-        cls: Any = declared.cls
+        trainer = trainer_of(declared)
         fields: dict[str, Any] = {}
+        if trainer is not None and declared.model is trainer:
+            fields["model"] = module_of(declared, trainer)
+            declared = Declared(fields["model"], declared.fields)
+        cls: Any = declared.cls
+        if trainer is not None and not declared.is_a(*CLASSES):
+            raise AdapterError(
+                f"model: a lightning Trainer trains a LightningModule; got {getattr(cls, '__name__', declared.model)}"
+            )
         without: dict[str, str] = {}
         if not declared.declares("optimizer") and _overrides(cls, "configure_optimizers"):
             fields["optimizer"] = _optimizer_of(cls)
@@ -57,6 +65,8 @@ class _Lightning:
                     "such as batch=(x, y), or specs: inputs='B 4', targets=Labels('B', classes=3)"
                 )
             fields["batch"] = functools.partial(_of_loader, declared.built)
+            if trainer is not None and not declared.declares("dataset", "loader"):
+                fields |= _data_of(declared.built)
         manual = declared.built is not None and not declared.built.automatic_optimization
         fields["loss"] = "output"
         if manual or any(_overrides(cls, name) for name in _OWN_STEP):
@@ -66,7 +76,11 @@ class _Lightning:
                 "training_step optimizes by itself, often several losses against each other: "
                 "no single one need fall"
             )
-        return Adapted(fields=fields, call=call, without=without)
+        loop = None
+        if trainer is not None:
+            loop = loop_of(trainer, cls, _form, manual)
+            fields["promises"] = promises_of(trainer)
+        return Adapted(fields=fields, call=call, without=without, loop=loop)
 
 
 ADAPTER: Final = _Lightning()
@@ -133,6 +147,19 @@ def _of_loader(model: Any, seed: int) -> Any:
     with _attached(model, None):
         loader = model.train_dataloader()
     return read(loader, seed)
+
+
+def _data_of(model: Any) -> dict[str, Any]:
+    """Return the datasets of the module's own loaders, and the loaders."""
+    found: dict[str, Any] = {}
+    with _attached(model, None):
+        for role, name in (("train", "train_dataloader"), ("eval", "val_dataloader")):
+            if _overrides(type(model), name):
+                found[role] = getattr(model, name)()
+    loaders = {k: one for k, one in found.items() if isinstance(one, torch.utils.data.DataLoader)}
+    if "train" not in loaders:
+        return {}
+    return {"dataset": {role: one.dataset for role, one in loaders.items()}, "loader": loaders}
 
 
 def _optimizer_of(cls: Any) -> Any:

@@ -9,6 +9,7 @@ from pytest_torchcheck.data import (
     explain_order,
     explain_workers,
     order,
+    pairing,
     randomness,
     simulation,
     validity,
@@ -42,6 +43,32 @@ def dataset_pickling(subject: Subject) -> Iterator[Finding]:
             yield passed(
                 f"{part.prefix}{part.name}, its collate function and worker_init_fn pickle"
             )
+
+
+@check(
+    "collate-pairing",
+    "A collate function keeps every label with its sample.",
+    needs=("dataset",),
+    cost=f"{4 * pairing.MOST_SAMPLES} reads of each dataset",
+    axes="once",
+)
+def collate_pairing(subject: Subject) -> Iterator[Finding]:
+    """Collate samples together and one by one, find their rows by the inputs, and compare the labels."""
+    for part, found in zip(data_parts(subject), surveys(subject), strict=True):
+        if not part.is_map_style or part.plan.collate_fn is None or not part.plan.makes_batches:
+            yield not_applicable(f"{part.prefix}the loader declares no collate function")
+        elif found.errors:
+            yield _unreadable(found)
+        else:
+            made = pairing.pairing_of(found)
+            if made is None:
+                yield not_applicable(
+                    f"{part.prefix}a batch does not show which of its labels belongs to which sample"
+                )
+            elif made.mixed:
+                yield pairing.labels_mixed(part, made)
+            else:
+                yield passed(f"{part.prefix}{made.count} samples of a batch have their own labels")
 
 
 @check(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import promises
+from pytest_torchcheck import promises, sources
+from pytest_torchcheck.data.declared import made_in_file
 from pytest_torchcheck.findings import Culprit, Finding
+from pytest_torchcheck.loop.ahead import ahead_findings
 from pytest_torchcheck.loop.clipping import clipping_of
 from pytest_torchcheck.loop.modes import mode_findings
 from pytest_torchcheck.loop.protocol import at, protocol_findings
@@ -41,7 +44,7 @@ def whole_trace(subject: Subject) -> Trace:
 @check(
     "step-protocol",
     "A training step clears, computes, clips and applies gradients in this order, each once.",
-    needs=("model", "train_step"),
+    needs=("model", "step-or-trainer"),
     cost=f"{STEPS} FBS, shared",
     axes="once",
 )
@@ -55,7 +58,7 @@ def step_protocol(subject: Subject) -> Iterator[Finding]:
             if isinstance(p, promises.Accumulates)
         ]
         trace = record(subject, steps=max(MOST_STEPS, *(n + 1 for n in windows), 1))
-    found = list(protocol_findings(subject, trace))
+    found = [_placed(subject, one) for one in protocol_findings(subject, trace)]
     if found:
         yield from found
         return
@@ -65,13 +68,22 @@ def step_protocol(subject: Subject) -> Iterator[Finding]:
             "the step calls no backward and no torch optimizer", code="nothing-recorded"
         )
     elif not steps:
-        yield _never_steps(trace)
+        yield _placed(subject, _never_steps(trace))
     else:
         yield passed(
             f"{trace.steps} calls recorded: {len(passes)} backward passes and {len(steps)} optimizer steps, each gradient "
             "applied once",
             evidence={"calls": [event.name for event in trace.events[:40]]},
         )
+
+
+def _placed(subject: Subject, finding: Finding, function: Any = None) -> Finding:
+    """Point what only a trainer's own code called to the user's function that it runs."""
+    loop = subject.contract.loop
+    function = function or (None if loop is None else loop.defined)
+    if finding.location is not None or function is None:
+        return finding
+    return finding.replace(location=sources.of_object(function))
 
 
 def _never_steps(trace: Trace) -> Finding:
@@ -93,7 +105,7 @@ def _never_steps(trace: Trace) -> Finding:
 @check(
     "graph-kept",
     "A step can be followed by another: nothing carries a graph from one to the next.",
-    needs=("model", "train_step"),
+    needs=("model", "step-or-trainer"),
     cost="shared with step-protocol",
     axes="once",
 )
@@ -126,27 +138,42 @@ def graph_kept(subject: Subject) -> Iterator[Finding]:
 @check(
     "scheduler-order",
     "A scheduler steps after its optimizer, and its rate does not fall to nothing in a few steps.",
-    needs=("model", "train_step"),
+    needs=("model", "step-or-trainer"),
     cost="shared with step-protocol",
     axes="once",
 )
 def scheduler_order(subject: Subject) -> Iterator[Finding]:
     """Compare the places of the scheduler's and the optimizer's steps."""
     trace = whole_trace(subject)
-    if not any(trace.of("scheduler-step")):
+    if not any(trace.of("scheduler-step")) and not trace.schedules:
         yield not_applicable("the step calls no scheduler")
         return
     found = [
         f
-        for f in scheduler_findings(trace)
+        for f in (*scheduler_findings(trace), *_ahead(subject, trace))
         if not (f.code == "rate-vanishes" and subject.contract.promised("Schedule"))
     ]
     yield from found
     if not found:
         rates = first_rates(trace)
-        yield passed(
-            f"the scheduler steps after the optimizer; rates from {rates[0]:g} to {rates[-1]:g}"
+        whole = "".join(
+            f"; {one.name} goes from {one.planned[0]:g} to {one.planned[-1]:g} in the whole training"
+            for one in trace.schedules
+            if one.planned
         )
+        yield passed(
+            f"the scheduler steps after the optimizer; rates from {rates[0]:g} to {rates[-1]:g}{whole}"
+        )
+
+
+def _ahead(subject: Subject, trace: Trace) -> Iterator[Finding]:
+    """Yield what is wrong with a trainer's schedules over the whole training."""
+    made = subject.contract.optimizer
+    for one in trace.schedules:
+        place = (
+            sources.search(inspect.unwrap(made), rf"\b{one.name}\b") if callable(made) else None
+        ) or made_in_file(subject.contract.location, one.name)
+        yield from (_placed(subject, finding) for finding in ahead_findings(one, place))
 
 
 @check(
@@ -186,7 +213,7 @@ def schedule(subject: Subject) -> Iterator[Finding]:
 @check(
     "gradient-clipping",
     "The total norm of the gradients is at most the promised one whenever the optimizer steps.",
-    needs=("model", "train_step"),
+    needs=("model", "step-or-trainer"),
     promise="ClipsGradients",
     cost=f"{2 * STEPS} FBS",
     axes="once",
@@ -201,7 +228,8 @@ def gradient_clipping(subject: Subject) -> Iterator[Finding]:
             trace = record(subject, amplify=10.0 * promise.max_norm / found.largest)
             found = clipping_of(trace, promise.max_norm)
         if found.finding is not None:
-            yield found.finding
+            loop = subject.contract.loop
+            yield _placed(subject, found.finding, None if loop is None else loop.clips)
         elif not found.clipped:
             yield inconclusive(
                 f"no gradient was larger than {promise.max_norm:g}: the largest norm was {found.largest:.4g}"
@@ -216,14 +244,14 @@ def gradient_clipping(subject: Subject) -> Iterator[Finding]:
 @check(
     "evaluation-leaves-trace",
     "What a step evaluates leaves no trace: modes, gradient mode and statistics are those of training.",
-    needs=("model", "train_step"),
+    needs=("model", "step-or-trainer"),
     cost="shared with step-protocol",
     axes="once",
 )
 def evaluation_leaves_trace(subject: Subject) -> Iterator[Finding]:
     """Compare the modes of the training forwards from call to call."""
     trace = whole_trace(subject)
-    found = list(mode_findings(subject, trace))
+    found = [_placed(subject, one) for one in mode_findings(subject, trace)]
     yield from found
     if found:
         return

@@ -226,7 +226,7 @@ def _pairs(promise: promises.Replicated, names: set[str]) -> list[tuple[str, str
 @check(
     "non-finite-guard",
     "A gradient that is NaN never reaches the weights.",
-    needs=("model", "train_step"),
+    needs=("model", "step-or-trainer"),
     promise="SkipsNonFinite",
     cost="1 FBS",
     axes="once",

@@ -85,6 +85,37 @@ def loader_line(
     )
 
 
+def made_in_file(declared: Location | None, name: str) -> Location | None:
+    """Return the one line of the contract's file that calls a class or function; None where there are others.
+
+    Args:
+        declared: Where the contract is declared.
+        name: Of what is called, without its module.
+    """
+    if declared is None:
+        return None
+    try:
+        text = Path(declared.file).read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (OSError, SyntaxError, ValueError):
+        return None
+    lines = {
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and (getattr(node.func, "id", None) == name or getattr(node.func, "attr", None) == name)
+    }
+    if len(lines) != 1:
+        return None
+    (line,) = lines
+    return Location(
+        file=declared.file,
+        line=line,
+        text=text.splitlines()[line - 1].strip(),
+        function=_function_of(tree, line),
+    )
+
+
 def _loader(tree: ast.Module, line: int, role: str) -> ast.Dict | ast.Call | None:
     """Return the dict or call that makes the loader of a role, for the contract declared at a line."""
     assigned = list(_assignments(tree))

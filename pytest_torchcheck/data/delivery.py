@@ -92,9 +92,7 @@ def expect(loader: Any) -> None:
     """
     plans = [loader, *(loader.values() if isinstance(loader, Mapping) else ())]
     declared = any(
-        LoaderPlan.of(one).num_workers
-        for one in plans
-        if isinstance(one, DataLoader | Mapping)
+        LoaderPlan.of(one).num_workers for one in plans if isinstance(one, DataLoader | Mapping)
     )
     if declared and not os.environ.get(IN_WORKER):
         zygote.started(_search_path(), {**os.environ, IN_WORKER: "1"})

@@ -94,7 +94,9 @@ def identical_inputs(survey: Survey) -> bool:
         return False
     digests = set()
     for sample in survey.samples:
-        data = [leaf for leaf in sample.inputs if leaf.kind in ("tensor", "array", "text")]
+        data = [leaf for leaf in sample.inputs if leaf.kind in ("tensor", "array")]
+        if not data and any(leaf.kind == "text" for leaf in sample.inputs):
+            data = list(sample.inputs)  # token ids may stand beside a name that is the same for all
         if not data or any(leaf.digest is None for leaf in data):
             return False
         digests.add(tuple(leaf.digest for leaf in data))

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 SUPPORTED: Final = sys.platform == "linux"
 _LOOK_S: Final = 0.002
-_BOOTSTRAP: Final = (
-    "import sys; sys.path[:] = sys.argv[1:]; from pytest_torchcheck.data import zygote; zygote.serve()"
-)
+_BOOTSTRAP: Final = "import sys; sys.path[:] = sys.argv[1:]; from pytest_torchcheck.data import zygote; zygote.serve()"
 
 
 class Zygote:
@@ -111,7 +109,8 @@ def started(path: Sequence[str], environment: dict[str, str]) -> Zygote | None:
     if not _current or not _current[-1].usable:
         if not _current:
             atexit.register(close)
-        _current[:] = [Zygote(path, environment)]
+        close()  # what is left of one that was lost
+        _current.append(Zygote(path, environment))
     return _current[-1]
 
 
@@ -123,8 +122,6 @@ def close() -> None:
 
 def serve() -> None:
     """Fork off a worker for every line of stdin; ends with it."""
-    import torch.utils.data  # what takes long, and what it loads in turn
-
     from . import served
 
     for line in sys.stdin.buffer:

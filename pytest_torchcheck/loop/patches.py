@@ -26,7 +26,10 @@ Handlers = dict[str, Around]
 def listening(
     handlers: Handlers,
     *,
-    before_step: Callable[[torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]], None],
+    before_step: Callable[
+        [torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]],
+        tuple[tuple[Any, ...], dict[str, Any]] | None,
+    ],
     before_forward: Callable[[torch.nn.Module], None],
     after_forward: Callable[[torch.nn.Module], None],
 ) -> Iterator[None]:
@@ -35,7 +38,7 @@ def listening(
     Args:
         handlers: ``backward``, ``zero-grad``, ``scheduler-step``, ``scale``, ``unscale``, ``scaler-step``,
             ``scaler-update``, ``clip-norm``, ``clip-value``, ``mode``. Each is called around the original.
-        before_step: Called before every optimizer's step, whichever class it is of.
+        before_step: Called before every optimizer's step, whichever class it is of; returns other arguments or None.
         before_forward: Called before every module's forward.
         after_forward: Called after it, also when it raised.
     """

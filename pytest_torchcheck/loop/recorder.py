@@ -13,15 +13,18 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError, optimizers_of, schedulers_of
 
+from .ahead import Ahead, rates_ahead
 from .gradients import Ledger
 from .naming import name_in, user_frame
 from .patches import listening
+from .steps import StepWatch, take_steps
 from .trace import Backward, Clip, Event, Forward, Kind, Mode, OptimizerStep, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
+    from pytest_torchcheck.adapters import Scheduled
     from pytest_torchcheck.findings import Location
 
 STEPS = 4
@@ -57,24 +60,16 @@ def record(
             parameter.grad = None
         model.train()
         seed_everything(subject.seed)
-        made = subject.make_optimizer(model)
+        made = None if contract.loop is not None else subject.make_optimizer(model)
         recorder = _Recorder(model, made, amplify)
+        recorder.pairs_of = pairs
+        recorder.after_step = after_step
+        recorder.steps_schedulers = contract.train_step is None and contract.loop is None
         with recorder.listening():
-            for step in range(steps):
-                recorder.step = step
-                seed_everything(subject.seed + step)
-                try:
-                    value = subject.train_step(model, made, subject.batch().clone())
-                except SubjectError as error:
-                    recorder.error = error
-                    break
-                recorder.finish(value, pairs)
-                if contract.train_step is None:
-                    recorder.step_schedulers(made)
-                if after_step is not None:
-                    after_step(step, model)
-                if recorder.grad_left_off is not None:
-                    break
+            try:
+                take_steps(subject, model, made, steps, recorder)
+            except SubjectError as error:
+                recorder.error = error
         return recorder.trace()
 
 
@@ -86,7 +81,7 @@ def trace_of(subject: Subject) -> Trace:
     return found
 
 
-class _Recorder:
+class _Recorder(StepWatch):
     def __init__(self, model: nn.Module, made: Any, amplify: float) -> None:
         self.model = model
         self.amplify = amplify
@@ -104,6 +99,10 @@ class _Recorder:
         self.losses: list[float] = []
         self.roots: list[tuple[int, Any]] = []
         self.pairs: list[dict[tuple[str, str], float]] = []
+        self.pairs_of: Sequence[tuple[str, str]] = ()
+        self.after_step: Callable[[int, nn.Module], None] | None = None
+        self.steps_schedulers = False
+        self.schedules: tuple[Ahead, ...] = ()
         self._depth = {"forward": 0, "scheduler-step": 0, "mode": 0, "scaler-step": 0, "scale": 0}
         self._forward: tuple[Forward, dict[str, Any]] | None = None
         for optimizer in optimizers_of(made):
@@ -148,10 +147,28 @@ class _Recorder:
             error=self.error,
             grad_left_off=self.grad_left_off,
             pairs=tuple(self.pairs),
+            schedules=self.schedules,
         )
 
-    def finish(self, value: Any, pairs: Sequence[tuple[str, str]]) -> None:
-        """Note what a step returned and left behind."""
+    def before(self, step: int) -> None:
+        """Note which step the calls to come belong to."""
+        self.step = step
+
+    def after(self, step: int, value: Any) -> bool:
+        """Note what a step returned and left behind; there is no other where gradients are off."""
+        self._finish(value)
+        if self.steps_schedulers:
+            self.step_schedulers(self.keep[0])
+        if self.after_step is not None:
+            self.after_step(step, self.model)
+        return self.grad_left_off is not None
+
+    def scheduled(self, found: Sequence[Scheduled]) -> None:
+        """Keep what a trainer does to its schedulers, as numbers."""
+        with self._deeper("scheduler-step"):  # these calls are no events of the training
+            self.schedules = tuple(rates_ahead(one) for one in found)
+
+    def _finish(self, value: Any) -> None:
         self.roots.clear()
         if isinstance(value, torch.Tensor):
             self.losses.append(float(value.detach().float().mean()) if value.numel() else math.nan)
@@ -167,7 +184,7 @@ class _Recorder:
                 (a, b): float((named[a].detach() - named[b].detach()).abs().max())
                 if named[a].numel()
                 else 0.0
-                for a, b in pairs
+                for a, b in self.pairs_of
             }
         )
 
@@ -270,6 +287,30 @@ class _Recorder:
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Note a step; one that evaluates its closure once is noted when the closure has run."""
+        closures = [one for one in (*args[1:], *kwargs.values()) if callable(one)]
+        if len(closures) != 1 or not _evaluates_once(optimizer):
+            self._note_step(optimizer, closure=bool(closures))
+            return None
+        common = self._common("optimizer-step", optimizer, "step", "optimizer")
+
+        def closure(*given: Any) -> Any:
+            value = closures[0](*given)
+            self._note_step(optimizer, closure=False, common=common)
+            return value
+
+        return (
+            tuple(closure if one is closures[0] else one for one in args),
+            {name: closure if one is closures[0] else one for name, one in kwargs.items()},
+        )
+
+    def _note_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        closure: bool,
+        common: dict[str, Any] | None = None,
     ) -> None:
         key = self._known(optimizer)
         self.ledger.settle()
@@ -285,10 +326,9 @@ class _Recorder:
                 stale.add(account.name)
             fresh |= set(account.sources) - applied
             cleared = account.cleared if account.cleared is not None else cleared
-        closures = [one for one in (*args[1:], *kwargs.values()) if callable(one)]
         self.events.append(
             OptimizerStep(
-                **self._common("optimizer-step", optimizer, "step", "optimizer"),
+                **(common or self._common("optimizer-step", optimizer, "step", "optimizer")),
                 rates=tuple(float(group.get("lr", math.nan)) for group in optimizer.param_groups),
                 norm=self.ledger.norm(self._parameters(optimizer)),
                 empty=all(account.is_empty for account in accounts),
@@ -298,7 +338,7 @@ class _Recorder:
                 cleared=cleared,
                 scaled=not self._depth["scaler-step"]
                 and any(account.scale != 1.0 for account in accounts),
-                closure=bool(closures),
+                closure=closure,
             )
         )
         for account in accounts:
@@ -466,6 +506,12 @@ def _within(roots: list[torch.Tensor], earlier: list[tuple[int, Any]]) -> int | 
         stack += [following for following, _ in node.next_functions]
     # one that stands at the top is the same pass again, as a double backward with retain_graph makes it
     return next((place for place, node in earlier if node in seen), None)
+
+
+def _evaluates_once(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether a step evaluates its closure once, before it writes: torch's own do, but LBFGS."""
+    cls = type(optimizer)
+    return cls.__module__.startswith("torch.optim.") and cls.__name__ != "LBFGS"
 
 
 def _fallback(thing: Any) -> str:

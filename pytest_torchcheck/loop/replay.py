@@ -14,6 +14,7 @@ from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError
 
 from .closures import carried_graphs
+from .steps import StepWatch, take_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,14 @@ def replay(
             parameter.grad = None
         model.train()
         seed_everything(subject.seed)
-        made = subject.make_optimizer(model)
+        made = None if subject.contract.loop is not None else subject.make_optimizer(model)
+        watched = _From(before, watcher(model, made) if subject.contract.loop is not None else None)
+        if watched.watcher is not None:  # a trainer's loop runs once, from the start
+            watching = watched.watcher
+            return find_line(
+                lambda: take_steps(subject, model, made, before + steps, watched),
+                lambda frame, event, line: watched.reached and watching(frame, event, line),
+            )
 
         def run(count: int, first: int) -> None:
             for step in range(first, first + count):
@@ -58,6 +66,16 @@ def replay(
         except SubjectError:
             return None
         return find_line(lambda: run(steps, before), watcher(model, made))
+
+
+class _From(StepWatch):
+    """Knows when a step is reached."""
+
+    def __init__(self, first: int, watcher: Watcher | None) -> None:
+        self.first, self.watcher, self.reached = first, watcher, False
+
+    def before(self, step: int) -> None:
+        self.reached = self.reached or step >= self.first
 
 
 def where_loss_is_made_anew(subject: Subject) -> tuple[str, Location | None]:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from pytest_torchcheck.findings import Location
     from pytest_torchcheck.subject import SubjectError
 
+    from .ahead import Ahead
+
 Kind = Literal[
     "forward", "backward", "optimizer-step", "zero-grad", "scheduler-step", "scale", "unscale",
     "scaler-step", "scaler-update", "clip", "mode",
@@ -152,6 +154,7 @@ class Trace:
         error: What a call raised, or None.
         grad_left_off: Step after which gradients were left switched off, or None.
         pairs: By step: largest difference of the pairs that were asked for.
+        schedules: Of a trainer's loop: the rates of the rest of the training.
     """
 
     events: tuple[Event, ...]
@@ -163,6 +166,7 @@ class Trace:
     error: SubjectError | None = None
     grad_left_off: int | None = None
     pairs: tuple[dict[tuple[str, str], float], ...] = field(default=())
+    schedules: tuple[Ahead, ...] = ()
 
     def of(self, *kinds: Kind, step: int | None = None) -> Iterator[tuple[int, Event]]:
         """Iterate over places and events of these kinds."""

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_torchcheck import Contract
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(place)
+        return {"x": torch.randn(4, generator=generator), "label": place % 3}
+
+
+def plain(rows: list[Any]) -> dict[str, torch.Tensor]:
+    return {
+        "x": torch.stack([row["x"] for row in rows]),
+        "labels": torch.tensor([row["label"] for row in rows]),
+    }
+
+
+def rolled(rows: list[Any]) -> dict[str, torch.Tensor]:
+    made = plain(rows)
+    return {**made, "labels": made["labels"].roll(1)}
+
+
+def reordered(rows: list[Any]) -> dict[str, torch.Tensor]:
+    return plain(rows[::-1])
+
+
+def places(rows: list[Any]) -> dict[str, torch.Tensor]:
+    return {"x": plain(rows)["x"], "labels": torch.arange(len(rows))}
+
+
+def mixing(rows: list[Any]) -> dict[str, torch.Tensor]:
+    made = plain(rows)
+    return {**made, "x": made["x"] - made["x"].mean(0)}
+
+
+def shuffling(rows: list[Any]) -> dict[str, torch.Tensor]:
+    made = plain(rows)
+    return {**made, "labels": made["labels"][torch.randperm(len(rows))]}
+
+
+def popping(rows: list[Any]) -> dict[str, torch.Tensor]:
+    labels = torch.tensor([row.pop("label") for row in rows])
+    return {"labels": labels, "x": torch.stack([row["x"] for row in rows])}
+
+
+@pytest.mark.parametrize(
+    ("collate", "status"),
+    [
+        (plain, "passed"),
+        (reordered, "passed"),
+        (popping, "passed"),
+        (rolled, "violated"),
+        (shuffling, "violated"),
+        (places, "not-applicable"),  # labels of the batch, not of samples
+        (mixing, "not-applicable"),  # no row can be found again
+    ],
+)
+def test_labels_go_with_their_samples(collate: Any, status: str) -> None:
+    contract = Contract(dataset=Rows(), loader={"batch_size": 6, "collate_fn": collate})
+    (finding,) = contract.check(["collate-pairing"]).findings
+    assert finding.status == status, finding.summary
+    if status == "violated":
+        assert finding.code == "collate-mixes-labels"
+        assert finding.location is not None
+        assert finding.location.text.startswith(f"def {collate.__name__}")
