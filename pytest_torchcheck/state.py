@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import random
+import re
 import sys
 import types
 import warnings
@@ -27,6 +28,15 @@ _LOSSES = (
     "CUDA error: an illegal memory access",
     "CUDA error: unspecified launch failure",
     "CUDA error: misaligned address",
+)
+_RANGE = re.compile(
+    r"(?:index|indices|target|label|class|element)\w*\b.{0,60}out of (?:range|bounds|data bounds)|out of range: tried to"
+    r"|Class values must be|probability tensor contains|multinomial distribution|should be between 0 and 1"
+    r"|Expected p_in|repeats can not be negative",
+    re.I | re.S,
+)
+_HOST_RANGE = re.compile(
+    r"^(?:list|tuple|string|range|deque|array|bytearray|pop) |for axis \d|Dimension out of range"
 )
 _CONTAINERS = (list, dict, set, collections.deque)
 _FOREIGN = (
@@ -53,6 +63,20 @@ def is_device_error(error: BaseException) -> bool:
     """Say whether an error is one of an accelerator's context, after which that device is lost to the process."""
     text = str(error)
     return isinstance(error, RuntimeError) and any(word in text for word in _LOSSES)
+
+
+def is_range_error(error: BaseException) -> bool:
+    """Say whether an error of the CPU is one that a kernel of a GPU can only assert: an index or a value out of range.
+
+    Others (shapes, dtypes, devices, what Python itself raises) are raised on a GPU too, before anything is queued,
+    and lose no context.
+    """
+    text = str(error)
+    return (
+        isinstance(error, IndexError | RuntimeError | ValueError)
+        and _RANGE.search(text) is not None
+        and _HOST_RANGE.search(text) is None
+    )
 
 
 @contextlib.contextmanager

@@ -194,10 +194,8 @@ def run(item: pytest.Item, *, gpus: tuple[str, ...] = (), mode: Mode = "isolated
             mode=mode,
             contract=isinstance(item, CheckItem),
         )
-        environment = {
-            key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST")
-        }
-        environment |= {ENV: json.dumps(asdict(task)), "PYTHONUNBUFFERED": "1"}
+        # what xdist says of this worker stays: the test may read it there as here
+        environment = {**os.environ, ENV: json.dumps(asdict(task)), "PYTHONUNBUFFERED": "1"}
         environment.pop("PYTEST_CURRENT_TEST", None)
         environment.pop(ALL_ENV, None)
         if mode == "replay":
@@ -390,22 +388,26 @@ class _OnCpu:
 
     def __init__(self, recorder: _Recorder) -> None:
         self.recorder = recorder
+        self.raised: list[Exception] = []
+        """What operations raised here that a kernel on a GPU can only assert."""
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Any:
         """Redirect every device while the test's phases run."""
-        with _devices_become_cpu():
+        with _devices_become_cpu(self.raised):
             yield
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-        """Explain what the test raises here."""
+        """Explain what the test raises here, where that can have lost a context.
+
+        The test may fail here for reasons of its own: it looks at the device's name, reads what this process has
+        not, or needs what no CPU can do.
+        """
         from .collection import record
 
         outcome = yield
-        if call.excinfo is None or call.excinfo.errisinstance(
-            (pytest.skip.Exception, pytest.xfail.Exception)
-        ):
+        if not self.raised or call.excinfo is None:
             return
         known = record(item, call, outcome.get_result())
         if known is not None:
@@ -414,8 +416,10 @@ class _OnCpu:
         from ..diagnosis.errors import explain_error
         from ..findings import Finding
 
-        error = call.excinfo.value
-        if isinstance(error, Exception) and not _is_about_devices(error):
+        error = next(
+            (e for e in _chain(call.excinfo.value) if any(e is r for r in self.raised)), None
+        )
+        if isinstance(error, Exception):
             found = explain_error(error, phase="step")
             self.recorder.findings.append(
                 Finding(
@@ -432,19 +436,19 @@ class _OnCpu:
             )
 
 
-def _is_about_devices(error: Exception) -> bool:
-    """Say whether an error only tells that there is no GPU here."""
-    text = str(error)
-    return any(
-        words in text
-        for words in ("No CUDA GPUs", "not compiled with CUDA", "NVIDIA driver", "CUDA error")
-    )
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Give an error, then those that it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 @contextlib.contextmanager
-def _devices_become_cpu() -> Iterator[None]:
+def _devices_become_cpu(raised: list[Exception]) -> Iterator[None]:
     import torch
     from torch.overrides import TorchFunctionMode
+
+    from ..state import is_range_error
 
     def on_cpu(value: Any) -> Any:
         if isinstance(value, torch.device):
@@ -464,7 +468,12 @@ def _devices_become_cpu() -> Iterator[None]:
             if func in stays:
                 return args[0]
             named = {key: on_cpu(value) for key, value in (kwargs or {}).items()}
-            return func(*map(on_cpu, args), **named)
+            try:
+                return func(*map(on_cpu, args), **named)
+            except Exception as error:
+                if is_range_error(error) or func is torch._assert_async:
+                    raised.append(error)
+                raise
 
     with OnCpu():
         yield
@@ -480,6 +489,20 @@ def _pretend_cuda() -> None:
     cuda.current_device = lambda: 0
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", "set_device", "init"):
         setattr(cuda, name, lambda *_, **__: None)
+
+
+class _SameWorker:
+    """Gives the test the fixtures of xdist that it would have had on its worker."""
+
+    @pytest.fixture(scope="session")
+    def worker_id(self) -> str:
+        """Return the name of the worker for which this process runs."""
+        return os.environ["PYTEST_XDIST_WORKER"]
+
+    @pytest.fixture(scope="session")
+    def testrun_uid(self) -> str:
+        """Return the name of the whole run."""
+        return os.environ["PYTEST_XDIST_TESTRUNUID"]
 
 
 class _Results:
@@ -570,6 +593,8 @@ def register(config: pytest.Config) -> None:
         return
     recorder = _Recorder(config, task)
     config.pluginmanager.register(recorder, "torchcheck-recorder")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        config.pluginmanager.register(_SameWorker(), "torchcheck-same-worker")
     if task.mode == "replay":
         _pretend_cuda()
         config.pluginmanager.register(_OnCpu(recorder), "torchcheck-on-cpu")

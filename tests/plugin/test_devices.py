@@ -353,6 +353,42 @@ def test_the_same_test_on_the_cpu_gives_the_real_message(
     assert "context-lost" not in shown
 
 
+def test_a_replay_that_fails_for_reasons_of_its_own_is_no_cause(
+    pytester: pytest.Pytester, simulate: Any
+) -> None:
+    pytest.importorskip("xdist")
+    simulate(gpus=1)
+    pytester.makepyfile(
+        """
+        import os
+        import pytest
+        import simulated_devices as device
+        import torch
+
+        REPLAYED = torch.cuda.is_available()  # in the replay alone, which computes on the CPU
+
+        @pytest.mark.cuda
+        def test_worker(worker_id):
+            if REPLAYED:  # what xdist says is there as here
+                assert os.environ["PYTEST_XDIST_WORKER"] == worker_id == "gw0"
+                torch.ones(3)[torch.tensor([7])]
+            device.lose()
+
+        @pytest.mark.cuda
+        def test_reads_what_an_earlier_test_set():
+            if REPLAYED:
+                os.environ["GROUP"]
+            device.lose()
+        """
+    )
+    result = pytester.runpytest_subprocess("-n", "1", "-p", "no:randomly")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        ["*index 7 is out of *", "*context-lost*", "*it tells nothing on the CPU*"]
+    )
+    assert "KeyError" not in result.stdout.str()
+
+
 def test_memory_is_collected_around_each_test(pytester: pytest.Pytester, simulate: Any) -> None:
     simulate(gpus=1)
     pytester.makepyfile(

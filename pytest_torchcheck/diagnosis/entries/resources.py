@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...findings import Culprit
+from ...state import is_range_error
 from ...units import format_bytes
 from ..explanation import Explanation, describe, times
 from ..scene import Scene
@@ -118,7 +119,7 @@ def device_assert(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
     kind = "an illegal access" if "illegal" in match[0] else "a device-side assert"
     again = _on_the_cpu(scene)
-    if again is not None:
+    if again is not None and is_range_error(again.error):  # nothing else loses a context
         found = explain_scene(again)
         if found is not None:
             return found.replace(
