@@ -9,7 +9,7 @@ from ..findings import Culprit, Finding
 from ..ranks import explain, explain_sharding
 from ..ranks.evidence import evidence
 from ..ranks.statistics import runs_on, synchronised
-from .ranks import EXACT, PLAIN, is_double, unusable
+from .ranks import exact_of, is_double, unusable
 from .registry import check, inconclusive, not_applicable, passed, violated
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def fsdp_equivalence(subject: Subject) -> Iterator[Finding]:
             code="mixed-precision",
         )
         return
-    exact = EXACT if is_double(outcome) else PLAIN
+    exact = exact_of(outcome)
     findings = list(explain_sharding.sharding(subject, outcome, exact))
     on_meta = outcome.stages.get("meta")
     if not findings and on_meta is None and explain.stopped_at(outcome) == "meta":

@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from pytest_torchcheck import sources, trees
+from pytest_torchcheck import accelerator, sources, trees
 from pytest_torchcheck.state import is_lazy, seed_everything
 from pytest_torchcheck.subject import default_optimizer, own_loss
 
@@ -97,8 +97,15 @@ class _Rank:
         importlib.import_module("torch._dynamo")  # the wrapper would, seconds after the watch began
         self.program = load((self.folder / "program.pkl").read_bytes())
         program = self.program
-        if program.device == "cuda":
-            torch.cuda.set_device(self.rank)
+        with contextlib.ExitStack() as stack:
+            if program.device == "cuda":
+                torch.cuda.set_device(self.rank)
+                # where float64 is refused, shards and the whole batch must not be rounded to TF32 each in its way
+                stack.enter_context(accelerator.Cuda().precision(tf32=False))
+            self._stages()
+
+    def _stages(self) -> None:
+        program = self.program
         self.enter("single")
         if program.train_step is not None and self.rank == 0:
             self._alone()
@@ -137,7 +144,8 @@ class _Rank:
     def _join(self, rank: int, world: int, name: str) -> None:
         backend = "nccl" if self.program.device == "cuda" else "gloo"
         store = dist.FileStore(str(self.folder / f"store-{name}"), world)  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+        device = torch.device("cuda", self.rank) if backend == "nccl" else None
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, device_id=device)
 
     # -- building -------------------------------------------------------------------------------
 
@@ -315,7 +323,7 @@ class _Rank:
             model.eval()
             seed_everything(program.seed)
             batch = self.batch(program.full)
-            found["output"] = _output_digest(wrapped(*batch.args, **batch.kwargs))
+            found["output"] = self._shared(wrapped(*batch.args, **batch.kwargs))
             active = [
                 name for name, m in model.named_modules()
                 if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
@@ -339,6 +347,23 @@ class _Rank:
                 found["noisy"] = digests
             found["dropouts"] = fired[:1]
         self.leave(**found)
+
+    def _shared(self, output: Any) -> dict[str, str]:
+        """Return the digests of outputs; on GPUs those of rank 0 for all that differ by rounding only.
+
+        Kernels there may add in any order, so that two ranks with one model give other last digits.
+        """
+        if self.program.device == "cpu":
+            return _output_digest(output)
+        first = [{path: t.detach().cpu() for path, t in trees.tensors(output).items()}]
+        own = first[0]
+        dist.broadcast_object_list(first, src=0)
+        return _output_digest(
+            {
+                path: first[0][path] if _close(t, first[0].get(path)) else t
+                for path, t in own.items()
+            }
+        )
 
     def _step_model(self, *, unused: bool) -> tuple[nn.Module, nn.Module, Any]:
         model = _quiet(self.build(), pinned=True)
@@ -608,6 +633,19 @@ def _plain_digests(model: nn.Module) -> dict[str, str]:
                     if isinstance(item, torch.Tensor):
                         found[f"{name}[{at!r}]"] = _digest(item)
     return found
+
+
+def _close(tensor: torch.Tensor, other: torch.Tensor | None) -> bool:
+    if other is None or other.shape != tensor.shape or other.dtype != tensor.dtype:
+        return False
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return torch.equal(tensor, other)
+    eps = torch.finfo(tensor.dtype).eps
+    return bool(
+        torch.allclose(
+            tensor, other, rtol=0.0, atol=4096 * eps * (trees.scale(other) or 1.0), equal_nan=True
+        )
+    )
 
 
 def _output_digest(output: Any) -> dict[str, str]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ START_SECONDS = 120.0
 """How long importing torch and the user's files may take before it counts as a hang."""
 QUIET_SECONDS = 12.0
 """How long no rank may get on or compute before it counts as a hang; longer for slow models, by their own step."""
+CUDA_QUIET_SECONDS = 60.0
+"""The same on GPUs, where NCCL starts late, and a rank that waits in a kernel is as busy as one that computes."""
 LOOP_SECONDS = 300.0
 """How long ranks may compute without getting on."""
 _GRACE = 2.0
@@ -92,6 +94,7 @@ class Outcome:
         stuck: Ranks that had to be ended while waiting.
         seconds: Wall time of it all.
         quiet: Seconds without progress that were waited for.
+        device: Where they ran: ``cpu`` or ``cuda``.
     """
 
     ranks: int
@@ -100,6 +103,7 @@ class Outcome:
     stuck: tuple[Stuck, ...] = ()
     seconds: float = 0.0
     quiet: float = QUIET_SECONDS
+    device: str = "cpu"
 
 
 def run(
@@ -126,13 +130,17 @@ def run(
         (folder / "path.json").write_text(json.dumps([os.path.abspath(p) for p in sys.path]))
         processes = [_start(folder, rank, ranks, program.device) for rank in range(ranks)]
         try:
-            hung, quiet = _watch(folder, processes, quiet)
+            if program.device == "cuda":
+                quiet = max(quiet, CUDA_QUIET_SECONDS)
+            hung, quiet = _watch(folder, processes, quiet, busy=program.device == "cpu")
         finally:
             for process in processes:
                 if process.poll() is None:
                     process.kill()
                 process.wait()
-        return _read(folder, processes, hung, time.monotonic() - start, quiet)
+        return replace(
+            _read(folder, processes, hung, time.monotonic() - start, quiet), device=program.device
+        )
 
 
 def _start(folder: Path, rank: int, ranks: int, device: str) -> subprocess.Popen[bytes]:
@@ -153,9 +161,15 @@ def _start(folder: Path, rank: int, ranks: int, device: str) -> subprocess.Popen
 
 
 def _watch(
-    folder: Path, processes: list[subprocess.Popen[bytes]], quiet: float
+    folder: Path, processes: list[subprocess.Popen[bytes]], quiet: float, *, busy: bool = True
 ) -> tuple[set[int], float]:
     """Wait until all ranks ended; end those that wait for ever, after their stacks were written.
+
+    Args:
+        folder: Where they write how far they are.
+        processes: The ranks.
+        quiet: Seconds without progress that count as a hang.
+        busy: Whether a rank that uses a core gets on.
 
     Returns:
         The ranks that had to be ended, and how many seconds without progress were allowed.
@@ -169,7 +183,7 @@ def _watch(
         if now != seen:
             last = moved = time.monotonic()
             seen = now
-        elif (work := _worked(processes)) - worked > 0.1:
+        elif busy and (work := _worked(processes)) - worked > 0.1:
             last, worked = time.monotonic(), work
         slowest = max(
             (float(found) for found in re.findall(r'"step": ([0-9.e+-]+)', now)), default=0.0

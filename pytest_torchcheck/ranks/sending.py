@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from pytest_torchcheck import sources
@@ -129,6 +130,17 @@ class _Pickler(pickle.Pickler):
             if (value := part_of(contract, name)) is not None
             and not isinstance(value, nn.Module | str | bool)
         }
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Send tensors of a GPU from the CPU: each rank has a device of its own, or none."""
+        if (
+            isinstance(obj, torch.Tensor)
+            and not isinstance(obj, nn.Parameter)  # whose data comes next
+            and obj.device.type not in ("cpu", "meta")
+        ):
+            made = obj.detach().cpu().requires_grad_(obj.requires_grad and obj.is_leaf)
+            return made.__reduce_ex__(5)
+        return NotImplemented
 
     def persistent_id(self, obj: Any) -> Any:
         part = self._parts.get(id(obj))

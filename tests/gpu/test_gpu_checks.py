@@ -269,3 +269,15 @@ def test_two_ranks_on_two_gpus() -> None:
     )  # fmt: skip
     report = declared.check(["ddp-equivalence", "synchronised-statistics", "fsdp-equivalence"])
     assert {f.status for f in report.findings} == {"passed"}, report
+
+
+def test_a_module_on_a_gpu_is_sent_to_ranks_from_the_cpu() -> None:
+    from pytest_torchcheck.ranks import sending
+    from pytest_torchcheck.subject import Subject
+
+    declared = contract(Net().cuda(), ranks=2)
+    batch = Subject(declared).batch()
+    program = sending.Program(model=declared.model, full=batch, shards=[batch, batch])
+    sent = sending.load(sending.dump(declared, program))
+    assert {t.device.type for t in sent.model.state_dict().values()} == {"cpu"}
+    assert {t.device.type for t in sent.full.tensors().values()} == {"cpu"}
