@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -17,7 +19,6 @@ from .devices import on_meta
 from .registry import check, inconclusive, not_applicable, passed, violated
 
 if TYPE_CHECKING:
-    import contextlib
     from collections.abc import Iterator
 
     from ..findings import Location
@@ -89,8 +90,9 @@ def _under(subject: Subject, name: str, exact: parity.Run, *, train: bool) -> Fi
     def once(scale: float, *, watch: bool = False) -> parity.Run:
         with subject.pristine() as model:
             return parity.run(
-                subject, model, batch, around=around, train=train, scale=scale, watch=watch
-            )
+                subject, model, batch, around=around, around_backward=contextlib.nullcontext,
+                train=train, scale=scale, watch=watch,
+            )  # fmt: skip
 
     found = once(scale)
     if scale > 1 and any(not bool(torch.isfinite(g).all()) for g in found.gradient.values()):
@@ -277,7 +279,7 @@ def _overflowing(subject: Subject) -> _Seen:
     def scale(scaler: Any, outputs: Any) -> Any:
         if not any(scaler is known for known in seen.objects):
             seen.objects.append(scaler)
-            saved.append((scaler, dict(vars(scaler))))
+            saved.append((scaler, _values(scaler)))
         made = original(scaler, outputs)
         if len(seen.factors) < len(seen.moved) + 1:
             seen.factors.append(float(scaler.get_scale()))
@@ -306,6 +308,14 @@ def _overflowing(subject: Subject) -> _Seen:
     while len(seen.factors) < 4:
         seen.factors.append(seen.factors[-1] if seen.factors else 1.0)
     return seen
+
+
+def _values(scaler: Any) -> dict[str, Any]:
+    """Copy what a scaler holds: its factor is a tensor that is written in place."""
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+        for name, value in vars(scaler).items()
+    }
 
 
 def _injection(model: torch.nn.Module, seen: _Seen) -> list[Any]:

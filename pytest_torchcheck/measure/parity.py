@@ -105,6 +105,7 @@ def run(
     batch: Batch,
     *,
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    around_backward: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
     watch: bool = False,
     train: bool = True,
     scale: float = 1.0,
@@ -118,6 +119,7 @@ def run(
         model: The model or a copy; its gradients and buffers are changed.
         batch: On the model's device; cloned.
         around: Makes a context for forward and backward.
+        around_backward: Another one for backward, such as none: torch runs it outside of autocast.
         watch: Also keep what leaf modules give.
         train: Mode; batch normalisation uses the batch's statistics in training.
         scale: Factor of the loss, divided out of the gradients.
@@ -144,7 +146,7 @@ def run(
                 output = subject.call(model, batch)
             # the loss stands outside: what is measured is the model
             loss = probe_loss(_wide(output), subject.seed) * scale
-            with subject.phase("backward", batch), around():
+            with subject.phase("backward", batch), (around_backward or around)():
                 loss.backward()
     found.output = {path: _plain(t) for path, t in trees.floats(output).items()}
     for name, parameter in model.named_parameters():

@@ -199,7 +199,8 @@ class _Watch:
         layer = hardware.layer()
         note.done = outcome.exception is None
         if not note.lost:
-            note.ran = layer.started() and layer.allocations() > note.baseline[0]
+            # not only more: the test may have reset the statistics itself
+            note.ran = layer.started() and layer.allocations() != note.baseline[0]
         if not note.lost and self._ran_out(item, outcome.exception):
             self._out_of_memory(item, note, outcome)
 
@@ -402,8 +403,8 @@ class _Enforcement:
         ran = sum(note["ran"] for note in notes.values())
         if ran < self.settings.min_gpu_tests and session.testscollected:
             self.problems.append(
-                f"{self.settings.sources['min_gpu_tests']}: {self.settings.min_gpu_tests} tests must compute on a "
-                f"GPU, and {ran} did"
+                f"{self.settings.sources['min_gpu_tests']}: {self.settings.min_gpu_tests} "
+                f"test{'s' * (self.settings.min_gpu_tests > 1)} must compute on a GPU, and {ran} did"
             )
         if self.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

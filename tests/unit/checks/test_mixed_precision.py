@@ -136,6 +136,36 @@ def test_float16_on_a_cpu_is_no_verdict() -> None:
     assert finding.status == "not-applicable"
 
 
+class MixesInBackward(torch.autograd.Function):
+    """Its backward multiplies the gradient, in low precision, by a weight of full precision."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight.T, x.T.to(grad.dtype) @ grad
+
+
+def test_backward_runs_outside_of_autocast_as_in_training() -> None:
+    class Mixes(Net):
+        def forward(self, x):
+            return MixesInBackward.apply(super().forward(x), self.turn)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.turn = nn.Parameter(torch.eye(3))
+
+    finding = told("autocast", contract(Mixes, promises=AUTOCASTS))
+    assert finding.status == "violated"
+    assert "backward" in finding.summary
+    assert finding.location is not None
+    assert "grad @ weight.T" in finding.location.text
+
+
 def test_only_low_precisions_can_be_promised() -> None:
     with pytest.raises(promises.PromiseError, match="float32"):
         promises.Autocasts("float32")
@@ -195,6 +225,9 @@ def by_hand(model, optimizer, inputs, targets):
 
 @pytest.mark.parametrize("step", [scaled, clips])
 def test_a_scaler_that_is_used_well_passes_and_is_put_back(step) -> None:
+    SCALER.scale(
+        torch.ones(())
+    )  # from its first use on its factor is a tensor, which is written in place
     before = SCALER.state_dict()
     finding = told("grad-scaler", contract(train_step=step, optimizer=sgd))
     assert finding.status == "passed", finding
