@@ -169,7 +169,7 @@ def test_importing_the_package_imports_no_torch() -> None:
         "heavy = [m for m in ('torch', 'numpy', 'hypothesis') if m in sys.modules]\n"
         "assert not heavy, heavy\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 def test_nothing_outside_the_plugin_imports_pytest() -> None:

@@ -72,7 +72,7 @@ def test_main_module_without_a_guard(tmp_path: Path) -> None:
         "print(made.outcome, made.phase, made.location.line)\n"
     )
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=60,
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=600,
         cwd=Path(delivery.__file__).parents[2],
     )  # fmt: skip
     assert done.stdout.split() == ["raised", "main", "6"], done.stderr
