@@ -105,7 +105,7 @@ def ddp_equivalence(subject: Subject) -> Iterator[Finding]:
             code="no-gradient",
         )
         return
-    if noise > exact:
+    if noise > exact and not ddp[0]["late"]:  # a layer made in forward starts at random each time
         yield inconclusive(
             f"the gradient of one batch changes by {noise:.2g} (relative) from one draw of random numbers to the "
             "next, with every dropout module off: there is nothing exact to compare",

@@ -34,6 +34,9 @@ CUDA_QUIET_SECONDS = 60.0
 LOOP_SECONDS = 300.0
 """How long ranks may compute without getting on."""
 _GRACE = 2.0
+"""How long ranks may do nothing after another one has failed."""
+_LAST = 20.0
+"""How long they may go on at all."""
 _BOOT = (
     "import sys, json; sys.path[:] = json.load(open(sys.argv[1] + '/path.json')); "
     "from pytest_torchcheck.ranks.child import main; main(sys.argv[1])"
@@ -175,7 +178,7 @@ def _watch(
         The ranks that had to be ended, and how many seconds without progress were allowed.
     """
     progress = [folder / f"progress{rank}.json" for rank in range(len(processes))]
-    last, seen, failed_at = time.monotonic(), "", None
+    last, seen, failed_at, first = time.monotonic(), "", None, 0.0
     moved, worked = last, 0.0  # a busy machine is no hang: what counts is that nobody computes
     while any(process.poll() is None for process in processes):
         time.sleep(0.02)
@@ -185,12 +188,16 @@ def _watch(
             seen = now
         elif busy and (work := _worked(processes)) - worked > 0.1:
             last, worked = time.monotonic(), work
+        elif busy:
+            worked = min(worked, work)  # a rank that ended takes its seconds with it
         slowest = max(
             (float(found) for found in re.findall(r'"step": ([0-9.e+-]+)', now)), default=0.0
         )
         allowed = START_SECONDS if "-" in now else max(quiet, 40 * slowest)  # fmt: skip
         if failed_at is None and any(process.poll() for process in processes):
-            failed_at = time.monotonic()
+            first = failed_at = time.monotonic()
+        elif failed_at is not None and last - first < _LAST:
+            failed_at = max(failed_at, last)  # the others may be on their way to the same error
         over = time.monotonic() - last > allowed or time.monotonic() - moved > LOOP_SECONDS
         if over or (failed_at is not None and time.monotonic() - failed_at > _GRACE):
             waiting = {rank for rank, process in enumerate(processes) if process.poll() is None}

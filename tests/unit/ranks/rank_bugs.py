@@ -86,6 +86,13 @@ class Late(Net):
         return self.head(hidden * getattr(self, "scale", 1.0))
 
 
+class LateAtRandom(Net):
+    def forward(self, x):
+        if not hasattr(self, "turn"):
+            self.turn = nn.Linear(3, 3).to(x.dtype)
+        return self.turn(super().forward(x))
+
+
 class InTime(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -201,6 +208,7 @@ BUGS = {
     "state that is not sent": (made(PlainTensor), "rank-consistency/not-broadcast", "mixing"),
     "the same dropout everywhere": (made(SameNoise), "rank-consistency/same-noise", "drop"),
     "parameter made after wrapping": (made(Late, step=plain_step), "ddp-equivalence/late-parameter", "scale"),
+    "layer made in forward": (made(LateAtRandom), "ddp-equivalence/late-parameter", "turn"),
     "buffer drift": (made(Drift, step=updates_buffer), "distributed-steps/buffer-drift", "centre"),
     "clipping on rank 0 only": (made(Net, step=clips_on_one_rank), "distributed-steps/parameters-differ", "body.weight"),
     "the wrapper is bypassed": (made(Net, step=bypasses_wrapper), "distributed-steps/parameters-differ", "body.weight"),
