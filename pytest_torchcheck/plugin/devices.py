@@ -140,7 +140,7 @@ class _Preparation:
             pytest.skip(reason)
         layer = hardware.layer()
         note.resources.enter_context(self._holding(self._own(need), exclusive=need.exclusive))
-        layer.collect()
+        layer.collect(workspaces=self.config.stash[options.KEY].leak is not None)
         note.baseline = (layer.allocations(), layer.held())
 
     def _own(self, need: DeviceNeed) -> tuple[str, ...]:
@@ -284,7 +284,7 @@ class _Watch:
 
     def _clean(self, item: pytest.Item, note: Note, outcome: Any) -> None:
         layer = hardware.layer()
-        layer.collect()
+        layer.collect(workspaces=self.settings.leak is not None)
         checked = self.settings.require is not None or self.settings.min_gpu_tests > 0
         if checked and not note.ran and note.done:
             _warn(item, outcome, f"{item.nodeid} is marked {note.kind} but computed nothing there")
@@ -295,7 +295,7 @@ class _Watch:
         for _ in range(3):
             if left <= limit:
                 return
-            layer.collect()  # finalizers may free in several rounds
+            layer.collect(workspaces=True)  # finalizers may free in several rounds
             left = layer.held() - note.baseline[1]
         if left > limit:
             told = (

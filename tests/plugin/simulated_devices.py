@@ -65,7 +65,7 @@ class SimulatedLayer:
                 f"CUDA error: {self.broken}\nCUDA kernel errors might be asynchronously reported"
             )
 
-    def collect(self) -> None:
+    def collect(self, *, workspaces: bool = False) -> None:
         self.synchronize()
         self.collected += 1
 
