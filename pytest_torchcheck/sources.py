@@ -210,6 +210,75 @@ def line_above(place: Location, pattern: str, most: int = 20) -> Location | None
     return None
 
 
+def giving_call(place: Location, values: Iterable[float] = ()) -> Location | None:
+    """Return the call that gives a line its values, where these are parameters of the function around it.
+
+    ``nn.init.constant_(m.bias, value)`` within ``def init_weights(value)`` says less than
+    ``self.apply(init_weights(-10.0))``. None where the line has values of its own.
+
+    Args:
+        place: The line.
+        values: What was measured, such as a mean and a deviation: of several calls the one with such a number.
+    """
+    tree = _tree(place.file)
+    if tree is None:
+        return None
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    given = [a for c in calls if c.lineno == place.line for a in _arguments(c)]
+    used = {n.id for a in given for n in ast.walk(a) if isinstance(n, ast.Name)}
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and node.lineno <= place.line <= (node.end_lineno or node.lineno)
+    ]
+    for function in reversed(around):
+        own = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)} - {"self"}
+        if function.name.startswith("__") or not own & used:
+            continue
+        sites: dict[int, list[float]] = {}
+        for call in calls:
+            if getattr(call.func, "id", getattr(call.func, "attr", "")) == function.name:
+                sites.setdefault(call.lineno, []).extend(_numbers(call))
+        # what is initialised is handed over too, by apply(): only numbers tell
+        sites = {line: numbers for line, numbers in sites.items() if numbers}
+        fitting = [
+            line
+            for line, numbers in sites.items()
+            if any(abs(n - v) <= 0.1 * abs(v) for n in numbers for v in values)
+        ]
+        if len(sites) == 1 or len(fitting) == 1:
+            return _make(place.file, (fitting or list(sites))[0], function.name)
+    return None
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [
+        *(a for a in call.args if not isinstance(a, ast.Attribute)),
+        *(k.value for k in call.keywords),
+    ]
+
+
+def _numbers(call: ast.Call) -> list[float]:
+    found = []
+    for argument in _arguments(call):
+        try:
+            value = ast.literal_eval(argument)
+        except ValueError:  # no literal
+            continue
+        if isinstance(value, int | float):
+            found.append(float(value))
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _tree(filename: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(filename)))
+    except SyntaxError:
+        return None
+
+
 def untaken_lines(function: Callable[..., Any] | type) -> frozenset[int]:
     """Return the lines of a function in branches that its own closure and globals rule out.
 

@@ -16,7 +16,7 @@ from ..diagnosis import initialisation as explain
 from ..diagnosis.losses import initialisation_line
 from ..diagnosis.observation import observe
 from ..findings import Culprit, Finding
-from ..probes.signals import LINEAR, Rectified
+from ..probes.signals import LINEAR, Rectified, Squashed
 from ..state import is_lazy, isolated
 from .devices import on_meta
 from .registry import check, inconclusive, not_applicable, passed, suspicious, violated
@@ -287,22 +287,27 @@ def signal_propagation(subject: Subject) -> Iterator[Finding]:
 
 @check(
     "dead-units",
-    "Rectifiers let something through.",
-    cost="1 FB, shared; 2 F more only where nearly all outputs are zero",
+    "Rectifiers let something through, and squashing functions are not at their bounds.",
+    cost="1 FB, shared; 2 F more only where nearly all outputs are zero or at a bound",
     axes="device",
 )
 def dead_units(subject: Subject) -> Iterator[Finding]:
-    """Look for rectifiers of which more than 99 % of the outputs are zero in three batches."""
+    """Look for rectifiers of which more than 99 % of the outputs are zero, and layers that saturate, in three batches."""
     if on_meta(subject):
         yield inconclusive(
             "the model's parameters are on meta, so it cannot be run", code="no-values"
         )
         return
+    saturated = _saturated(subject)
+    if saturated is not None:
+        yield explain.saturated(subject, saturated)
     seen = [
         r
         for r in observe(subject).signals.rectified
         if r.size >= explain.FEW and not r.silent_input
     ]
+    if not seen and saturated is not None:
+        return
     if not seen:
         yield not_applicable("no rectifier ran on more than a few values")
         return
@@ -311,7 +316,7 @@ def dead_units(subject: Subject) -> Iterator[Finding]:
         if not suspects:
             break
         again: dict[tuple[str, str], Rectified] = {
-            explain.place_of(r): r for r in explain.rectified(subject, index)
+            explain.place_of(r): r for r in explain.signals_of(subject, index).rectified
         }
         suspects = {
             key: max((first, again[key]), key=lambda r: -r.zeros)
@@ -320,9 +325,28 @@ def dead_units(subject: Subject) -> Iterator[Finding]:
         }
     for found in suspects.values():
         yield explain.dead(subject, found)
-    if not suspects:
+    if not suspects and saturated is None:
         worst = max(r.zeros for r in seen)
         yield passed(f"{len(seen)} rectifiers ran; at most {worst:.0%} of one's outputs are zero")
+
+
+def _saturated(subject: Subject) -> Squashed | None:
+    """Return a layer that drives the squashing function behind it to both of its bounds in three batches."""
+
+    def full(seen: list[Squashed]) -> dict[tuple[str, str], Squashed]:
+        return {
+            (s.source, s.op): s
+            for s in seen
+            if s.size >= explain.FEW and s.share > explain.SATURATED and 0.1 < s.upper < 0.9
+        }
+
+    found = full(observe(subject).signals.squashed)
+    for index in (1, 2):
+        if not found:
+            return None
+        again = full(explain.signals_of(subject, index).squashed)
+        found = {key: s for key, s in found.items() if key in again}
+    return next(iter(found.values()), None)
 
 
 @check(

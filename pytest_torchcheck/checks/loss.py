@@ -47,6 +47,7 @@ class Consumed:
         top: Largest class index among the targets that count; -1 if unknown.
         low: Smallest of them.
         counted: How many targets count.
+        target_place: Line within forward or loss that made the targets last.
     """
 
     function: str
@@ -66,6 +67,7 @@ class Consumed:
     top: int = -1
     low: int = -1
     counted: int = 0
+    target_place: Location | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +166,8 @@ class LossSight:
 
         Nothing is kept where the evidence calls the user's loss again, in the midst of their steps.
         """
-        if loss.requires_grad and loss.dim() == 0 and not _goals(output, self._batch):
+        again = _goals(output, self._batch) or _cut(output, self._batch)
+        if loss.requires_grad and loss.dim() == 0 and not again:
             consumed, outputs = self.wanted(output)
             self._subject.cache.setdefault(
                 "loss",
@@ -208,6 +211,7 @@ def _describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module)
         "function": call.op.name,
         "shape": tuple(values.shape),
         "place": call.op.location,
+        "target_place": None if call.target_op is None else call.target_op.location,
     }
     if call.producer is not None:
         made |= {"producer": call.producer, "weight": parameter_of(model, call.producer)}
@@ -265,7 +269,8 @@ def _away(subject: Subject, output: Any, batch: Batch) -> dict[str, float]:
     of it: a margin, a weight, a sign that all samples share.
     """
     found: dict[str, float] = {}
-    for path, goal in _goals(output, batch).items():
+    goals = _goals(output, batch) or _cut_goals(subject, output, batch)
+    for path, goal in goals.items():
         tensor = trees.tensors(output)[path]
         slope = _slope(subject, output, batch, path)
         if slope is None:
@@ -293,6 +298,41 @@ def _goals(output: Any, batch: Batch) -> dict[str, torch.Tensor]:
         if tensor.requires_grad and not tensor.is_complex() and tensor.dim() and len(fitting) == 1:
             goals[path] = trees.dense(fitting[0]).to(tensor.device, tensor.dtype)
     return goals
+
+
+def _cut_goals(subject: Subject, output: Any, batch: Batch) -> dict[str, torch.Tensor]:
+    """Return, by the output's path, the output of its shape that is cut from the graph: what it is drawn to.
+
+    Of several (two views of a sample) it is the one at which the loss lies lowest, or else highest.
+    """
+    cut = _cut(output, batch)
+    floats = {p: t for p, t in trees.floats(output).items() if cut and not t.is_complex()}
+    goals: dict[str, torch.Tensor] = {}
+    for path, tensor in floats.items():
+        if not tensor.requires_grad or not tensor.dim():
+            continue
+        peaks = [
+            (*peak, goal)
+            for goal in (_as(t, tensor) for t in cut if t.shape == tensor.shape)
+            if (peak := _peak(subject, output, batch, path, goal)) is not None
+        ]
+        low = [peak for peak in peaks if peak[0] == "low"]
+        if low:
+            goals[path] = min(low, key=lambda peak: peak[1])[2]
+        elif peaks:
+            goals[path] = max(peaks, key=lambda peak: peak[1])[2]
+    return goals
+
+
+def _cut(output: Any, batch: Batch) -> list[torch.Tensor]:
+    """Return the outputs that require no gradient and are no inputs."""
+    given = {id(t) for _, t in batch.input_leaves()}
+    found = trees.floats(output).values()
+    return [t for t in found if not t.requires_grad and not t.is_complex() and id(t) not in given]
+
+
+def _as(goal: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    return trees.dense(goal.detach()).to(tensor.device, tensor.dtype)
 
 
 def _slope(subject: Subject, output: Any, batch: Batch, path: str) -> torch.Tensor | None:
@@ -323,6 +363,13 @@ def _loss_of(
 
 def _extreme(subject: Subject, output: Any, batch: Batch, path: str, goal: torch.Tensor) -> bool:
     """Say whether the loss falls, or rises, on both sides of the target: only then is it the goal."""
+    return _peak(subject, output, batch, path, goal) is not None
+
+
+def _peak(
+    subject: Subject, output: Any, batch: Batch, path: str, goal: torch.Tensor
+) -> tuple[str, float] | None:
+    """Return whether the loss is lowest or highest with an output at its goal, and how high there."""
     own = trees.tensors(output)
     free = {id(t): t.detach() for t in own.values()}
     way = trees.dense(own[path]) - goal
@@ -333,12 +380,14 @@ def _extreme(subject: Subject, output: Any, batch: Batch, path: str, goal: torch
             try:
                 loss = _loss_of(subject, output, free, batch)
             except (SubjectError, RuntimeError):
-                return False
+                return None
             if loss is None or loss.dim():
-                return False
+                return None
             losses.append(float(loss))
     at, above, below = losses
-    return at < min(above, below) or at > max(above, below)
+    if at < min(above, below):
+        return "low", at
+    return ("high", at) if at > max(above, below) else None
 
 
 @check(
@@ -455,7 +504,7 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
 @check(
     "loss-sign",
     "The loss falls when the output gets nearer to the target.",
-    needs=("loss", "targets"),
+    needs=("loss",),
     cost="shared by the loss checks",
     axes="once",
 )
@@ -480,6 +529,9 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
             f"moving {path} towards its target raises the loss in {share:.0%} of the samples",
             None,
         )
+        return
+    if not classes and not seen.away and not subject.contract.declares("targets"):
+        yield not_applicable("there are no targets, and no output is cut free to be one")
         return
     if not classes and not seen.away:
         yield inconclusive(

@@ -50,6 +50,7 @@ FAMILIES = (
     "functions",
     "loss",
     "labels",
+    "pairing",
     "influence",
     "behaviour",
     "promised",

@@ -12,7 +12,7 @@ from torch import nn
 from .. import sources, trees
 from ..checks.registry import inconclusive, passed, suspicious, violated
 from ..findings import Culprit, Finding
-from ..probes.signals import Rectified, SignalWatch, Tap
+from ..probes.signals import Rectified, Signals, SignalWatch, Squashed, Tap
 from ..state import seed_everything
 from .explanation import listed
 from .losses import initialisation_line
@@ -30,6 +30,9 @@ FADING, BURSTING = 1e-4, 1e4
 """Ratio from which on it is said; nets of 8 plain layers, residual nets and transformers as built stay within."""
 _REVERSAL = 0.25  # of the whole change in logarithms
 DEAD = 0.99
+SATURATED = 0.8
+"""Share of a squashing function's outputs at its bounds; N(0, 12) at its input gives as much."""
+_GAIN = 3.0
 FEW = 64
 _TOLERANCE = 1e-4
 
@@ -183,14 +186,56 @@ def place_of(found: Rectified) -> tuple[str, str]:
     return found.module, f"{place.file}:{place.line}" if place else found.op
 
 
-def rectified(subject: Subject, index: int) -> list[Rectified]:
-    """Run another batch forward in training mode and return what its rectifiers did."""
+def signals_of(subject: Subject, index: int) -> Signals:
+    """Run another batch forward in training mode and return what its activations did."""
     with subject.pristine() as model:
         model.train()
         seed_everything(subject.seed + index)
         with SignalWatch(model, None) as watch, torch.no_grad():
             subject.call(model, subject.batch(index).clone())
-    return watch.seen.rectified
+    return watch.seen
+
+
+def saturated(subject: Subject, found: Squashed) -> Finding:
+    """Report a layer that drives the squashing function behind it to its bounds."""
+    weight = f"{found.source}.weight"
+    parameter = subject.named_parameters().get(weight)
+    gain = (
+        float(parameter.detach().float().square().mean().sqrt()) * parameter[0].numel() ** 0.5
+        if parameter is not None
+        else 0.0
+    )
+    large = gain > _GAIN
+    place = initialisation_line(subject, weight) if large else found.location
+    return violated(
+        "units-saturated",
+        f"{found.source} drives {found.op} behind it to its bounds: {found.share:.0%} of its outputs lie there",
+        culprits=[
+            Culprit(
+                kind="parameter" if large else "module",
+                name=weight if large else found.source,
+                detail=f"gain {gain:.2f}",
+                location=place or sources.of_parameter(subject.model, found.source),
+            ),
+            Culprit(
+                kind="module",
+                name=found.module or type(subject.model).__name__,
+                detail=found.op,
+                location=found.location,
+            ),
+        ],
+        location=place or found.location,
+        observed=f"the input of {found.op} has an RMS of {found.scale:.3g}; {found.share:.0%} of {found.size} outputs "
+        "have less than 1 % of the slope left, in each of three batches",
+        cause=f"{weight} is initialised too large: it scales a unit input by {gain:.1f}"
+        if large
+        else "the values that reach the layer are far too large, such as raw pixels or unscaled features",
+        because=f"{found.source} has a gain of {gain:.2f}; its output would have to stay within 3 of zero",
+        fix="initialise it smaller (nn.init.xavier_uniform_)"
+        if large
+        else "scale the input to a deviation near 1 before this layer, or normalise in front of it",
+        evidence={"share": found.share, "scale": found.scale, "gain": gain},
+    )
 
 
 def dead(subject: Subject, found: Rectified) -> Finding:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..checks.registry import violated
 from ..findings import Culprit, Finding
 from .losses import loss_line
+from .origins import target_culprits
 
 if TYPE_CHECKING:
     from ..checks.loss import Consumed
@@ -58,9 +59,21 @@ def counted(subject: Subject, path: str, ignore: int, share: float, largest: flo
     )
 
 
+def _made_lines(subject: Subject) -> tuple[Culprit, ...]:
+    """Return where the targets of the loss are made: within the loss, else where they are handed over."""
+    from ..checks.loss import evidence
+
+    within = next((u.target_place for u in evidence(subject).consumed if u.target_place), None)
+    if within is not None:
+        return (Culprit(kind="target", name="targets", detail="made here", location=within),)
+    contract = subject.contract
+    return target_culprits(contract.batch, contract.loss, type(subject.model))
+
+
 def shifted(subject: Subject, path: str, shift: int, share: float) -> Finding:
     """Explain a language model that learns another token than the next one."""
-    line = loss_line(subject)
+    made = _made_lines(subject)
+    line = made[0].location if made else loss_line(subject)
     what = {0: "the present token, which it sees", -1: "the previous token"}.get(
         shift, f"the token {shift} places ahead"
     )
@@ -72,7 +85,10 @@ def shifted(subject: Subject, path: str, shift: int, share: float) -> Finding:
     return violated(
         "label-shift",
         f"each position is trained to give {what}, not the next token",
-        culprits=[Culprit(kind="target", name="targets", detail=f"shift {shift}", location=line)],
+        culprits=[
+            Culprit(kind="target", name="targets", detail=f"shift {shift}", location=line),
+            *made[1:],
+        ],
         location=line,
         observed=f"in {share:.0%} of the positions of {path} the loss pulls towards ids[t{shift:+d}]",
         cause="logits and targets are not aligned"

@@ -13,6 +13,7 @@ from .. import sources
 from ..checks.registry import suspicious, violated
 from ..findings import Culprit, Finding, Location
 from ..probes.losses import LINEAR, Broadcast
+from .returns import forward_returned, loss_returned
 
 if TYPE_CHECKING:
     from ..checks.loss import Consumed, LossEvidence
@@ -30,7 +31,10 @@ def loss_line(subject: Subject) -> Location | None:
     place = sources.of_object(function)
     if place is None or not sources.rank(place.file):
         return subject.contract.location
-    return sources.search(function, r"^\s*return\b") or place
+    ways = sources.matches(function, r"^\s*return\b")
+    if len(ways) > 1 and (taken := loss_returned(subject)) is not None:
+        return taken
+    return ways[0] if ways else place
 
 
 def _culprit(subject: Subject, detail: str, place: Location | None = None) -> Culprit:
@@ -192,6 +196,10 @@ def wrong_input(subject: Subject, code: str, used: Consumed) -> Finding:
                 or place,
             )
         )
+    if code == "nll-without-log" and (left := forward_returned(subject)) is not None:
+        culprits.append(
+            Culprit(kind="output", name="output", detail="without log_softmax", location=left)
+        )
     culprits.append(_culprit(subject, function, used.place))
     return violated(
         code,
@@ -248,8 +256,19 @@ def hot_start(subject: Subject, used: Consumed, uniform: float, gain: float) -> 
 
 
 def initialisation_line(subject: Subject, qualified: str) -> Location | None:
+    """Return the line that decides how a parameter is initialised, or that builds it."""
+    place = _writing_line(subject, qualified)
+    if place is None:
+        return None
+    values = subject.named_parameters()[qualified].detach().float()
+    measured = [float(values.mean()), float(values.std())] if values.numel() > 1 else []
+    return sources.giving_call(place, [v for v in measured if v]) or place
+
+
+def _writing_line(subject: Subject, qualified: str) -> Location | None:
     """Return the line that initialises a parameter, or that builds it.
 
+    Where the line gets its numbers from a parameter of the function around it, the call that gives them counts.
     A line that names the parameter counts first, then one of a loop or of an ``apply`` function that
     writes to every module's parameter of that name; of several the one under its module's type.
     """

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..findings import Culprit
+from .origins import target_culprits
 
 if TYPE_CHECKING:
     from ..findings import Location
@@ -37,6 +38,12 @@ def on_line(scene: Scene) -> str:
     return f" on line {place.line}" if place else ""
 
 
-def target_culprit(detail: str, place: Location | None) -> tuple[Culprit, ...]:
-    """Return the targets as the culprit."""
-    return (Culprit(kind="target", name="targets", detail=detail, location=place),)
+def target_culprit(detail: str, place: Location | None, scene: Scene) -> tuple[Culprit, ...]:
+    """Return the targets as the culprit, and the lines that hand them over where these can be read."""
+    files = [frame.f_code.co_filename for frame, _ in reversed(scene.frames)]
+    made = target_culprits(*files, scene.model)
+    first = place or (made[0].location if made else None)
+    return (
+        Culprit(kind="target", name="targets", detail=detail, location=first),
+        *(culprit for culprit in made if culprit.location != first),
+    )

@@ -186,14 +186,21 @@ def _culprits(subject: Subject, tie: Tie) -> list[Culprit]:
         Culprit(
             kind="parameter",
             name=name,
-            location=_replaced(subject, name) or sources.of_parameter(subject.model, name),
+            location=_replaced(subject, name, untied=not is_tied(subject.model, tie))
+            or sources.of_parameter(subject.model, name),
         )
         for name in (tie.b, tie.a)
     ]
 
 
-def _replaced(subject: Subject, qualified: str) -> Location | None:
-    """Return the last line of the owners' classes that assigns a parameter or copies values into it."""
+_SHARES = re.compile(r"=\s*self(\.\w+)+\s*(#.*)?$")
+
+
+def _replaced(subject: Subject, qualified: str, *, untied: bool) -> Location | None:
+    """Return the last line of the owners' classes that assigns a parameter or copies values into it.
+
+    Where nothing is tied, a line that would tie did not run, or not last: others count first.
+    """
     parts = qualified.split(".")
     for depth in range(len(parts) - 1):
         owner = subject.model.get_submodule(".".join(parts[:depth]))
@@ -203,8 +210,9 @@ def _replaced(subject: Subject, qualified: str) -> Location | None:
             if place is None or not sources.rank(place.file):
                 continue
             found = sources.matches(cls, rf"self\.{tail}(\.data)?(\s*=[^=]|\.copy_\()")
+            others = [line for line in found if not (untied and _SHARES.search(line.text))]
             if found:
-                return found[-1]
+                return (others or found)[-1]
     return None
 
 

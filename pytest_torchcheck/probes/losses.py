@@ -83,6 +83,7 @@ class LossCall:
         target: Its second argument.
         options: Its keyword arguments.
         producer: What made the input, or None where no watched operation did.
+        target_op: What made the target last, slices included, or None where it came from outside.
     """
 
     op: Op
@@ -90,6 +91,7 @@ class LossCall:
     target: Tensor | None
     options: dict[str, Any]
     producer: Producer | None
+    target_op: Op | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,7 @@ class LossWatch(Watch):
         self.broadcasts: list[Broadcast] = []
         self.samples: list[Op] = []
         self._makers: dict[int, tuple[weakref.ref[Tensor], Producer]] = {}
+        self._whole: dict[int, tuple[weakref.ref[Tensor], Op]] = {}
         self._taint: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._losing = False
 
@@ -145,6 +148,8 @@ class LossWatch(Watch):
             if bare == "normal" and any(t.requires_grad for t in inputs):
                 self.samples.append(self.op(name))
             if isinstance(result, Tensor):
+                if not inputs or not result.is_floating_point():
+                    self._whole_made(bare, name, inputs, result)
                 self._made(bare, name, args, inputs, result)
                 if self._losing:
                     self._follow(bare, name, inputs, result)
@@ -160,8 +165,20 @@ class LossWatch(Watch):
                 target=target if isinstance(target, Tensor) else None,
                 options=options,
                 producer=self.producer(first),
+                target_op=self._target_op(target),
             )
         )
+
+    def _target_op(self, target: Any) -> Op | None:
+        found = self._whole.get(id(target))
+        return found[1] if found is not None and found[0]() is target else None
+
+    def _whole_made(self, bare: str, name: str, inputs: list[Tensor], result: Tensor) -> None:
+        """Note what made a tensor of whole numbers: behind reshapes, the first slice or computation."""
+        known = self._target_op(inputs[0]) if inputs and bare in SHAPE_ONLY else None
+        if known is None and bare in SHAPE_ONLY:
+            return
+        self._whole[id(result)] = (weakref.ref(result), known or self.op(name))
 
     def _made(self, bare: str, name: str, args: Any, inputs: list[Tensor], result: Tensor) -> None:
         if bare in SHAPE_ONLY or (bare == "__getitem__" and inputs):
@@ -182,11 +199,16 @@ class LossWatch(Watch):
                 weakref.ref(result),
                 found.pop() if len(found) == 1 else "both",
             )
-        if len(inputs) < 2 or {"output", "target"} - set(kinds):
+        if len(inputs) < 2 or (bare not in ELEMENTWISE and not name.startswith("F.")):
             return
-        a, b = inputs[kinds.index("output")], inputs[kinds.index("target")]
-        if bare not in ELEMENTWISE and not name.startswith("F."):
+        # what was picked by a target (a chosen action's value) is still an output
+        first = next((i for i, kind in enumerate(kinds) if kind in ("output", "both")), None)
+        second = next(
+            (i for i, kind in enumerate(kinds) if kind in ("target", "both") and i != first), None
+        )
+        if first is None or second is None:
             return
+        a, b = inputs[first], inputs[second]
         if a.shape == b.shape:
             return
         try:

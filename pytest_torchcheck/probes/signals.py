@@ -32,6 +32,8 @@ LINEAR = (
     nn.ConvTranspose3d,
 )
 _SAME_VALUES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten)
+SQUASHING = frozenset({"tanh", "sigmoid"})
+_BOUND = 0.995  # tanh has 1 % of its slope left there
 _MOST = 4000
 _FEW = 16
 
@@ -78,6 +80,31 @@ class Rectified:
     size: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Squashed:
+    """How many outputs of a squashing function that a layer feeds directly lie at its bounds.
+
+    Attributes:
+        module: Qualified name of the module in which it was called.
+        op: Such as ``torch.tanh``.
+        location: The user's line.
+        source: Qualified name of the layer that feeds it.
+        share: Share of outputs so near a bound that less than 1 % of the slope is left.
+        upper: Share of those that lie at the upper bound.
+        scale: Root mean square of its input.
+        size: Number of outputs.
+    """
+
+    module: str
+    op: str
+    location: Location | None
+    source: str
+    share: float
+    upper: float
+    scale: float
+    size: int
+
+
 @dataclass(slots=True)
 class Signals:
     """What one step showed.
@@ -86,6 +113,7 @@ class Signals:
         taps: Outputs in the order in which they were computed.
         calls: How often each module ran, by name.
         rectified: Every call of a rectifier.
+        squashed: Every call of a squashing function on the very output of a layer.
         chained: Modules that were given what was computed from their own last output, with no layer between.
         chains: Pairs of linear modules of which the second, and nothing else, was given the very output of the first.
     """
@@ -93,6 +121,7 @@ class Signals:
     taps: list[Tap] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
     rectified: list[Rectified] = field(default_factory=list)
+    squashed: list[Squashed] = field(default_factory=list)
     chained: set[str] = field(default_factory=set)
     chains: list[tuple[str, str]] = field(default_factory=list)
 
@@ -242,12 +271,11 @@ class SignalWatch(Watch):
             if source is not None:
                 for tensor in tensors_in(result):
                     self._flow[id(tensor)] = (weakref.ref(tensor), source)
-        if (
-            token is None
-            or not isinstance(result, Tensor)
-            or not result.is_floating_point()
-            or not result.numel()
-        ):
+        if not isinstance(result, Tensor) or not result.is_floating_point() or not result.numel():
+            return
+        if getattr(func, "__name__", "") in SQUASHING and not in_backward():
+            self._squashed(name_of(func), args, result)
+        if token is None:
             return
         self.seen.rectified.append(
             Rectified(
@@ -270,6 +298,28 @@ class SignalWatch(Watch):
             return None
         given = next(tensors_in((args, kwargs)), None)
         return None if given is None else not bool((given.detach() != 0).any())
+
+    def _squashed(self, name: str, args: Any, result: Tensor) -> None:
+        given = next(tensors_in(args), None)
+        known = self._known(given)
+        if given is None or known is None or not known.linear or len(self.seen.squashed) >= _MOST:
+            return
+        values = result.detach().float()
+        values = values if "tanh" in name else 2 * values - 1
+        near = values.abs() > _BOUND
+        share = float(near.float().mean())
+        self.seen.squashed.append(
+            Squashed(
+                module=self.scopes[-1].name if self.scopes else "",
+                op=name,
+                location=self.locate(),
+                source=known.module,
+                share=share,
+                upper=float((near & (values > 0)).float().mean()) / share if share else 0.0,
+                scale=_rms(given),
+                size=result.numel(),
+            )
+        )
 
     def _source(self, tensor: Tensor) -> str | None:
         """Return the last layer that a value was computed from."""

@@ -52,7 +52,7 @@ def binary_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=scene.said,
         fix=fix,
-        culprits=target_culprit(str(list(target)), place),
+        culprits=target_culprit(str(list(target)), place, scene),
         location=place,
     )
 
@@ -76,7 +76,7 @@ def binary_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
             cause=f"likely the targets of the loss are {found} (NumPy's default is float64)",
             because=scene.said,
             fix="call .float() on the targets of the loss",
-            culprits=target_culprit(found, place),
+            culprits=target_culprit(found, place, scene),
             location=place,
         )
     want, got = dtype_word(str(given.dtype)), dtype_word(str(target.dtype))
@@ -92,7 +92,7 @@ def binary_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else f"the targets are {got}; {name} needs the dtype of the output",
         because=scene.said,
         fix=f"call .to(output.dtype) on the targets{on_line(scene)} or where the data is read",
-        culprits=target_culprit(got, place),
+        culprits=target_culprit(got, place, scene),
         location=place,
     )
 
@@ -135,7 +135,7 @@ def binary_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
         )
         summary = f"binary_cross_entropy is given targets in {span}, not in 0..1"
     kind = (
-        target_culprit(span, place)
+        target_culprit(span, place, scene)
         if match[1] == "target"
         else (Culprit(kind="output", name="output", detail=span, location=place),)
     )

@@ -45,7 +45,7 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
     common: dict[str, Any] = {
         "code": "label-range",
         "observed": observed,
-        "culprits": (*target_culprit(f"{low}..{high}", place), *_head(scene, classes)),
+        "culprits": (*target_culprit(f"{low}..{high}", place, scene), *_head(scene, classes)),
         "location": place,
     }
     if high >= classes and values != [255]:
@@ -132,7 +132,7 @@ def label_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=f"the labels are {found}" + (f": they come from {why}" if why else ""),
         because=("every target is a whole number; " if whole else "") + scene.said,
         fix=f"call .long() on the targets{on_line(scene)} or where the data is read",
-        culprits=target_culprit(found, place),
+        culprits=target_culprit(found, place, scene),
         location=place,
     )
 
@@ -195,7 +195,7 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=because,
         fix=f"{change}{on_line(scene)}",
-        culprits=target_culprit(describe(target), place),
+        culprits=target_culprit(describe(target), place, scene),
         location=place,
     )
 

@@ -1,0 +1,308 @@
+"""What belongs together is compared: targets with their own outputs, samples with their own partners."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import trees
+from ..diagnosis import pairing as explain
+from ..probes.losses import LossCall, LossWatch
+from ..state import seed_everything
+from ..subject import SubjectError
+from .registry import check, inconclusive, not_applicable, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..batches import Batch
+    from ..findings import Finding
+    from ..subject import Subject
+
+_PROBES = 4
+_SAME = 1e-4
+"""Relative change of a loss that the order of a sum explains, with a wide margin."""
+
+
+@check(
+    "target-alignment",
+    "Each target pulls at the output of its own sample and position.",
+    needs=("loss", "targets"),
+    cost="1 F + five backward passes through the loss only",
+    axes="once",
+)
+def target_alignment(subject: Subject) -> Iterator[Finding]:
+    """Change one target at a time; what changes in the loss's gradient stands at one distance from it."""
+    if subject.contract.loss == "output":
+        yield not_applicable("the model computes its own loss")
+        return
+    batch = subject.batch().clone()
+    output = subject.forward(batch)
+    leaves = {p: t for p, t in trees.floats(output).items() if t.is_leaf and not t.is_inference()}
+    own = trees.tensors(batch.targets, "targets")
+    fitting = [
+        (path, dim, name)
+        for name, target in own.items()
+        for path, leaf in leaves.items()
+        if (dim := _class_axis(leaf, target)) is not None
+    ]
+    if not fitting:
+        yield not_applicable("no target has one value for each position of an output")
+        return
+    for tensor in leaves.values():
+        tensor.requires_grad_(True)
+
+    def slopes(targets: Any) -> dict[str, torch.Tensor] | None:
+        seed_everything(subject.seed)
+        with torch.enable_grad():
+            loss = subject.compute_loss(output, replace(batch, targets=targets))
+            if not loss.requires_grad or loss.dim():
+                return None
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        return {p: trees.dense(g) for p, g in zip(leaves, found, strict=True) if g is not None}
+
+    seen = 0
+    try:
+        base = slopes(batch.targets)
+        for path, dim, name in fitting:
+            if base is None or path not in base:
+                continue
+            reached = _reached(base[path], dim, own[name], path, leaves[path], batch, slopes)
+            seen += len(reached)
+            if len(reached) < 2 or _one_distance(reached, own[name].shape):
+                continue
+            if _matched(subject, output, batch, own[name]):
+                continue  # targets in any order: the loss looks for their outputs itself
+            yield explain.misplaced(subject, path, name, reached)
+            return
+    except (SubjectError, RuntimeError) as error:
+        yield inconclusive(f"the loss refuses another target: {str(error).splitlines()[0]:.80}")
+        return
+    if seen:
+        yield passed(f"{seen} targets changed by one each reach an output at one distance")
+    else:
+        yield inconclusive("no change of a single target reached an output")
+
+
+def _class_axis(leaf: torch.Tensor, target: torch.Tensor) -> int | None:
+    """Return the axis of an output that holds the classes, -1 where output and target are alike, else None."""
+    if target.dim() == 0 or target.numel() < 3 or target.is_complex() or leaf.is_complex():
+        return None
+    if target.is_floating_point() or target.dtype == torch.bool:
+        return -1 if leaf.shape == target.shape else None
+    axes = [d for d in range(leaf.dim()) if leaf.shape[:d] + leaf.shape[d + 1 :] == target.shape]
+    if len(axes) == 1 and leaf.shape[axes[0]] > 1:
+        return axes[0]
+    return -1 if not axes and leaf.shape == target.shape else None
+
+
+Place = tuple[int, ...]
+
+
+def _reached(
+    base: torch.Tensor,
+    dim: int,
+    target: torch.Tensor,
+    path: str,
+    leaf: torch.Tensor,
+    batch: Batch,
+    slopes: Callable[[Any], dict[str, torch.Tensor] | None],
+) -> dict[Place, set[Place]]:
+    """Change single targets; return for each the positions of the output whose gradient changed."""
+    found: dict[Place, set[Place]] = {}
+    for number in range(_PROBES):
+        flat = target.numel() * (2 * number + 1) // (2 * _PROBES)
+        place = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), target.shape))
+        other = _other(target, place, leaf.shape[dim] if dim >= 0 else 0)
+        if other is None:
+            continue
+        changed = trees.substitute(batch.targets, {id(target): other})
+        now = slopes(other if batch.targets is target else changed)
+        if now is None or path not in now:
+            continue
+        moved = (now[path] - base).abs()
+        moved = moved.amax(dim) if dim >= 0 else moved
+        if not bool(torch.isfinite(moved).all()) or not bool((moved > 0).any()):
+            continue
+        where = (moved > 1e-6 * moved.max()).nonzero().tolist()
+        found[place] = {tuple(item) for item in where}
+    return found
+
+
+def _other(target: torch.Tensor, place: Place, classes: int) -> torch.Tensor | None:
+    """Return the targets with another value at one place, or None where that one does not count."""
+    changed = target.clone()
+    value = target[place]
+    if target.dtype == torch.bool:
+        changed[place] = ~value
+    elif not target.is_floating_point():
+        if int(value) < 0 or (classes and int(value) >= classes):
+            return None
+        changed[place] = (int(value) + 1) % (classes or 2)
+    elif bool(((target == 0) | (target == 1)).all()):
+        changed[place] = 1 - value
+    else:
+        spread = float(target.std()) if target.numel() > 1 else 0.0
+        changed[place] = value + (spread if spread > 0 else 1.0)
+    return None if torch.equal(changed, target) else changed
+
+
+def _one_distance(reached: dict[Place, set[Place]], shape: torch.Size) -> bool:
+    """Say whether one distance leads from every changed target to an output, axes read backward included."""
+    for signs in itertools.product((1, -1), repeat=len(shape)):
+        common: set[Place] | None = None
+        for place, where in reached.items():
+            distances = {
+                tuple(w - s * p for w, s, p in zip(item, signs, place, strict=True))
+                for item in where
+            }
+            common = distances if common is None else common & distances
+        if common:
+            return True
+    return False
+
+
+def _matched(subject: Subject, output: Any, batch: Batch, target: torch.Tensor) -> bool:
+    """Say whether the loss is the same for targets in another order along some axis."""
+
+    def value(targets: Any) -> float:
+        seed_everything(subject.seed)
+        with torch.no_grad():
+            return float(subject.compute_loss(output, replace(batch, targets=targets)))
+
+    base = value(batch.targets)
+    for axis in range(target.dim()):
+        if torch.equal(target.flip(axis), target):
+            continue
+        flipped = target.flip(axis)
+        changed = (
+            flipped
+            if batch.targets is target
+            else trees.substitute(batch.targets, {id(target): flipped})
+        )
+        if abs(value(changed) - base) <= _SAME * max(abs(base), 1e-6):
+            return True
+    return False
+
+
+@check(
+    "in-batch-pairs",
+    "A loss that ranks the samples of a batch against each other finds each one's partner, in any order.",
+    needs=("loss",),
+    cost="2 F; 8 more where the loss is of this kind",
+    axes="once",
+)
+def in_batch_pairs(subject: Subject) -> Iterator[Finding]:
+    """Reorder the samples of a batch, pairs together; a contrastive loss must stay as it is."""
+    batch = subject.batch()
+    axes = _sample_axes(subject, batch)
+    size = min((batch.tensors()[p].shape[a] for p, a in axes.items()), default=0)
+    if subject.contract.loss == "output" or size < 4:
+        yield not_applicable("there are not four samples to rank against each other")
+        return
+    calls = _ranking(subject, batch, size, train=True)
+    if not calls:
+        yield not_applicable("the loss does not rank the samples of a batch against each other")
+        return
+    for call in calls:
+        share = _self_share(call)
+        if share is not None:
+            yield explain.self_counted(subject, call, share)
+            return
+    base = _loss_at(subject, batch)
+    if base != _loss_at(subject, batch, seed=1):
+        yield inconclusive("the loss is random in eval mode, so that an order could not be tried")
+        return
+    changes: list[float] = []
+    for blocks in _orders(size):
+        worst = 0.0
+        for index in blocks:
+            again = _loss_at(subject, _reordered(batch, axes, index))
+            worst = max(worst, abs(again - base) / max(abs(base), 1e-6))
+        if worst <= _SAME:
+            yield passed(f"the loss of {size} samples is the same in another order")
+            return
+        changes.append(worst)
+    yield explain.order(subject, calls[0], min(changes), size)
+
+
+def _sample_axes(subject: Subject, batch: Batch) -> dict[str, int]:
+    """Return the axis of the samples in each tensor, the one that all inputs begin with."""
+    paths = [p for p, t in batch.input_leaves() if isinstance(t, torch.Tensor) and t.dim()]
+    symbols = [subject.source.batch_symbol, *subject.source.symbols]
+    for symbol in symbols:
+        axes = {} if symbol is None else subject.source.axes(symbol)
+        if paths and all(path in axes for path in paths):
+            return axes
+    return {}
+
+
+def _ranking(subject: Subject, batch: Batch, size: int, *, train: bool) -> list[LossCall]:
+    """Return the calls that rank samples: as many classes as samples, and a target made on the way."""
+    copy = batch.clone()
+    with subject.pristine() as model, torch.no_grad():
+        model.train(train)
+        seed_everything(subject.seed)
+        watch = LossWatch(model)
+        with watch:
+            output = subject.call(model, copy)
+            subject.compute_loss(output, copy)
+    return [
+        call
+        for call in watch.calls
+        if call.op.name == "F.cross_entropy"
+        and call.target_op is not None
+        and call.input.dim() == 2
+        and call.input.shape[0] % size == 0
+        and (call.input.shape[1] % size == 0 or (call.input.shape[1] + 1) % size == 0)
+    ]
+
+
+def _self_share(call: LossCall) -> float | None:
+    """Return the weight of each sample's similarity to itself, where the similarities are of one set."""
+    values = call.input.detach().double()
+    if values.shape[0] != values.shape[1] or not bool(torch.isfinite(values.diagonal()).all()):
+        return None
+    if not torch.allclose(values, values.t(), rtol=1e-5, atol=1e-6):
+        return None
+    own = values.softmax(1).diagonal()
+    best = (values.diagonal() >= values.amax(1) - 1e-9).double().mean()
+    return float(own.mean()) if float(best) > 0.9 and float(own.mean()) > 1e-3 else None
+
+
+def _orders(size: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Iterate over ways to reorder: single samples, and two views as halves or as neighbours."""
+    generator = torch.Generator().manual_seed(0)
+
+    def shuffled(count: int) -> torch.Tensor:
+        order = torch.randperm(count, generator=generator)
+        # an order that turns in a circle would hide a partner one place on
+        return order if not torch.equal(order, torch.arange(count)) else order.flip(0)
+
+    yield tuple(shuffled(size) for _ in range(3))
+    if size % 2 == 0:
+        half = size // 2
+        yield tuple(torch.cat([o, o + half]) for o in (shuffled(half) for _ in range(3)))
+        yield tuple(
+            torch.stack([2 * o, 2 * o + 1], 1).flatten() for o in (shuffled(half) for _ in range(3))
+        )
+
+
+def _reordered(batch: Batch, axes: dict[str, int], index: torch.Tensor) -> Batch:
+    def take(path: str, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or path not in axes:
+            return leaf
+        return leaf.detach().index_select(axes[path], index.to(leaf.device))
+
+    return batch.map(take)
+
+
+def _loss_at(subject: Subject, batch: Batch, seed: int = 0) -> float:
+    copy = batch.clone()
+    with subject.pristine() as model, torch.no_grad():
+        model.train(False)
+        seed_everything(subject.seed + seed)
+        return float(subject.compute_loss(subject.call(model, copy), copy))
