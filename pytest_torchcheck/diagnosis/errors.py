@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .explanation import PHASE_WORDS, Explanation, clipped
@@ -53,8 +52,7 @@ def explain_error(
         scene = Scene(current, phase=phase, model=model, batch=batch, rerun=rerun, device=device)
         first = first or scene
         if (found := explain_scene(scene)) is not None:
-            place = found.location or next((c.location for c in found.culprits if c.location), None)
-            return replace(found, location=place)
+            return found
         # the user's code may have wrapped torch's error in one of its own
         current = current.__cause__ or (
             None if current.__suppress_context__ else current.__context__

@@ -73,7 +73,7 @@ def _made_lines(subject: Subject) -> tuple[Culprit, ...]:
 def shifted(subject: Subject, path: str, shift: int, share: float) -> Finding:
     """Explain a language model that learns another token than the next one."""
     made = _made_lines(subject)
-    line = made[0].location if made else loss_line(subject)
+    line = loss_line(subject)
     what = {0: "the present token, which it sees", -1: "the previous token"}.get(
         shift, f"the token {shift} places ahead"
     )
@@ -87,7 +87,7 @@ def shifted(subject: Subject, path: str, shift: int, share: float) -> Finding:
         f"each position is trained to give {what}, not the next token",
         culprits=[
             Culprit(kind="target", name="targets", detail=f"shift {shift}", location=line),
-            *made[1:],
+            *made,
         ],
         location=line,
         observed=f"in {share:.0%} of the positions of {path} the loss pulls towards ids[t{shift:+d}]",
@@ -95,7 +95,12 @@ def shifted(subject: Subject, path: str, shift: int, share: float) -> Finding:
         if shift < 1
         else "logits and targets are shifted twice",
         because="the most negative gradient of each position's logits stands at that token",
-        fix=fix,
+        fix=fix
+        + (
+            f"; the targets are made on line {made[0].location.line}"
+            if made and made[0].location
+            else ""
+        ),
     )
 
 

@@ -76,6 +76,9 @@ def _lines(file: str) -> tuple[int, ...]:
             if isinstance(node, ast.Call):
                 for given in _handed_over(node):
                     found += _made(given, scope, tree, _DEPTH)
+                for name in _batch_functions(node):
+                    if (function := _function(name, tree)) is not None:
+                        found += _returned(function, 1, tree, _DEPTH)
     return tuple(dict.fromkeys(found))
 
 
@@ -93,6 +96,13 @@ def _handed_over(call: ast.Call) -> Iterator[ast.expr]:
             and len(keyword.value.elts) == 2
         ):
             yield keyword.value.elts[1]
+
+
+def _batch_functions(call: ast.Call) -> Iterator[str]:
+    """Yield the names of functions that a call takes for its batches."""
+    for keyword in call.keywords:
+        if keyword.arg == "batch" and isinstance(keyword.value, ast.Name):
+            yield keyword.value.id
 
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:

@@ -42,11 +42,12 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
     observed = f"target {describe(target)}, min {low}, max {high}; logits {describe(logits)}"
     count = f"{worst} occurs {int((kept == worst).sum())} times in {kept.numel()} targets"
     place = scene.location
+    made = target_culprit(f"{low}..{high}", place, scene)
     common: dict[str, Any] = {
         "code": "label-range",
         "observed": observed,
-        "culprits": (*target_culprit(f"{low}..{high}", place, scene), *_head(scene, classes)),
-        "location": place,
+        "culprits": (*made, *_head(scene, classes)),
+        "location": made[0].location,
     }
     if high >= classes and values != [255]:
         summary = f"targets reach {high} but the head has {classes} classes, 0..{classes - 1}"
@@ -132,8 +133,8 @@ def label_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=f"the labels are {found}" + (f": they come from {why}" if why else ""),
         because=("every target is a whole number; " if whole else "") + scene.said,
         fix=f"call .long() on the targets{on_line(scene)} or where the data is read",
-        culprits=target_culprit(found, place, scene),
-        location=place,
+        culprits=(made := target_culprit(found, place, scene)),
+        location=made[0].location,
     )
 
 
@@ -195,8 +196,8 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=because,
         fix=f"{change}{on_line(scene)}",
-        culprits=target_culprit(describe(target), place, scene),
-        location=place,
+        culprits=(made := target_culprit(describe(target), place, scene)),
+        location=made[0].location,
     )
 
 
