@@ -328,7 +328,8 @@ def stuck_mode(subject: Subject, names: list[str]) -> Finding:
     """Explain modules that eval() does not reach although they depend on the mode."""
     owner = _overrider(subject, names[0])
     place = (
-        sources.of_object(type(owner).train)
+        sources.search(type(owner).train, r"\bself\.training\s*=")
+        or sources.of_object(type(owner).train)
         if owner is not None
         else sources.of_parameter(subject.model, names[0])
     )

@@ -81,7 +81,8 @@ def switched_off(subject: Subject, name: str) -> Location | None:
             if place is None or not sources.rank(place.file):
                 continue
             found = sources.search(
-                cls, r"requires_grad\s*=\s*False|requires_grad_\((False|requires_grad=False)\)"
+                cls,
+                r"requires_grad\s*=\s*(?!=|True\b)|requires_grad_\((?!\)|True\b|requires_grad=True\b)",
             )
             if found is not None:
                 return found
@@ -150,12 +151,16 @@ def _place(cut: GraphCut | None) -> tuple[Any, ...]:
 def _missing(
     subject: Subject, names: list[str], total: int, kind: str, cut: GraphCut | None
 ) -> Finding:
+    from .losses import loss_line
+
     op = cut.op if cut is not None else None
     location = cut.location if cut is not None else sources.of_parameter(subject.model, names[0])
     if op is not None and op.name == "nn.Parameter" and location is not None:
         # made outside torch's functions, it is seen where it is first used
         location = sources.line_above(location, r"\bParameter\(") or location
     culprits = [parameter(subject, name, "grad is None") for name in names]
+    if kind == "not-reaching-loss" and (line := loss_line(subject)) is not None:
+        culprits.append(Culprit(kind="loss", name="loss", detail="does not use it", location=line))
     if cut is not None and cut.module:
         culprits.append(
             Culprit(kind="module", name=cut.module, detail=str(op or ""), location=cut.location)

@@ -61,6 +61,7 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
                 for name in names
             ),
             *_filters(subject),
+            *(_copies(subject) if coverage.foreign else ()),
         ],
         location=place,
         observed=f"{len(names)} trainable parameters are missing from {', '.join(coverage.optimizers)}{foreign}",
@@ -76,6 +77,16 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
             "foreign": [list(shape) for shape in coverage.foreign],
         },
     )
+
+
+def _copies(subject: Subject) -> list[Culprit]:
+    """Return the lines of the user's optimizer function that copy a model or a tensor."""
+    function = subject.contract.optimizer
+    lines = sources.matches(function, r"\b(deep)?copy\(|\.clone\(") if function else []
+    return [
+        Culprit(kind="optimizer", name="optimizer", detail="a copy", location=line)
+        for line in lines
+    ]
 
 
 def _filters(subject: Subject) -> list[Culprit]:

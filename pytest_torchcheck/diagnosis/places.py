@@ -247,6 +247,10 @@ def leaking_line(
         if operand.location is not None and operand.name.rpartition(".")[2] in _SHAPERS:
             # the operation itself is innocent: what was prepared for it lets the change through
             fact = f"{place.fact}; it read what {operand.name} made"
+            reading = Culprit(
+                kind="call", name=found.op.name, detail="reads it", location=found.op.location
+            )
+            settings += (*_given_masks(base, operand), *([reading] if reading.location else []))
             return Place(
                 op=operand.name,
                 location=operand.location,
@@ -285,6 +289,25 @@ def _masks(trace: Trace, op: Op, model: torch.nn.Module) -> tuple[Culprit, ...]:
                     name, Culprit(kind="buffer", name=name, detail="the mask", location=line)
                 )
     return tuple(found.values())[:2]
+
+
+def _given_masks(trace: Trace, op: Op) -> tuple[Culprit, ...]:
+    """Return what made the masks, of truth values, that an operation was given."""
+    step = next((step for step in trace.steps if step.op is op), None)
+    makers = [
+        trace.makers[p].op
+        for p in (step.operands if step is not None else ())
+        if p in trace.makers and _is_mask(trace.values[p].values)
+    ]
+    return tuple(
+        Culprit(kind="call", name=made.name, detail="the mask", location=made.location)
+        for made in makers[:1]
+        if made.location is not None
+    )
+
+
+def _is_mask(values: torch.Tensor | None) -> bool:
+    return values is not None and values.dtype == torch.bool
 
 
 def _mask_maker(trace: Trace, place: int) -> Op | None:

@@ -210,6 +210,10 @@ def _replaced(subject: Subject, qualified: str, *, untied: bool) -> Location | N
             if place is None or not sources.rank(place.file):
                 continue
             found = sources.matches(cls, rf"self\.{tail}(\.data)?(\s*=[^=]|\.copy_\()")
+            if untied and found:  # the module that holds it may have been replaced since
+                holder = r"\.".join(re.escape(part) for part in parts[depth:-1])
+                found += sources.matches(cls, rf"self\.{holder}\s*=[^=]") if holder else []
+                found.sort(key=lambda line: line.line)
             others = [line for line in found if not (untied and _SHARES.search(line.text))]
             if found:
                 return (others or found)[-1]
