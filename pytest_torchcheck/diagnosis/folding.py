@@ -164,7 +164,14 @@ def _fits(link: Link, cause: Finding, follower: Finding) -> bool:
         # what is named beside parameters (the module that cuts, the loss) is part of the explanation
         wanted = _parameters(follower) or theirs
         return bool(wanted) and all(any(_covers(own, name) for own in ours) for name in wanted)
+    mine, its = _functions(cause), _functions(follower)
+    if mine and its:  # that two Functions both call an input x links nothing
+        return not mine.isdisjoint(its)
     return any(_covers(a, b) or _covers(b, a) for a in ours for b in theirs)
+
+
+def _functions(finding: Finding) -> frozenset[str]:
+    return frozenset(culprit.name for culprit in finding.culprits if culprit.kind == "function")
 
 
 def _parameters(finding: Finding) -> frozenset[str]:

@@ -207,3 +207,15 @@ def test_zeros_behind_nan_and_a_round_trip_through_numpy():
     host = found("device-portability/numpy-on-device", "Net.forward", kind="call", line=7)
     other = found("device-portability/numpy-on-device", "Net.forward", kind="call", line=8)
     assert roots(host, other, cut) == [cut.key, None, None]
+
+
+def test_two_functions_with_an_input_of_the_same_name_are_two_causes():
+    def wrong(key, name):
+        culprits = (Culprit(kind="function", name=name), Culprit(kind="input", name="x"))
+        return found(key).replace(culprits=culprits)
+
+    first = wrong("gradcheck/gradcheck-scale", "Square")
+    assert roots(first, wrong("custom-ops/gradcheck-sign", "my::op")) == [None, None]
+    assert roots(first, wrong("double-backward/double-backward-wrong", "Cube")) == [None, None]
+    same = wrong("double-backward/double-backward-wrong", "Square")
+    assert roots(first, same) == [None, "gradcheck/gradcheck-scale"]
