@@ -166,8 +166,9 @@ class _Controller:
         original = scheduler.remove_node
 
         def remove_node(node: Any) -> str | None:
+            # not node._down: xdist's receiving thread sets it only after it has told of the end
             index = self.lost.pop(node, None)
-            fatal = index is not None and node._down
+            fatal = index is not None
             if fatal:
                 node.shutdown()  # nothing more is sent to it
                 scheduler.mark_test_complete(node, index)
