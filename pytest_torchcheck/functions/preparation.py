@@ -92,7 +92,8 @@ def _measured(target: Target) -> Target | Finding:
             return _refused(target, error)
         left = ", ".join(target.call.names[i] for i in target.call.optional)
         note = f"no gradient asked of {left}, as in the model: forward refuses"
-        target = replace(target, call=narrow, notes=(*target.notes, note))
+        recorded = target.recorded and replace(target.recorded, wanted=asked, optional=())
+        target = replace(target, call=narrow, recorded=recorded, notes=(*target.notes, note))
     start = time.perf_counter()
     run = target.call.run()
     forward = time.perf_counter() - start
