@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import sources, trees
+from ..diagnosis import freezing
 from ..diagnosis import gradients as explain
 from ..facts import forward_facts
 from ..state import isolated, seed_everything
@@ -64,6 +65,11 @@ def _describe(output: object) -> str:
     )
 
 
+def _needs_none(subject: Subject, name: str) -> bool:
+    """Say whether a promise lets a parameter be without a gradient: it may lack one, or is to stay as it is."""
+    return any(subject.is_promised(kind, name) for kind in ("MayLackGradient", "Frozen"))
+
+
 @check(
     "gradients-exist",
     "Every trainable parameter gets a gradient that is not always zero.",
@@ -77,11 +83,7 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
     first = subject.gradients()
     live = set(first.names("live"))
     dead = {name: kind_of(first.stats[name].kind) for name in first.stats if name not in live}
-    dead = {
-        name: kind
-        for name, kind in dead.items()
-        if not subject.is_promised("MayLackGradient", name)
-    }
+    dead = {name: kind for name, kind in dead.items() if not _needs_none(subject, name)}
     for index, seed in REDRAWS:
         if not dead:
             break
@@ -101,15 +103,25 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
         for name, parameter in subject.named_parameters().items()
         if not parameter.requires_grad and subject.is_promised("Trainable", name)
     ]
+    if untrained:
+        from .updates import trajectory
+
+        # the optimizer function or the step may switch it on
+        moved = trajectory(subject).moved
+        untrained = [(name, p) for name, p in untrained if not moved.get(name, 0.0)]
     for name, _ in untrained:
+        places = freezing.switched_off(subject, name)
         yield violated(
             "grad-off",
             f"{name} is promised to be trainable but does not require a gradient",
-            culprits=[explain.parameter(subject, name, "requires_grad=False")],
+            culprits=[
+                explain.parameter(subject, name, "requires_grad=False"),
+                *freezing.culprits(places),
+            ],
             observed="requires_grad is False",
             cause="the parameter is frozen",
             because=f"{name}.requires_grad is False in the model as built",
-            location=explain.switched_off(subject, name),
+            location=places[0] if places else sources.of_parameter(subject.model, name),
             fix=f"call requires_grad_(True) on {name}, or drop it from Trainable(...)",
         )
     none = [name for name, kind in dead.items() if kind == "none"]
@@ -126,7 +138,7 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
             code="not-reached",
         )
     elif not none and not zero and not rounding and not untrained:
-        promised = sum(subject.is_promised("MayLackGradient", name) for name in first.stats)
+        promised = sum(_needs_none(subject, name) for name in first.stats)
         told = f"{total - len(shifts) - promised} of {total} parameters have a gradient"
         if shifts:
             told += f"; {explain.names_text(sorted(shifts))} shifts what the loss compares only among itself"

@@ -190,6 +190,12 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
         optimizers = optimizers_of(made)
         schedulers = schedulers_of(made)
         coverage = cover(model, optimizers)
+        # what the optimizer function puts into the model is compared with what it put there
+        put = {
+            name: parameter.detach().clone()
+            for name, parameter in model.named_parameters()
+            if subject.state.original(parameter) is None
+        }
         modes = {name: module.training for name, module in model.named_modules()}
         losses: list[float] = []
         rates: list[float] = []
@@ -244,6 +250,8 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
         moved, sizes = {}, {}
         for name, parameter in model.named_parameters():
             before = subject.state.original(parameter)
+            if before is None:
+                before = put.get(name)
             if before is None or before.shape != parameter.shape:
                 continue
             moved[name] = _largest(parameter.detach() - before)
@@ -436,11 +444,15 @@ def _move_elsewhere(subject: Subject, names: list[str]) -> set[str]:
 )
 def frozen_stays(subject: Subject) -> Iterator[Finding]:
     """Compare frozen parameters, and the buffers of promised modules, before and after some steps."""
-    frozen = [
-        name
-        for name, parameter in subject.named_parameters().items()
-        if subject.is_promised("Frozen", name)
-    ]
+    # a parameter of two names is as frozen as either promises
+    first = {id(parameter): name for name, parameter in subject.named_parameters().items()}
+    frozen = list(
+        dict.fromkeys(
+            first[id(parameter)]
+            for name, parameter in subject.model.named_parameters(remove_duplicate=False)
+            if subject.is_promised("Frozen", name)
+        )
+    )
     buffers = [
         name for name, _ in subject.model.named_buffers() if subject.is_promised("Frozen", name)
     ]

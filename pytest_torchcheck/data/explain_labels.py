@@ -10,7 +10,7 @@ from . import validity
 from .explain import dataset_culprit, line_ref, where
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pytest_torchcheck.findings import Finding, Location
 
@@ -113,6 +113,20 @@ def _looks_like_classes(labels: Labels) -> bool:
     )
 
 
+def _made(part: Part, wrong: Callable[[float], bool]) -> Location | None:
+    """Return the line that makes a wrong label, of the first samples that have one."""
+    if not part.is_map_style:
+        return None
+    return next(
+        (
+            line
+            for index in range(min(part.length or 0, 16))
+            if (line := validity.label_line(part, index, wrong)) is not None
+        ),
+        None,
+    )
+
+
 def _label_range(
     part: Part, labels: Labels, classes: int | None, ignore: int, place: Location | None,
     common: dict[str, Any], name: str,
@@ -125,6 +139,14 @@ def _label_range(
     low, high = min(values), max(values)
     if classes is not None and (low < 0 or high >= classes):
         one_based = low >= 1 and high == classes
+        line = _made(part, lambda value: value < 0 or value >= classes)
+        if line is not None:
+            place = line
+            common = {
+                **common,
+                "culprits": (dataset_culprit(part, name, common["observed"], line),),
+                "location": line,
+            }
         yield violated(
             "label-range",
             f"{part.prefix}{name} reaches {high if high >= classes else low} but there are {classes} classes, "

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
 from . import validity
+from .contents import Contents
 from .explain import dataset_culprit, few, line_ref, where
 
 if TYPE_CHECKING:
@@ -31,7 +35,10 @@ def read_error(survey: Survey) -> Finding:
     return violated(
         "sample-raises",
         f"{part.prefix}reading sample {error.index} of {part.name} raises {error.type}: {error.message}",
-        culprits=(dataset_culprit(part, f"{part.name}[{error.index}]", error.type, error.location),),
+        culprits=(
+            dataset_culprit(part, f"{part.name}[{error.index}]", error.type, error.location),
+            *([dataset_culprit(part, "__len__", f"promises {survey.count}", validity.length_line(part))] if at_end else []),
+        ),
         observed=f"{survey.read} could be read; sample {error.index} raises {error.type}{others}",
         cause="__len__ promises more samples than there are" if at_end else "the reading fails for this sample",
         because=f"len() is {survey.count}, and the last index raises {error.type}"
@@ -69,6 +76,7 @@ def not_finite(survey: Survey, seed: int) -> Iterator[Finding]:
             f"{part.prefix}{row} has {word} ({len(indices)} of {len(survey.samples)} samples read)",
             culprits=(
                 dataset_culprit(part, row, f"{leaf.nan or leaf.inf} of its elements", held.location if held else None),
+                *([] if held else _divisors(part, origin.line)),
             ),
             location=origin.line,
             observed=f"samples {few(indices)} hold {word} at {where(leaf.path)}, {leaf.dtype} {list(leaf.shape)}",
@@ -78,6 +86,24 @@ def not_finite(survey: Survey, seed: int) -> Iterator[Finding]:
             fix=f"drop or fill these rows where {held.path} is made" if held else f"leave these values out at {line_ref(origin.line)} (torch.nan_to_num, or a mask)",
             evidence={"indices": [int(i) for i in indices[:64]]},
         )  # fmt: skip
+
+
+_SINGULAR = re.compile(r"/|\blog|\bpow\b|\*\*|rsqrt|div")
+
+
+def _divisors(part: Part, line: Location | None) -> list[Culprit]:
+    """Return the stored arrays with zeros that a line which makes NaN reads, and where they are made."""
+    if line is None or not _SINGULAR.search(line.text):
+        return []
+    found = []
+    for held in Contents(part.dataset).arrays:
+        values = torch.as_tensor(held.value)
+        zeros = values.numel() - int(torch.count_nonzero(values))
+        if zeros and re.search(rf"\b{re.escape(held.attribute)}\b", line.text):
+            found.append(
+                dataset_culprit(part, held.path, f"{zeros} of its elements are zero", held.location)
+            )
+    return found[:2]
 
 
 def inconsistent(survey: Survey, collates: validity.CollateError | None) -> Iterator[Finding]:

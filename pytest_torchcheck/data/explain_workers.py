@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
@@ -34,11 +35,22 @@ _INSTEAD = {
 }
 
 
+def _kept(part: Part, one: Unpicklable) -> Location | None:
+    """Return the line by which the dataset comes to hold what cannot be sent."""
+    name = re.match(r"\w+", one.path)
+    return sources.of_assignment(part.dataset, name.group()) if name else None
+
+
 def not_picklable(part: Part, found: Sequence[Unpicklable]) -> Finding:
     """Something cannot go to a spawned worker."""
     plan = part.plan
     first = found[0]
     culprits = tuple(dataset_culprit(part, one.path, one.kind, one.location) for one in found)
+    culprits += tuple(
+        dataset_culprit(part, one.path, "kept from here", line)
+        for one in found[:2]
+        if (line := _kept(part, one)) not in (None, one.location)
+    )
     if plan.declared and plan.num_workers == 0:
         return not_applicable(
             f"{part.prefix}{first.path} cannot be pickled ({first.kind}), which matters only with workers; "
@@ -167,6 +179,8 @@ def _duplicate(part: Part, found: Augmentation, one: Duplicate) -> Finding:
             part, one.name, f"the same state in all {one.between}", one.made or one.drawn
         )
     ]
+    if one.drawn is not None and one.made is not None:
+        culprits.append(dataset_culprit(part, one.name, "is drawn from here", one.drawn))
     if one.seeded_by:
         culprits.append(
             Culprit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from .contents import Contents, Held, is_array
 from .describing import Leaf, Sample, describe_leaf
 from .reading import Survey, read
 from .snapshot import Snapshot
-from .tracing import find_line
+from .tracing import find_line, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,6 +194,64 @@ def find_value(part: Part, index: int, seed: int, is_bad: Callable[[Leaf], bool]
         finally:
             snapshot.restore()
     return Origin(line=line or return_line(part, index, seed), held=stored)
+
+
+def length_line(part: Part) -> Location | None:
+    """Return the line by which the dataset's ``__len__`` answers."""
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        return event == "return" and frame.f_code.co_name == "__len__"
+
+    return find_line(lambda: len(part.dataset), watcher)
+
+
+def label_line(
+    part: Part, index: int, wrong: Callable[[float], bool], seed: int = 0
+) -> Location | None:
+    """Return the line that gave a number which ``__getitem__`` returns its last value, or None.
+
+    Args:
+        part: Whose sample.
+        index: Of a sample with a wrong label.
+        wrong: Whether a number is a wrong label.
+        seed: For the reading.
+    """
+    given: dict[str, tuple[float, Location]] = {}
+    found: list[Location] = []
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        if event == "call" or frame.f_code.co_name not in ("__getitem__", "__iter__", "__next__"):
+            return False
+        for name, value in frame.f_locals.items():
+            number = _number(value)
+            if number is not None and (name not in given or given[name][0] != number):
+                given[name] = (number, line_of(frame.f_code, line))
+        text = line_of(frame.f_code, line).text
+        if event == "return":
+            found[:] = [
+                place
+                for name, (number, place) in given.items()
+                if wrong(number) and re.search(rf"\b{name}\b", text) and place.line != line
+            ]
+        return False
+
+    snapshot = Snapshot(Contents(part.dataset, (index,)))
+    with isolated():
+        try:
+            find_line(lambda: read(part.dataset, index, seed), watcher)
+        finally:
+            snapshot.restore()
+    return found[0] if found else None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    if is_array(value) and len(value.reshape(-1)) == 1:
+        return float(value)
+    return None
 
 
 def return_line(part: Part, index: int, seed: int = 0) -> Location | None:

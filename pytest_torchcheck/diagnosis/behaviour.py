@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import sources, trees
 from ..checks.registry import explained, suspicious, violated
+from ..data.tracing import find_line, line_of
 from ..findings import Culprit, Finding
 from ..state import is_device_error
 from . import places
@@ -16,8 +18,11 @@ from .explanation import counted
 from .gradients import have, names_text
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from ..batches import Batch
     from ..checks.behaviour import Rows
+    from ..findings import Location
     from ..subject import Subject, SubjectError
     from .explanation import Explanation
 
@@ -290,7 +295,8 @@ def impure(subject: Subject, changed: list[str]) -> Finding:
                 location=place.location if place else None,
             )
             for n in changed
-        ],
+        ]
+        + [*(place.settings if place else ())],
         location=place.location if place else sources.of_parameter(subject.model, changed[0]),
         observed=f"{counted(len(changed), 'saved tensor')} {have(changed, 'differs')} after one forward in eval mode",
         cause="statistics or a cache are updated whatever the mode"
@@ -308,13 +314,13 @@ def not_repeatable(subject: Subject, moved: list[str]) -> Finding:
         places.eval_run(subject, subject.batch()),
         places.eval_run(subject, subject.batch()),
     )
+    kept = places.keeping_lines(subject)[:3]
     return violated(
         "eval-not-repeatable",
         f"a second eval forward on the same input gives another {names_text(moved)}",
-        culprits=place.culprits()
-        if place
-        else [Culprit(kind="output", name=moved[0], detail="differs")],
-        location=place.location if place else _forward_line(subject),
+        culprits=[*kept, *(place.culprits() if place else ())]
+        or [Culprit(kind="output", name=moved[0], detail="differs")],
+        location=kept[0].location if kept else place.location if place else _forward_line(subject),
         observed="same input, same seed, nothing put back between the two calls",
         cause="the model keeps state from one call to the next",
         because=place.fact
@@ -328,8 +334,7 @@ def stuck_mode(subject: Subject, names: list[str]) -> Finding:
     """Explain modules that eval() does not reach although they depend on the mode."""
     owner = _overrider(subject, names[0])
     place = (
-        sources.search(type(owner).train, r"\bself\.training\s*=")
-        or sources.of_object(type(owner).train)
+        _mode_setter(subject, owner)
         if owner is not None
         else sources.of_parameter(subject.model, names[0])
     )
@@ -355,6 +360,22 @@ def _overrider(subject: Subject, name: str) -> torch.nn.Module | None:
         if type(owner).train is not torch.nn.Module.train:
             return owner
     return None
+
+
+def _mode_setter(subject: Subject, owner: torch.nn.Module) -> Location | None:
+    """Return the line of an overridden train() that sets the mode as it is called, else its first line."""
+    code = getattr(type(owner).train, "__code__", None)
+    lines: list[Location] = []
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        if event != "call" and frame.f_code is code:
+            lines.append(line_of(frame.f_code, line))
+        return False
+
+    with subject.pristine():
+        find_line(owner.eval, watcher)
+    setting = [place for place in lines if re.search(r"training|\b(train|eval)\(", place.text)]
+    return next(iter(setting or lines), sources.of_object(type(owner).train))
 
 
 def unseeded(subject: Subject, moved: list[str]) -> Finding:
@@ -461,17 +482,33 @@ def output_mismatch(subject: Subject, batch: Batch, output: Any) -> Finding | No
     if found is None:
         return _out_of_range(subject, batch, output)
     path, declared, got = found
+    place = _regrouped(subject, batch, trees.tensors(output).get(path))
+    where = place.location if place is not None and place.location is not None else where
     return violated(
         "output-shape",
         f"{path} is {got}; the contract declares {declared}",
-        culprits=[Culprit(kind="output", name=path, detail=str(got), location=where)],
+        culprits=[
+            Culprit(kind="output", name=path, detail=str(got), location=where),
+            *(place.culprits() if place is not None else ()),
+        ],
         location=where,
         observed=f"{batch.describe()} gives {path} {got}",
         cause="the output does not have the declared shape at these sizes",
-        because=f"sizes {dict(batch.sizes)} make the declared shape {declared}",
+        because=f"sizes {dict(batch.sizes)} make the declared shape {declared}"
+        + (f", and {place.fact}" if place is not None else ""),
         fix="change the forward, or the declared output",
         evidence={"sizes": dict(batch.sizes)},
     )
+
+
+def _regrouped(subject: Subject, batch: Batch, output: Any) -> places.Place | None:
+    """Return the operation that changes the number of samples, where the output has another one than the batch."""
+    size = batch.sizes.get(subject.source.batch_symbol or "")
+    if size is None or subject.contract.batch_dim != 0 or not isinstance(output, torch.Tensor):
+        return None
+    if not output.dim() or output.shape[0] == size:
+        return None
+    return places.regrouping_line(subject, batch, size, output.shape[0])
 
 
 def _out_of_range(subject: Subject, batch: Batch, output: Any) -> Finding | None:

@@ -11,7 +11,7 @@ import torch
 
 from .. import sources
 from ..checks.registry import violated
-from ..findings import Culprit, Finding, Location
+from ..findings import Culprit, Finding
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
 from .explanation import counted
@@ -69,24 +69,6 @@ def parameter(subject: Subject, name: str, detail: str = "") -> Culprit:
         detail=detail,
         location=sources.of_parameter(subject.model, name),
     )
-
-
-def switched_off(subject: Subject, name: str) -> Location | None:
-    """Return the line of an owner's class that switches gradients off, or that builds the parameter."""
-    parts = name.split(".")
-    for depth in range(len(parts) - 1, -1, -1):
-        owner = subject.model.get_submodule(".".join(parts[:depth]))
-        for cls in type(owner).__mro__:
-            place = sources.of_object(cls)
-            if place is None or not sources.rank(place.file):
-                continue
-            found = sources.search(
-                cls,
-                r"requires_grad\s*=\s*(?!=|True\b)|requires_grad_\((?!\)|True\b|requires_grad=True\b)",
-            )
-            if found is not None:
-                return found
-    return sources.of_parameter(subject.model, name)
 
 
 def forward_and_loss(

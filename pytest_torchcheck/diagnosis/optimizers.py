@@ -11,7 +11,9 @@ from ..checks.registry import inconclusive, violated
 from ..findings import Culprit, Finding, Location
 from ..state import seed_everything
 from ..subject import SubjectError, optimizers_of
+from . import freezing
 from .gradients import have, names_text, parameter
+from .making import Making, making
 
 if TYPE_CHECKING:
     import torch
@@ -21,20 +23,19 @@ if TYPE_CHECKING:
 
 
 def optimizer_line(subject: Subject, name: str = "") -> Location | None:
-    """Return the line of the user's optimizer function that concerns a parameter, or makes the optimizer."""
+    """Return the line that concerns a parameter as the user's optimizer is made, or the line that makes it."""
     function = subject.contract.optimizer
     if function is None:
         return None
+    made = making(subject)
     tail = name.rpartition(".")[2]
-    for pattern in (
-        re.escape(name),
-        rf"[\"'.]{re.escape(tail)}\b" if tail else "",
-        r"optim\.\w+\(",
-        r"return",
-    ):
-        if pattern and (found := sources.search(function, pattern)):
-            return found
-    return sources.of_object(function)
+    patterns = (rf"(?<!\w){re.escape(name)}\b", rf"[\"'.]{re.escape(tail)}\b") if name else ()
+    for pattern in patterns:
+        if found := made.matches(pattern):
+            return found[0]
+    if made.optimizers:
+        return made.optimizers[-1]
+    return sources.search(function, r"return") or sources.of_object(function)
 
 
 def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
@@ -46,6 +47,12 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
         if tuple(parameters[name].shape[1:]) in {s[1:] for s in coverage.foreign}
     ]
     place = optimizer_line(subject, names[0])
+    made = making(subject)
+    trainable = [p for p in parameters.values() if p.requires_grad]
+    copied = len(names) == len(trainable) and sorted(coverage.foreign) == sorted(
+        tuple(p.shape) for p in trainable
+    )
+    thawed = made.thawed.get(names[0])
     foreign = (
         f"; it holds {len(coverage.foreign)} tensors that are not the model's, of shapes "
         f"{', '.join(str(list(shape)) for shape in coverage.foreign[:3])}"
@@ -60,13 +67,33 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
                 Culprit(kind="parameter", name=name, detail="in no optimizer", location=place)
                 for name in names
             ),
-            *_filters(subject),
-            *(_copies(subject) if coverage.foreign else ()),
+            *_choices(made),
+            *(_copies(made) if coverage.foreign else ()),
+            *(
+                Culprit(kind="call", name=names[0], detail="is replaced here", location=line)
+                for line in made.replaced.get(names[0], ())
+            ),
+            *(
+                [
+                    Culprit(
+                        kind="call",
+                        name=f"requires_grad of {names[0]}",
+                        detail="on only from here",
+                        location=thawed,
+                    )
+                ]
+                if thawed
+                else []
+            ),
         ],
         location=place,
         observed=f"{len(names)} trainable parameters are missing from {', '.join(coverage.optimizers)}{foreign}",
-        cause="the parameter was replaced after the optimizer got its list, or an old one was put into it"
+        cause="the optimizer was built over another instance of the model: a copy of it, or one made anew"
+        if copied
+        else "the parameter was replaced after the optimizer got its list, or an old one was put into it"
         if stale
+        else "it was frozen when the optimizer chose its parameters, and was unfrozen later"
+        if thawed
         else "the optimizer was given a part of the parameters",
         because=f"{names[0]} requires a gradient, and no param_group holds this very tensor",
         fix="build the optimizer from model.parameters() after the model is final"
@@ -79,22 +106,22 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
     )
 
 
-def _copies(subject: Subject) -> list[Culprit]:
-    """Return the lines of the user's optimizer function that copy a model or a tensor."""
-    function = subject.contract.optimizer
-    lines = sources.matches(function, r"\b(deep)?copy\(|\.clone\(") if function else []
+def _copies(made: Making) -> list[Culprit]:
+    """Return the lines that ran as the optimizer was made and that copy a model or a tensor."""
     return [
         Culprit(kind="optimizer", name="optimizer", detail="a copy", location=line)
-        for line in lines
+        for line in made.matches(r"\b(deep)?copy\(|\.clone\(")[:4]
     ]
 
 
-def _filters(subject: Subject) -> list[Culprit]:
-    """Return the lines of the user's optimizer function that choose parameters by a condition."""
-    function = subject.contract.optimizer
-    if function is None:
-        return []
-    lines = sources.matches(function, r"parameters\(.*\bif\b")
+_CHOICE = re.compile(
+    r"parameters\(.*\bif\b|\bfilter\(|requires_grad|(starts|ends)with\(|\bif\b.*\bin\b|\bin\b.*\bname\b"
+)
+
+
+def _choices(made: Making) -> list[Culprit]:
+    """Return the lines that ran as the optimizer was made and that choose parameters by a condition."""
+    lines = [place for place in made.lines if _CHOICE.search(place.text)]
     return [
         Culprit(kind="call", name="parameters", detail="a condition chooses", location=line)
         for line in lines[:4]
@@ -175,6 +202,11 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
         fix = "raise the learning rate, or keep the weights in a wider dtype"
         place = optimizer_line(subject) or sources.of_parameter(subject.model, names[0])
     culprits = [parameter(subject, name, "unchanged") for name in names]
+    if 0.0 in (rate, own_rate):
+        culprits += [
+            Culprit(kind="optimizer", name="lr", detail="is made 0 here", location=line)
+            for line in making(subject).zero_rates()[:2]
+        ]
     if own and place is not None and "zero_grad" in place.text:
         culprits.insert(
             0,
@@ -253,6 +285,14 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
         cause = "the step writes to it"
     elif name in made.coverage.frozen:
         cause = "the optimizer holds it, and moves it by decay or momentum"
+    shared = [
+        other
+        for other in subject.aliases()[id(parameters[name])]
+        if other != name and subject.is_promised("Frozen", other)
+    ]
+    if shared and not subject.is_promised("Frozen", name):
+        cause = f"{shared[0]} and {name} are one tensor: to train the one is to move the other"
+        place = sources.of_parameter(subject.model, shared[0]) or place
     return violated(
         "frozen-moved",
         f"{names_text(names)} {'is' if len(names) == 1 else 'are'} promised to be frozen but {'moves' if len(names) == 1 else 'move'}",
@@ -265,7 +305,17 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
             )
             for n in names
         ]
-        + ([] if entry is None else [entry]),
+        + [
+            Culprit(
+                kind="parameter",
+                name=other,
+                detail=f"is {name}",
+                location=sources.of_parameter(subject.model, other),
+            )
+            for other in shared
+        ]
+        + ([] if entry is None else [entry])
+        + (freezing.culprits(freezing.switches(subject)[:2]) if trainable and not writes else []),
         location=place,
         observed=f"max|after - before| = {made.moved[name]:.3g} after {len(made.losses)} steps",
         cause=cause,
@@ -278,11 +328,11 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
 def _entry(subject: Subject, name: str) -> Culprit | None:
     """Return the line of the user's step that writes to a parameter, or through which it gets its gradient."""
     step = subject.contract.train_step
-    if not inspect.isfunction(step):
+    if step is not None and not inspect.isfunction(step):
         return None
     from ..probes.watch import Watch, name_of, tensors_in
 
-    code = step.__code__
+    code = step.__code__ if step is not None else None
     found: dict[str, Culprit] = {}
 
     class Entry(Watch):
@@ -293,9 +343,13 @@ def _entry(subject: Subject, name: str) -> Culprit | None:
 
         def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
             frames = [f for f in self.frames() if f.f_code is code]
-            if not frames:
+            if code is not None and not frames:
                 return
-            line = frames[-1].f_lineno
+            line = (
+                sources.of_line(code.co_filename, frames[-1].f_lineno, code.co_qualname)
+                if code is not None
+                else self.locate()
+            )
             if self.target._version != self.version:
                 self.version = self.target._version
                 found.setdefault("writes to it", self._culprit("writes to it", func, line))
@@ -308,9 +362,8 @@ def _entry(subject: Subject, name: str) -> Culprit | None:
                             lambda _, c=culprit: found.setdefault(c.detail, c) and None
                         )
 
-        def _culprit(self, detail: str, func: Any, line: int) -> Culprit:
-            place = sources.of_line(code.co_filename, line, code.co_qualname)
-            return Culprit(kind="call", name=name_of(func), detail=detail, location=place)
+        def _culprit(self, detail: str, func: Any, line: Location | None) -> Culprit:
+            return Culprit(kind="call", name=name_of(func), detail=detail, location=line)
 
     with subject.pristine(steps=True) as model:
         model.train()

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from .. import sources
+from ..data.tracing import find_line, line_of
 from ..findings import Culprit, Location
-from ..probes.watch import Watch, name_of
+from ..probes.watch import Watch, name_of, tensors_in
 from ..state import seed_everything
 from ..subject import SubjectError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+    from types import FrameType
 
     from ..batches import Batch
     from ..probes.randomness import Draw
@@ -144,6 +148,7 @@ def writing_line(subject: Subject, name: str) -> Place | None:
                             location=self.locate(),
                             module=scope,
                             fact=f"{name} differs after this line",
+                            settings=_callers(self.frames()),
                         )
                     )
 
@@ -153,6 +158,98 @@ def writing_line(subject: Subject, name: str) -> Place | None:
         except SubjectError:
             return None
     return found[0] if found else None
+
+
+def _callers(frames: Iterable[FrameType]) -> tuple[Culprit, ...]:
+    """Return the lines, up to the module's forward, that call the helper which is running."""
+    own = [f for f in frames if sources.rank(f.f_code.co_filename) == 2]
+    depth = next((n for n, f in enumerate(own) if f.f_code.co_name == "forward"), 0)
+    return tuple(
+        Culprit(
+            kind="call",
+            name=inner.f_code.co_name,
+            detail="called",
+            location=sources.of_frame(outer),
+        )
+        for inner, outer in pairwise(own[: min(depth, 2) + 1])
+    )
+
+
+def regrouping_line(subject: Subject, batch: Batch, size: int, wrong: int) -> Place | None:
+    """Return the operation that reads as many samples as the batch has and gives another number of them.
+
+    Args:
+        subject: Whose forward.
+        batch: On which the output has a wrong number of samples.
+        size: How many samples it has.
+        wrong: How many the output has.
+    """
+    found: list[Place] = []
+
+    class Regrouping(Watch):
+        def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+            if found or not isinstance(result, torch.Tensor) or not self.scopes:
+                return
+            read = [t for t in tensors_in((args, kwargs)) if t.dim() and t.shape[0] == size]
+            if read and result.dim() and result.shape[0] == wrong:
+                before, after = list(read[0].shape), list(result.shape)
+                found.append(
+                    Place(
+                        op=name_of(func),
+                        location=self.locate(),
+                        module=self.scopes[-1].name,
+                        fact=f"{name_of(func)} makes {after} of {before}",
+                    )
+                )
+
+    with subject.pristine() as model:
+        try:
+            with Regrouping(model):
+                eval_run(subject, batch)()
+        except SubjectError:
+            return None
+    return found[0] if found else None
+
+
+def keeping_lines(subject: Subject) -> list[Culprit]:
+    """Return the attributes that an eval forward binds anew or lengthens, and the lines that do."""
+    found: dict[str, Culprit] = {}
+    with subject.pristine() as model:
+        seen = _attributes(model)
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            if event == "call":
+                return False
+            for path, (value, size) in _attributes(model).items():
+                known = seen.get(path)
+                if known is None or known[0] is not value or known[1] != size:
+                    seen[path] = (value, size)
+                    found[path] = Culprit(
+                        kind="tensor",
+                        name=path,
+                        detail="kept from one call to the next",
+                        location=line_of(frame.f_code, line),
+                    )
+            return False
+
+        find_line(eval_run(subject, subject.batch()), watcher)
+    return list(found.values())
+
+
+_TORCHS_OWN = frozenset(vars(torch.nn.Module()))
+
+
+def _attributes(model: torch.nn.Module) -> dict[str, tuple[Any, int]]:
+    """Return every plain attribute and buffer of the modules by its path, with the length of containers."""
+    found: dict[str, tuple[Any, int]] = {}
+    for name, module in model.named_modules():
+        own = {k: v for k, v in vars(module).items() if k not in _TORCHS_OWN} | dict(
+            module._buffers
+        )
+        for key, value in own.items():
+            size = len(value) if isinstance(value, list | dict | set | deque) else 0
+            found[f"{name}.{key}" if name else key] = (value, size)
+    return found
 
 
 def first_difference(

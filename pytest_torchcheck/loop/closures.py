@@ -6,6 +6,7 @@ import contextlib
 import dis
 import functools
 import types
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -190,14 +191,19 @@ def carried_graphs(
         By the path that the user would write: ``carried['hidden'][0]``, ``model.cache``.
     """
     found: dict[str, torch.Tensor] = {}
+    for root in roots:
+        owner = getattr(root, "__self__", None)
+        if owner is not None and owner is not model:
+            found |= _attached(owner, "self")
     for function in functions_of(*roots):
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=False
         ):
             if _is_filled(cell) and not isinstance(cell.cell_contents, torch.nn.Module):
                 found |= _attached(cell.cell_contents, name)
-        for name in _assigned_globals(function):
-            found |= _attached(function.__globals__.get(name), name)
+        for name in {*_assigned_globals(function), *_mutable_globals(function)}:
+            if not isinstance(function.__globals__.get(name), torch.nn.Module):
+                found |= _attached(function.__globals__.get(name), name)
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
             if not attribute.startswith("_") or attribute not in _TORCHS_OWN:
@@ -209,17 +215,30 @@ def carried_graphs(
 _TORCHS_OWN = frozenset(vars(torch.nn.Module()))
 
 
-def _attached(value: Any, name: str) -> dict[str, torch.Tensor]:
+_DEPTH = 6
+
+
+def _attached(value: Any, name: str, depth: int = _DEPTH) -> dict[str, torch.Tensor]:
+    """Return the tensors with a graph in nested containers and in objects of the user's classes."""
     if isinstance(value, torch.Tensor):
         return {name: value} if value.grad_fn is not None else {}
+    if not depth:
+        return {}
+    kind: type = type(value)
+    parts: Iterator[tuple[str, Any]] = iter(())
     if isinstance(value, dict):
-        return {
-            k: v
-            for key, item in value.items()
-            for k, v in _attached(item, f"{name}[{key!r}]").items()
-        }
-    if isinstance(value, list | tuple):
-        return {
-            k: v for i, item in enumerate(value) for k, v in _attached(item, f"{name}[{i}]").items()
-        }
-    return {}
+        parts = ((f"{name}[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, list | tuple | deque):
+        parts = ((f"{name}[{i}]", item) for i, item in enumerate(value))
+    elif _is_users(kind) and not isinstance(value, torch.nn.Module):
+        parts = ((f"{name}.{key}", item) for key, item in list(vars(value).items()))
+    return {k: v for path, item in parts for k, v in _attached(item, path, depth - 1).items()}
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_users(cls: type) -> bool:
+    """Say whether a class is written in the user's own files, and its objects have attributes."""
+    if cls.__module__ == "builtins" or not hasattr(cls, "__dict__"):
+        return False
+    place = sources.of_object(cls)
+    return place is not None and sources.rank(place.file) == 2 and "__dict__" in dir(cls)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pytest_torchcheck.subject import Subject
 
 _EVALUATES = re.compile(r"(?i)valid|eval|test|score|metric|accuracy")
+_IS_EVALUATION = re.compile(
+    r"(?i)(^|_)(val|valid|validate|validation|eval|evaluate|evaluation)(_|$)"
+)
+"""Names that leave no doubt; a score or a test may be taken in training mode on purpose."""
 
 
 def mode_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
@@ -47,11 +51,43 @@ def _left_in_eval(subject: Subject, trace: Trace) -> Iterator[Finding]:
     for number, forwards in training_forwards(trace).items():
         for forward in forwards:
             first = seen.setdefault(forward.module, forward.frozen)
-            stuck = forward.frozen - first
+            stuck = (forward.frozen - first) | _evaluated(subject, trace, forward)
             if not stuck:
                 continue
             yield _stuck(subject, trace, number, forward, stuck)
             return
+
+
+def _evaluated(subject: Subject, trace: Trace, forward: Forward) -> frozenset[str]:
+    """Return the modules that train in eval mode because an evaluation of the same call put them there.
+
+    A part may be kept in eval mode on purpose. One that a function switches to run it without gradients,
+    and that another function then trains, was meant to come back.
+    """
+    before = trace.events[: trace.events.index(forward)]
+    here = forward.place.function if forward.place is not None else ""
+    found: set[str] = set()
+    for number, event in enumerate(before):
+        if not isinstance(event, Mode) or event.training or event.place is None:
+            continue
+        function = event.place.function
+        if event.step != forward.step or function == here:
+            continue
+        used = any(
+            isinstance(later, Forward)
+            and not later.grad
+            and later.place is not None
+            and later.place.function == function
+            for later in before[number + 1 :]
+        )
+        if used:
+            found |= {name for name in forward.frozen if _within(name, event.module)}
+    modules = dict(subject.model.named_modules())
+    return frozenset(
+        name
+        for name in found
+        if name in modules and all(p.requires_grad for p in modules[name].parameters())
+    )
 
 
 def _stuck(
@@ -83,7 +119,7 @@ def _stuck(
     restore = f"{name.removesuffix('.eval')}.train()"
     return violated(
         "eval-mode-left",
-        f"{name}() is not undone: from call {number} of the step on, training runs in eval mode",
+        f"{name}() is not undone: from {'the first call' if not number else f'call {number}'} of the step on, training runs in eval mode",
         culprits=(
             Culprit(
                 kind="call",
@@ -97,7 +133,8 @@ def _stuck(
             ),
         ),
         location=place or (setter.place if setter else None),
-        observed=f"{len(stuck)} modules ({few(layers)}) were in training mode in the first call and in eval mode in call {number}",
+        observed=f"{len(stuck)} modules ({few(layers)}) were in training mode {'before the step' if not number else 'in the first call'} "
+        f"and train in eval mode in call {number}",
         cause="dropout is off and statistics stand still after the first evaluation",
         because=f"{name}() ran at {at(setter.place if setter else None)}"
         + (f", and {at(place)} returns without train()" if place else ""),
@@ -140,11 +177,13 @@ def _statistics(trace: Trace) -> Iterator[Finding]:
             or event.place is None
         ):
             continue
-        if not _EVALUATES.search(event.place.function.rpartition(".")[2]):
+        function = event.place.function.rpartition(".")[2]
+        if not _EVALUATES.search(function):
             continue
-        yield suspicious(
+        make = violated if _IS_EVALUATION.search(function) else suspicious
+        yield make(
             "evaluation-updates-statistics",
-            f"{event.place.function.rpartition('.')[2]} runs the model in training mode: {few(event.statistics)} change",
+            f"{function} runs the model in training mode: {few(event.statistics)} change",
             culprits=(
                 Culprit(
                     kind="call", name=event.name, detail="in training mode", location=event.place

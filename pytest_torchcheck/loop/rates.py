@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.checks.registry import suspicious, violated
+from pytest_torchcheck.data.tracing import find_line
+from pytest_torchcheck.diagnosis.making import making
 from pytest_torchcheck.diagnosis.optimizers import optimizer_line
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 _TOLERANCE = 1e-6
 _VANISHED = 1e-2
 _OTHER_FUNCTION = "the schedule is another function than the one meant"
+_OTHER_BASE = (
+    "every rate is off by the same factor: the base rate, or the scale of the schedule's formula"
+)
 _FORMULA = re.compile(r"lambda|schedul|lr|rate|warm|decay|cosine|anneal")
 
 
@@ -127,9 +132,9 @@ def schedule_finding(
     stepped = [e for _, e in trace.of("scheduler-step")]
     step = trace.optimizer_steps()[0]
     cause, because, fix = _relation(meant, rates, stepped, trace)
-    made = _where_made(subject, trace, stepped)
+    made = _where_made(subject, trace, stepped, wrong[0])
     place = next((e.place for e in stepped if e.place is not None), None)
-    if place is None or cause == _OTHER_FUNCTION:
+    if place is None or cause in (_OTHER_FUNCTION, _OTHER_BASE):
         # no call of the user's steps it, or the calls are right and what they step is not
         place = next((p for _, p in made if p is not None), place) or optimizer_line(subject)
     n = wrong[0]
@@ -210,6 +215,13 @@ def _relation(
                 f"the rate of step n is the one meant for n // {times}",
                 "step the scheduler with every batch",
             )
+    ratios = [a / b for a, b in zip(rates, far, strict=False) if b]
+    if len(ratios) >= 2 and ratios[0] and all(close(r, ratios[0], ratios[0]) for r in ratios):
+        return (
+            _OTHER_BASE,
+            f"used / meant is {ratios[0]:.6g} at all {len(ratios)} steps",
+            "correct the lr that the optimizer is made with, or let the schedule return a factor of it",
+        )
     return (
         _OTHER_FUNCTION,
         f"no shift or stretch of the meant rates gives the used ones; {name} {'runs' + where if stepped else 'is not stepped'}",
@@ -218,23 +230,38 @@ def _relation(
 
 
 def _where_made(
-    subject: Subject, trace: Trace, stepped: list[Event]
+    subject: Subject, trace: Trace, stepped: list[Event], step: int
 ) -> list[tuple[str, Location | None]]:
-    """Return the lines that define the schedule: the lambda of a LambdaLR, the line that makes the scheduler."""
+    """Return the lines that define the schedule: of its formula, of the scheduler, of the optimizer.
+
+    Args:
+        subject: Whose schedule.
+        trace: What the steps did.
+        stepped: The scheduler's steps.
+        step: The first step with another rate than the one meant.
+    """
     classes = {trace.classes.get(e.owner, "") for e in stepped} - {""}
+    run = making(subject)
     functions = functions_of(subject.contract.optimizer, subject.contract.train_step)
-    made = [
-        (name, place)
-        for function in functions
-        for name in sorted(classes)
-        if (place := sources.search(function, rf"\b{name}\(")) is not None
-    ]
-    formulas = [
-        (f.__name__, sources.of_object(f))
-        for f in functions
-        if stepped and _FORMULA.search(f.__name__)
-    ]
-    return [*made, *formulas][:3]
+    made: list[tuple[str, Location | None]] = list(run.schedulers)
+    if not made:
+        made = [
+            (name, place)
+            for function in functions
+            for name in sorted(classes)
+            if (place := sources.search(function, rf"\b{name}\(")) is not None
+        ]
+    formulas = run.formulas or [f for f in functions if stepped and _FORMULA.search(f.__name__)]
+    made += [(f.__name__, _answer(f, step)) for f in formulas]
+    return list(dict.fromkeys(made))[:4]
+
+
+def _answer(formula: Callable[..., Any], step: int) -> Location | None:
+    """Return the line by which a schedule's function gives its value for a step, else its first line."""
+    code = getattr(formula, "__code__", None)
+    return find_line(
+        lambda: formula(step), lambda frame, event, _: event == "return" and frame.f_code is code
+    ) or sources.of_object(formula)
 
 
 def _listed(rates: Sequence[float]) -> str:

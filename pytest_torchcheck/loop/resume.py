@@ -20,7 +20,7 @@ from pytest_torchcheck import trees
 from pytest_torchcheck.data.contents import Contents, Held
 from pytest_torchcheck.data.generators import generator_state, is_generator, set_generator_state
 from pytest_torchcheck.state import ModuleState, seed_everything
-from pytest_torchcheck.subject import Subject, optimizers_of, schedulers_of
+from pytest_torchcheck.subject import Subject, SubjectError, optimizers_of, schedulers_of
 
 from .closures import ClosureState
 
@@ -156,13 +156,17 @@ def _first_step(subject: Subject) -> dict[str, Any] | None:
 def measure(subject: Subject) -> Resumption:
     """Run ``2 * STEPS`` steps through, and again with a checkpoint in the middle. Cost: three such runs at most."""
     run = _through(subject)
-    evaluated, resumed = _resume(subject, run)
+    evaluated, resumed, unloaded = _resume(subject, run)
+    closures = (*run.closures, *unloaded)
     differing = {name: _distance(run.values[name], resumed[name]) for name in run.values}
     wrong = tuple(name for name, distance in differing.items() if distance > 0.0)
     repeatable, decides = True, False
     if wrong and run.closures:
-        _, whole = _resume(subject, run, closures=True)
-        decides = all(_distance(run.values[name], whole[name]) == 0.0 for name in whole)
+        with contextlib.suppress(
+            SubjectError
+        ):  # what is put back may be of the first run's objects
+            _, whole, _ = _resume(subject, run, closures=True)
+            decides = all(_distance(run.values[name], whole[name]) == 0.0 for name in whole)
     if wrong and not decides:
         again = _through(subject).values
         repeatable = all(_distance(run.values[name], again[name]) == 0.0 for name in again)
@@ -173,7 +177,7 @@ def measure(subject: Subject) -> Resumption:
         missing=run.missing,
         repeatable=repeatable,
         evaluates=_alike(evaluated, run.evaluated),
-        closures=run.closures,
+        closures=closures,
         decides=decides,
         iterators=run.iterators,
         pieces=tuple(run.states),
@@ -182,7 +186,7 @@ def measure(subject: Subject) -> Resumption:
 
 def _resume(
     subject: Subject, run: _Through, *, closures: bool = False
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], tuple[str, ...]]:
     """Go on from the checkpoint in the middle of a run.
 
     Args:
@@ -191,7 +195,8 @@ def _resume(
         closures: Whether to put back as well what the step's functions keep and no state_dict holds.
 
     Returns:
-        What the restored model evaluates, and the values at the end.
+        What the restored model evaluates, the values at the end, and what has a state in the checkpoint
+        but no counterpart to load it.
     """
     with subject.pristine(steps=True) as model:
         with subject.phase("build"):
@@ -199,16 +204,42 @@ def _resume(
         evaluated = _evaluate(subject, model)
         model.train()
         seed_everything(subject.seed)
+        parameters = list(model.parameters())
         made = subject.make_optimizer(model)
+        if any(a is not b for a, b in zip(parameters, model.parameters(), strict=False)):
+            # the optimizer function finishes the model: its parameters are loaded when they are there
+            model.load_state_dict(run.states["model"])
         if closures:
             run.middle.restore()
         held = ClosureState(subject.contract.train_step, without=(model,))
         with subject.phase("step"):
-            for name, thing in {**_pieces(made), **held.savable()}.items():
-                if name in run.states:
-                    _load(thing, run.states[name])
+            live = {**_pieces(made), **held.savable()}
+            pairs = _counterparts([name for name in run.states if name != "model"], list(live))
+            for saved, name in pairs.items():
+                _load(live[name], run.states[saved])
+        unloaded = tuple(name for name in run.states if name != "model" and name not in pairs)
         _run(subject, model, made, STEPS, STEPS)
-        return evaluated, _values(model)
+        return evaluated, _values(model), unloaded
+
+
+def _counterparts(saved: list[str], live: list[str]) -> dict[str, str]:
+    """Say which object of the resumed run takes which saved state.
+
+    The same name, or the same place among those of one container: a dict keyed by ``id(optimizer)`` has
+    other keys in the resumed run.
+    """
+    pairs = {name: name for name in saved if name in live}
+    for base in dict.fromkeys(_container(name) for name in saved if name not in pairs):
+        left = [name for name in saved if name not in pairs and _container(name) == base]
+        free = [name for name in live if name not in pairs and _container(name) == base]
+        if base and len(left) == len(free):
+            pairs |= dict(zip(left, free, strict=True))
+    return pairs
+
+
+def _container(name: str) -> str:
+    """Return the variable whose element a name such as ``schedulers[1402]`` is, or nothing."""
+    return name.rpartition("[")[0] if name.endswith("]") else ""
 
 
 def _state(thing: Any) -> Any:

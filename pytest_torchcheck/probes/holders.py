@@ -105,16 +105,24 @@ class Roots:
         return isinstance(thing, dict) and "__name__" in thing and "__loader__" in thing
 
     def _is_weak_root(self, thing: Any) -> bool:
-        """Say whether it is a function of the user's: where nothing better holds it, a frame does."""
-        return (
-            isinstance(thing, types.FunctionType) and sources.rank(thing.__code__.co_filename) == 2
-        )
+        """Say whether it is a function or an object of the user's: where nothing better holds it, a frame does."""
+        if isinstance(thing, types.FunctionType):
+            return sources.rank(thing.__code__.co_filename) == 2
+        place = sources.of_object(type(thing)) if hasattr(thing, "__dict__") else None
+        return place is not None and sources.rank(place.file) == 2
 
     def _words(self, path: list[Any]) -> list[Link]:
         first = path[0]
         links = [Link(f"{str(first.dtype).removeprefix('torch.')} tensor {list(first.shape)}")]
         cells = [thing for thing in path if isinstance(thing, types.CellType)]
-        for child, thing in itertools.pairwise(path):
+        for number, (child, thing) in enumerate(itertools.pairwise(path)):
+            attributes: dict[str, Any] | None = getattr(thing, "__dict__", None)
+            context = isinstance(thing, torch.autograd.function.BackwardCFunction)
+            if number and type(attributes) is dict and attributes is child and not context:
+                # the object says more than the dict of its attributes
+                key, kind = _key_of(attributes, path[number - 1]), type(thing).__name__
+                links[-1] = Link(f"{kind}.{key}", key, thing)
+                continue
             links.append(self._word(cells[-1] if cells and type(child) is tuple else child, thing))
         return [link for link in links if link.text][:_MOST_LINKS]
 

@@ -47,6 +47,9 @@ EXPECTED: dict[str, tuple[str, str, str]] = {
     "bytes_not_scaled": ("samples-valid", "sample-range", "sample[0]"),
     "labels_from_one": ("dataset-labels", "label-range", "labels"),
     "labels_as_floats": ("dataset-labels", "label-dtype", "labels"),
+    "label_counted_on": ("dataset-labels", "label-range", "sample[1]"),
+    "windows_behind_the_end": ("samples-valid", "sample-raises", "__len__"),
+    "spread_of_a_constant": ("samples-valid", "sample-nan", "spread"),
     "labels_shifted": ("dataset-labels", "label-shifted", "labels"),
     "label_of_first_sample": ("dataset-labels", "label-constant", "labels"),
     "validation_overlaps": ("split-hygiene", "split-overlap", "eval[0]"),
@@ -559,3 +562,61 @@ class Stream(IterableDataset):
 
 def stream_not_sharded(buggy):
     return {"dataset": Stream(buggy), "loader": {"batch_size": 4, "num_workers": 2}}
+
+
+class Named(Dataset):
+    NAMES = ("a", "b", "c", "d", "e")
+
+    def __init__(self, buggy):
+        self.images, self.names = torch.rand(20, 4), [self.NAMES[i % 5] for i in range(20)]
+        self.buggy = buggy
+
+    def __len__(self):
+        return len(self.names)
+
+    def __getitem__(self, i):
+        label = self.NAMES.index(self.names[i])
+        if self.buggy:
+            label = label + 1  # BUG
+        return self.images[i], label
+
+
+def label_counted_on(buggy):
+    return _labelled(Named(buggy))
+
+
+class Windows(Dataset):
+    def __init__(self, buggy):
+        self.series, self.buggy = torch.randn(20, 3), buggy
+
+    def __len__(self):
+        if self.buggy:
+            return len(self.series) - 4  # BUG
+        return len(self.series) - 5
+
+    def __getitem__(self, i):
+        past = self.series[i : i + 5]
+        return past, self.series[i + 5]
+
+
+def windows_behind_the_end(buggy):
+    return {"dataset": Windows(buggy)}
+
+
+class Standardised(Dataset):
+    def __init__(self, buggy):
+        self.rows = torch.randn(12, 4)
+        self.rows[:, 2] = 1.0
+        self.spread = self.rows.std(0)  # BUG
+        if not buggy:
+            self.spread = self.spread.clamp_min(1e-6)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return (self.rows[i] - 1.0) / self.spread, i % 3
+
+
+def spread_of_a_constant(buggy):
+    return {"dataset": Standardised(buggy)}
