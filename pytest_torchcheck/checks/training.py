@@ -116,7 +116,7 @@ def _accumulation(subject: Subject, promise: promises.Accumulates) -> Finding:
     "resume",
     "A run resumed from the states of model, optimizer, schedulers and scaler is the uninterrupted one, bit by bit.",
     needs=("model", "optimizer"),
-    cost=f"{UPDATES} FBS; {8 * resume.STEPS} more at most, where it ends elsewhere",
+    cost=f"{UPDATES - 1} FBS, {UPDATES} for a step of your own; {8 * resume.STEPS} more at most, where it ends elsewhere",
     axes="once",
 )
 def resumed(subject: Subject) -> Iterator[Finding]:
