@@ -1,13 +1,17 @@
 """Measure what the data checks cost beside iterating the dataset once: ``python benchmarks/bench_data.py [samples]``.
 
-The promise: over 10 000 samples, at most twice the time of reading each of them once. Two datasets: images in memory that are
-augmented as they are read, and bytes that are unpacked as they are read. The checks read samples of every split, take content hashes
-of all of them for split hygiene, and start a spawned worker, which has to import torch. That time is measured apart and left out
-of the ratio, since it does not grow with the dataset; both are shown. The process exits with status 1 where the promise is broken.
+The promise: over 10 000 samples, at most twice the time of reading each of them once. Three datasets: cheap ones in memory,
+images that are augmented as they are read, and bytes that are unpacked as they are read. The checks read samples of every split,
+take content hashes of all of them for split hygiene, and start a spawned worker. What workers are forked off has to import torch
+first, once per session and beside the other checks: each dataset is checked as the first of a session, which waits for what is left
+of that import, and again as a later one. The whole is judged, with the start of every process: later checks against the promise, and
+first ones against the promise or, where reading everything takes less than the import alone, against that import and the promise
+together. The process exits with status 1 where one is broken.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -23,9 +27,27 @@ import torch
 from torch.utils.data import Dataset
 
 from pytest_torchcheck import Contract
+from pytest_torchcheck.data import zygote
+from pytest_torchcheck.runner import Runner, cases
 
 TIMES = 2.0
 SIDE = 128
+
+
+class InMemory(Dataset[Any]):
+    """Rows in memory, scaled as they are read: about as cheap as a dataset can be."""
+
+    def __init__(self, samples: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.rows = torch.randn(samples, 256, generator=generator)
+        self.labels = torch.randint(0, 10, (samples,), generator=generator).tolist()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+        row = self.rows[place]
+        return (row - row.mean()) / (row.std() + 1e-6), self.labels[place]
 
 
 class Augmented(Dataset[Any]):
@@ -75,47 +97,50 @@ def seconds(function: Any) -> float:
     return time.perf_counter() - start
 
 
-def measure(kind: Any, samples: int, spawned: float) -> float:
-    """Print the times of one kind of dataset and return their ratio, without the start of a process."""
+def measure(kind: Any, samples: int, started: float) -> bool:
+    """Print the times of one kind of dataset, as the first of a session and as a later one; say whether both hold."""
     train, evaluation = kind(samples * 8 // 10, 1), kind(samples - samples * 8 // 10, 2)
-    once = seconds(
-        lambda: [part[place] for part in (train, evaluation) for place in range(len(part))]
-    )
+
+    def read() -> None:
+        for part in (train, evaluation):
+            for place in range(len(part)):
+                part[place]
+
+    once = min(seconds(read) for _ in range(2))
     contract = Contract(
         dataset={"train": train, "eval": evaluation},
         loader={"train": {"batch_size": 32, "shuffle": True, "num_workers": 2}, "eval": {"batch_size": 32}},
     )  # fmt: skip
-    each: dict[str, float] = {}
-    from pytest_torchcheck.runner import Runner, cases
-
-    runner = Runner(contract)
-    statuses = set()
-    for case in cases(contract):
-        each[case.check.name] = seconds(
-            lambda case=case: statuses.update(f.status for f in runner.run(case))
-        )
-    runner.close()
-    total = sum(each.values())
     print(
         f"{kind.__name__}: {samples} samples read once in {once:.2f} s, {once / samples * 1e6:.0f} us each"
     )
-    for name, spent in sorted(each.items(), key=lambda pair: -pair[1]):
-        print(f"    {name:22} {spent:6.2f} s")
-    ratio = (total - spawned) / once
-    print(
-        f"    all data checks {total:.2f} s, {total / once:.2f} times, {ratio:.2f} without the start of a process; "
-        f"{', '.join(sorted(statuses))}"
-    )
-    return ratio
+    zygote.close()
+    first = seconds(contract.check)
+    later = min(seconds(contract.check) for _ in range(2))
+    limits = {"first": TIMES * max(once, 0.0) + max(0.0, started - once), "later": TIMES * once}
+    for name, spent in (("first", first), ("later", later)):
+        print(
+            f"    {name} of a session: all data checks {spent:.2f} s, {spent / once:.2f} times; at most {limits[name]:.2f} s"
+        )
+    each: dict[str, float] = {}
+    runner = Runner(contract)
+    for case in cases(contract):
+        each[case.check.name] = seconds(functools.partial(runner.run, case))
+    runner.close()
+    for name, spent in sorted(each.items(), key=lambda pair: -pair[1])[:5]:
+        print(f"        {name:22} {spent:6.2f} s")
+    return first <= limits["first"] and later <= limits["later"]
 
 
 def main(samples: int) -> int:
-    spawned = seconds(lambda: subprocess.run([sys.executable, "-c", "import torch"], check=True))
-    print(f"a process that imports torch: {spawned:.2f} s")
-    ratios = {kind.__name__: measure(kind, samples, spawned) for kind in (Augmented, Packed)}
-    worst = max(ratios.values())
-    print(f"worst ratio {worst:.2f}, promised {TIMES:.0f}: {'ok' if worst <= TIMES else 'BROKEN'}")
-    return int(worst > TIMES)
+    started = min(
+        seconds(lambda: subprocess.run([sys.executable, "-c", "import torch"], check=True))
+        for _ in range(2)
+    )
+    print(f"a process that imports torch: {started:.2f} s")
+    held = [measure(kind, samples, started) for kind in (InMemory, Augmented, Packed)]
+    print(f"promised {TIMES:.0f} times: {'ok' if all(held) else 'BROKEN'}")
+    return int(not all(held))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from .autograd import REDRAWS, shared_shifts, unreached
 from .registry import check, inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ..batches import Batch
     from ..findings import Finding
@@ -353,7 +353,7 @@ def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
     several = len(coverage.optimizers) > 1
     if missing:
         yield explain.missing(subject, missing, coverage)
-    twice = [] if several else list(coverage.twice)
+    twice = _applied_twice(subject, coverage.twice) if several else list(coverage.twice)
     if twice:
         yield explain.twice(subject, twice, coverage)
     if not missing and not twice:
@@ -364,6 +364,24 @@ def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
         yield passed(
             f"{', '.join(coverage.optimizers)} hold {total} of {total} trainable parameters{foreign}"
         )
+
+
+def _applied_twice(subject: Subject, names: Iterable[str]) -> list[str]:
+    """Return the parameters to which two optimizers apply the gradient of one backward pass.
+
+    Two losses that train what they share, each by its own optimizer, apply each pass once.
+    """
+    shared = set(names)
+    if not shared or subject.contract.train_step is None:
+        return sorted(shared)
+    from pytest_torchcheck.loop.recorder import trace_of
+
+    applied: dict[tuple[int, str], set[int]] = {}
+    for step in trace_of(subject).optimizer_steps():
+        for place in step.fresh:
+            for name in step.sources.get(place, frozenset()) & shared:
+                applied.setdefault((place, name), set()).add(step.owner)
+    return sorted({name for (_, name), owners in applied.items() if len(owners) > 1})
 
 
 _FAINT = 1e-12

@@ -129,8 +129,22 @@ def _choices(made: Making) -> list[Culprit]:
 
 
 def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
-    """Explain parameters that one optimizer holds more than once."""
+    """Explain parameters that one optimizer holds more than once, or two that apply the same gradient."""
     place = optimizer_line(subject)
+    if len(coverage.optimizers) > 1:
+        return violated(
+            "optimizer-twice",
+            f"{names_text(names)} {'stands' if len(names) == 1 else 'stand'} in two optimizers that apply the same gradient",
+            culprits=[
+                Culprit(kind="parameter", name=name, detail="in two optimizers", location=place)
+                for name in names
+            ],
+            location=place,
+            observed=f"{len(names)} parameters are held by more than one of {', '.join(coverage.optimizers)}",
+            cause="both optimizers step along the gradient of one backward pass, so that it is applied twice",
+            because="in one step, the same pass was in their gradients when either optimizer stepped",
+            fix="give each parameter to one optimizer only",
+        )
     return violated(
         "optimizer-twice",
         f"{names_text(names)} {'stands' if len(names) == 1 else 'stand'} in the optimizer more than once",
