@@ -74,11 +74,13 @@ class Coverage:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the table."""
         rows = self.rows() if not self.config.getoption("collectonly", False) else []
-        if not rows or self.config.get_verbosity() < 0:
+        if not rows:
             return
-        terminalreporter.section("torchcheck: custom Functions", sep="=")
-        for text, markup in lines(rows, most=None if self.config.get_verbosity() else _MOST_ROWS):
-            terminalreporter.write_line(text, **markup)
+        if self.config.get_verbosity() >= 0:
+            terminalreporter.section("torchcheck: custom Functions", sep="=")
+            most = None if self.config.get_verbosity() else _MOST_ROWS
+            for text, markup in lines(rows, most=most):
+                terminalreporter.write_line(text, **markup)
         missing = self.unchecked()
         if missing and self.settings.strict:
             names = ", ".join(row.name for row in missing[:5]) + (" ..." if missing[5:] else "")

@@ -118,6 +118,11 @@ def test_one_that_no_contract_applies_fails_a_strict_run(project: pytest.Pyteste
     result = project.runpytest_inprocess(*named, "--torchcheck-strict")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["ERROR never checked: Forgotten;*"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    quiet = project.runpytest_inprocess(*named, "--torchcheck-strict", "-q")
+    assert quiet.ret == pytest.ExitCode.TESTS_FAILED  # and it says why, without the table
+    quiet.stdout.fnmatch_lines(["ERROR never checked: Forgotten;*"])
+    quiet.stdout.no_fnmatch_line("*torchcheck: custom Functions*")
     # what was left out by name is no news
     result = project.runpytest_inprocess(*named, "--torchcheck-strict", "-k", "net")
     assert result.ret == 0
