@@ -93,10 +93,9 @@ def _class_axis(leaf: torch.Tensor, target: torch.Tensor) -> int | None:
         return None
     if target.is_floating_point() or target.dtype == torch.bool:
         return -1 if leaf.shape == target.shape else None
+    # integers of the output's own shape may be indices into it (a list of labels, an order)
     axes = [d for d in range(leaf.dim()) if leaf.shape[:d] + leaf.shape[d + 1 :] == target.shape]
-    if len(axes) == 1 and leaf.shape[axes[0]] > 1:
-        return axes[0]
-    return -1 if not axes and leaf.shape == target.shape else None
+    return axes[0] if len(axes) == 1 and leaf.shape[axes[0]] > 1 else None
 
 
 Place = tuple[int, ...]
@@ -151,14 +150,21 @@ def _other(target: torch.Tensor, place: Place, classes: int) -> torch.Tensor | N
 
 
 def _one_distance(reached: dict[Place, set[Place]], shape: torch.Size) -> bool:
-    """Say whether one distance leads from every changed target to an output, axes read backward included."""
-    for signs in itertools.product((1, -1), repeat=len(shape)):
+    """Say whether one distance leads from every changed target to an output.
+
+    Axes may be read backward, and axes of one size may be exchanged: time may come first in one of the two.
+    """
+    axes = range(len(shape))
+    orders = [
+        order
+        for order in itertools.permutations(axes)
+        if all(shape[a] == shape[b] for a, b in zip(axes, order, strict=True))
+    ]
+    for order, signs in itertools.product(orders, itertools.product((1, -1), repeat=len(shape))):
         common: set[Place] | None = None
         for place, where in reached.items():
-            distances = {
-                tuple(w - s * p for w, s, p in zip(item, signs, place, strict=True))
-                for item in where
-            }
+            moved = [sign * place[axis] for sign, axis in zip(signs, order, strict=True)]
+            distances = {tuple(w - p for w, p in zip(item, moved, strict=True)) for item in where}
             common = distances if common is None else common & distances
         if common:
             return True

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..checks.registry import violated
+from ..checks.registry import suspicious, violated
 from ..findings import Culprit, Finding, Location
 from ..probes.losses import LossCall, LossWatch
 from ..state import seed_everything
@@ -71,7 +71,9 @@ def self_counted(subject: Subject, call: LossCall, share: float) -> Finding:
     ]
     if producer is not None and not itself:
         culprits.append(Culprit(kind="call", name="logits", detail="not masked", location=producer))
-    return violated(
+    # two encoders that start alike and are shown one view give this too, and rightly
+    made_of = suspicious if itself else violated
+    return made_of(
         "self-counted",
         "each sample's similarity to itself is "
         + ("the right answer" if itself else "among the wrong answers"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.soundness import by_hand, met_in_packages
+from tests.soundness import by_hand, losses, met_in_packages
 from tests.soundness.models import SOUND
 
-COLLECTIONS = (by_hand, met_in_packages)  # importing them enters their models into SOUND
+COLLECTIONS = (by_hand, losses, met_in_packages)  # importing them enters their models into SOUND
 
 
 @pytest.mark.parametrize("name", SOUND)
