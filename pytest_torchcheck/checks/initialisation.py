@@ -300,7 +300,8 @@ def dead_units(subject: Subject) -> Iterator[Finding]:
         return
     saturated = _saturated(subject)
     if saturated is not None:
-        yield explain.saturated(subject, saturated)
+        hidden = saturated.source in observe(subject).signals.feeding
+        yield explain.saturated(subject, saturated, hidden=hidden)
     seen = [
         r
         for r in observe(subject).signals.rectified

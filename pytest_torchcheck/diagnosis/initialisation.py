@@ -196,8 +196,8 @@ def signals_of(subject: Subject, index: int) -> Signals:
     return watch.seen
 
 
-def saturated(subject: Subject, found: Squashed) -> Finding:
-    """Report a layer that drives the squashing function behind it to its bounds."""
+def saturated(subject: Subject, found: Squashed, *, hidden: bool) -> Finding:
+    """Report a layer that drives the squashing function behind it to its bounds; ``hidden``: further layers follow."""
     weight = f"{found.source}.weight"
     parameter = subject.named_parameters().get(weight)
     gain = (
@@ -207,7 +207,8 @@ def saturated(subject: Subject, found: Squashed) -> Finding:
     )
     large = gain > _GAIN
     place = initialisation_line(subject, weight) if large else found.location
-    return violated(
+    # a trained model may be sure of its outputs, not of what its own layers are still to read
+    return (violated if hidden else suspicious)(
         "units-saturated",
         f"{found.source} drives {found.op} behind it to its bounds: {found.share:.0%} of its outputs lie there",
         culprits=[

@@ -114,6 +114,7 @@ class Signals:
         calls: How often each module ran, by name.
         rectified: Every call of a rectifier.
         squashed: Every call of a squashing function on the very output of a layer.
+        feeding: Layers from whose output the input of a further layer was computed.
         chained: Modules that were given what was computed from their own last output, with no layer between.
         chains: Pairs of linear modules of which the second, and nothing else, was given the very output of the first.
     """
@@ -122,6 +123,7 @@ class Signals:
     calls: Counter[str] = field(default_factory=Counter)
     rectified: list[Rectified] = field(default_factory=list)
     squashed: list[Squashed] = field(default_factory=list)
+    feeding: set[str] = field(default_factory=set)
     chained: set[str] = field(default_factory=set)
     chains: list[tuple[str, str]] = field(default_factory=list)
 
@@ -199,8 +201,11 @@ class SignalWatch(Watch):
             self._meet(module)
         self.seen.calls[name] += 1
         given = next(tensors_in(args), None)
-        if given is not None and self._source(given) == name:
+        source = None if given is None else self._source(given)
+        if source == name:
             self.seen.chained.add(name)
+        if source is not None and next(module.parameters(recurse=False), None) is not None:
+            self.seen.feeding.add(source)
         known = self._known(given)
         if known is None:
             return
