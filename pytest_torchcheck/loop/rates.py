@@ -146,6 +146,12 @@ def schedule_finding(
         Culprit(kind="scheduler", name=name, detail="defines the schedule", location=p)
         for name, p in made
     ]
+    if not stepped and len(set(rates)) == 1 and made:
+        # there is a scheduler, and what is wrong is the call that is not there
+        culprits.insert(
+            0,
+            Culprit(kind="scheduler", name="scheduler.step", detail="missing", location=step.place),
+        )
     if not culprits:
         missing = "scheduler.step" if len(set(rates)) == 1 else "lr"
         culprits = [

@@ -195,8 +195,17 @@ def _is_noise(thing: Any) -> bool:
     if isinstance(thing, types.FrameType | types.GeneratorType | weakref.ref | types.TracebackType):
         return True
     if isinstance(thing, types.FunctionType):
+        if _is_runners(thing.__module__):
+            return True
         return sources.rank(thing.__code__.co_filename) == 0 and not thing.__closure__
+    if isinstance(thing, dict) and "__loader__" in thing and _is_runners(thing.get("__name__")):
+        return True
     return type(thing).__module__.startswith("pytest_torchcheck.probes")
+
+
+def _is_runners(module: object) -> bool:
+    """Say whether a module is the test runner's: it holds the test itself, for as long as that runs."""
+    return isinstance(module, str) and module.partition(".")[0] in ("_pytest", "pluggy")
 
 
 def blame(links: list[Link], code: tuple[Callable[..., Any], ...]) -> tuple[str, Location | None]:

@@ -21,7 +21,8 @@ def register(*annotations: Any, **options: Any) -> None:
     Args:
         annotations: Register these, through Hypothesis's public interface. Without any, every annotation is understood, through
             the table in which Hypothesis keeps its resolvers for other libraries.
-        **options: Of `tensors`, such as ``sizes={"b": (1, 4)}``.
+        **options: Of `tensors`, such as ``sizes={"b": (1, 4)}``. Where every annotation is understood, each takes the sizes
+            of its own symbols.
 
     Raises:
         SpecError: This version of Hypothesis has no such table, or an annotation is not jaxtyping's.
@@ -29,6 +30,7 @@ def register(*annotations: Any, **options: Any) -> None:
     from hypothesis import strategies as st
     from hypothesis.strategies._internal import types
 
+    from pytest_torchcheck.batches.source import BatchSource
     from pytest_torchcheck.strategies.drawing import tensors
 
     for annotation in annotations:
@@ -49,6 +51,10 @@ def register(*annotations: Any, **options: Any) -> None:
 
     def resolve(thing: Any) -> Any:
         spec = spec_from_annotation(thing) if inspect.isclass(thing) else None
-        return None if spec is None else tensors(spec, **options)
+        if spec is None:
+            return None
+        known = BatchSource((spec,)).symbols
+        sizes = {name: size for name, size in (options.get("sizes") or {}).items() if name in known}
+        return tensors(spec, **{**options, "sizes": sizes})
 
     resolvers["jaxtyping"] = resolve
