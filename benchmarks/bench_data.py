@@ -2,9 +2,9 @@
 
 The promise: over 10 000 samples, at most twice the time of reading each of them once. Three datasets: cheap ones in memory,
 images that are augmented as they are read, and bytes that are unpacked as they are read. The checks read samples of every split,
-take content hashes of all of them for split hygiene, and start a spawned worker. What workers are forked off has to import torch
-first, once per session and beside the other checks: each dataset is checked as the first of a session, which waits for what is left
-of that import, and again as a later one. The whole is judged, with the start of every process: later checks against the promise, and
+take content hashes of all of them for split hygiene, and start a spawned worker. What workers are forked off has to import torch and the
+package first, once per session and beside the other checks: each dataset is checked as the first of a session, which waits for what
+is left of that import, and again as a later one. The whole is judged, with the start of every process: later checks against the promise, and
 first ones against the promise or, where reading everything takes less than the import alone, against that import and the promise
 together. The process exits with status 1 where one is broken.
 """
@@ -30,6 +30,7 @@ from pytest_torchcheck import Contract
 from pytest_torchcheck.data import zygote
 from pytest_torchcheck.runner import Runner, cases
 
+IMPORTS = "import torch.utils.data; from pytest_torchcheck import Contract"
 TIMES = 2.0
 SIDE = 128
 
@@ -134,10 +135,11 @@ def measure(kind: Any, samples: int, started: float) -> bool:
 
 def main(samples: int) -> int:
     started = min(
-        seconds(lambda: subprocess.run([sys.executable, "-c", "import torch"], check=True))
+        seconds(lambda: subprocess.run([sys.executable, "-c", IMPORTS], check=True))
         for _ in range(2)
     )
-    print(f"a process that imports torch: {started:.2f} s")
+    print(f"a process that imports torch and the package: {started:.2f} s")
+    Contract(dataset=InMemory(64, 0), loader={"batch_size": 32, "num_workers": 2}).check()
     held = [measure(kind, samples, started) for kind in (InMemory, Augmented, Packed)]
     print(f"promised {TIMES:.0f} times: {'ok' if all(held) else 'BROKEN'}")
     return int(not all(held))

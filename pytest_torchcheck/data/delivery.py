@@ -123,7 +123,6 @@ def deliver(part: Part, *, seed: int = 0, deadline_s: float = DEADLINE_S) -> Del
     request = {
         "preparation": _preparation(),
         "modules": _unimportable(payload),
-        "payload": payload,
         "batches": _first_batches(part, seed),
         "workers": max(plan.num_workers, 1),
         "drop_last": plan.drop_last,
@@ -133,6 +132,7 @@ def deliver(part: Part, *, seed: int = 0, deadline_s: float = DEADLINE_S) -> Del
     }
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="torchcheck-worker-") as folder:
+        (Path(folder) / "payload").write_bytes(payload)
         (Path(folder) / "request").write_bytes(pickle.dumps(request))
         code = _run(Path(folder), START_S + deadline_s + 2.0)
         lines = [

@@ -43,14 +43,14 @@ def main(folder: str) -> None:
     faulthandler.dump_traceback_later(request["start_s"], exit=True)
     progress = _Progress()
     try:
-        _serve(request, report, progress)
+        _serve(Path(folder) / "payload", request, report, progress)
     except BaseException as error:  # what the user's code raises is what is asked for
         report.write(**_describe(error, progress))
     report.write(finished=True)
     os._exit(0)  # threads of the user's must not keep the process
 
 
-def _serve(request: dict[str, Any], report: _Report, progress: _Progress) -> None:
+def _serve(payload: Path, request: dict[str, Any], report: _Report, progress: _Progress) -> None:
     report.write(phase="main")
     current = process.current_process()
     current._inheriting = True  # type: ignore[attr-defined]  # as spawn does: no process may be started
@@ -59,7 +59,8 @@ def _serve(request: dict[str, Any], report: _Report, progress: _Progress) -> Non
         for name, file in request["modules"].items():
             _load(name, file)
         report.write(phase="unpickle")
-        dataset, collate, init = pickle.loads(request["payload"])
+        with payload.open("rb") as file:
+            dataset, collate, init = pickle.load(file)
     finally:
         del current._inheriting  # type: ignore[attr-defined]
     report.write(phase="init")

@@ -19,10 +19,13 @@ from .reading import read, spread
 from .snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .plan import Part
 
 MOST_ROWS = 100_000
 MOST_READ = 10_000
+SKETCH = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +74,18 @@ def overlap(first: Part, second: Part, *, seed: int = 0) -> Overlap | None:
         if path in names[1]:
             rows = _rows(names[0][path], total[0]), _rows(names[1][path], total[1])
             return _compare("rows", path, rows[0], rows[1], total)
-    contents = _digests(first, seed), _digests(second, seed)
-    if not contents[0] or not contents[1]:
+    sketches = _digests(first, seed, sketch=True), _digests(second, seed, sketch=True)
+    if not sketches[0] or not sketches[1]:
         return None
     random = any(
-        _digests(part, seed + 1, 8).items() - found.items()
-        for part, found in zip((first, second), contents, strict=True)
+        _digests(part, seed + 1, _spread(part)[:8], sketch=True).items() - found.items()
+        for part, found in zip((first, second), sketches, strict=True)
     )
+    seen = Counter([*sketches[0].values(), *sketches[1].values()])
+    contents = [
+        found | _digests(part, seed, [index for index, key in found.items() if seen[key] > 1])
+        for part, found in zip((first, second), sketches, strict=True)
+    ]
     return replace(_compare("contents", "", contents[0], contents[1], total), random=random)
 
 
@@ -168,15 +176,32 @@ def _rows(held: Held, count: int) -> _Keys:
     return {index: bytes(value[index].tobytes()) for index in spread(count, MOST_ROWS)}
 
 
-def _digests(part: Part, seed: int, most: int = MOST_READ) -> _Keys:
-    """Read samples and digest their inputs, under one seed for all, so that augmentation repeats."""
-    places = spread(part.length, MOST_READ)[:most]
-    snapshot = Snapshot(Contents(part.dataset, places[:256]))
+def _spread(part: Part) -> tuple[int, ...]:
+    return spread(part.length, MOST_READ)
+
+
+def _digests(
+    part: Part, seed: int, places: Sequence[int] | None = None, *, sketch: bool = False
+) -> _Keys:
+    """Read samples and digest their inputs, under one seed for all, so that augmentation repeats.
+
+    Args:
+        part: Of which dataset.
+        seed: Set before every read.
+        places: Which samples; up to `MOST_READ`, evenly spread, where it is not given.
+        sketch: Look at `SKETCH` elements of a tensor alone. Hashing all of it takes as long as reading
+            it does; few samples are alike in these, and those are read again.
+    """
+    places = _spread(part) if places is None else places
+    if not places:
+        return {}
+    snapshot = Snapshot(Contents(part.dataset, tuple(places[:256])))
     found: _Keys = {}
     with isolated():
         try:
             for index in places:
-                if (digest := input_digest(read(part.dataset, index, seed))) is not None:
+                sample = read(part.dataset, index, seed)
+                if (digest := input_digest(sample, SKETCH if sketch else None)) is not None:
                     found[index] = digest
         finally:
             snapshot.restore()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import data_workers
@@ -40,6 +41,14 @@ def test_one_process_serves_all_and_is_replaced_when_lost() -> None:
     first.process.wait()
     assert deliver().outcome == "delivered"
     assert zygote._current != [first]
+
+
+def test_torch_is_imported_before_a_worker_is_forked() -> None:
+    zygote.close()
+    assert deliver().outcome == "delivered"
+    (current,) = zygote._current
+    mapped = Path(f"/proc/{current.process.pid}/maps").read_text()
+    assert "libtorch" in mapped
 
 
 def test_none_is_started_without_workers_or_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
