@@ -5,31 +5,17 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from timing import median
 from torch import nn
 
 from pytest_torchcheck import Contract
 from pytest_torchcheck.checks.registry import catalogue
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-def seconds(work: Callable[[], object], rounds: int = 3) -> float:
-    """Median time of the processor for some calls, after one that is not counted: others may share it."""
-    work()
-    times = []
-    for _ in range(rounds):
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return statistics.median(times)
 
 
 def lean(contract: Contract) -> list[str]:
@@ -87,8 +73,8 @@ def test_beside_torchtest2(name: str, capsys: pytest.CaptureFixture[str]) -> Non
     torch.set_num_threads(1)
     contract = Contract(model=model, batch=((x,), y), loss=F.cross_entropy)
     names = lean(contract)
-    ours = seconds(lambda: contract.check(names))
-    theirs = seconds(lambda: peer.check_model(model, x, y, loss_fn=F.cross_entropy))
+    ours = median(lambda: contract.check(names))
+    theirs = median(lambda: peer.check_model(model, x, y, loss_fn=F.cross_entropy))
     with capsys.disabled():
         print(
             f"\n{name}: {len(names)} checks without overfit {ours:.3f} s, torchtest2 {theirs:.3f} s, ratio {ours / theirs:.2f}"
@@ -108,7 +94,7 @@ def test_in_plain_steps(capsys: pytest.CaptureFixture[str]) -> None:
         F.cross_entropy(model(ids), y).backward()
         optimizer.step()
 
-    plain = seconds(step)
+    plain = median(step)
     contract = Contract(
         model=model,
         batch=((ids,), y),

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from timing import median
 from torch import nn
 
 from pytest_torchcheck import Contract
@@ -88,17 +87,6 @@ def batch() -> Any:
     return (torch.randint(0, WORDS, (BATCH, LENGTH)),), torch.randint(0, WORDS, (BATCH, LENGTH))
 
 
-def seconds(work: Callable[[], object], rounds: int = 2) -> float:
-    """Median time of the processor, after one call that is not counted."""
-    work()
-    times = []
-    for _ in range(rounds):
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return statistics.median(times)
-
-
 @pytest.mark.parametrize("bug", BUGS)
 def test_explanation_in_plain_steps(bug: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Print what explaining one root cause costs."""
@@ -135,9 +123,9 @@ def test_explanation_in_plain_steps(bug: str, capsys: pytest.CaptureFixture[str]
         loss(model(*inputs), targets).backward()
         optimizer.step()
 
-    plain = seconds(step)
-    sound = seconds(check(""))
-    failing = seconds(check(bug))
+    plain = median(step)
+    sound = median(check(""))
+    failing = median(check(bug))
     cost = (failing - sound) / plain
     size = sum(p.numel() for p in model.parameters()) / 1e6
     with capsys.disabled():

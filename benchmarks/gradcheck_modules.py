@@ -10,20 +10,17 @@ broken. Times are of the processor, so that a busy machine matters little; the l
 from __future__ import annotations
 
 import sys
-import time
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import timing
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
 from pytest_torchcheck.functions.modules import check_module
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class HalfScale(Function):
@@ -70,16 +67,6 @@ class ConvNet(nn.Module):
         return self.head(self.body(F.relu(self.norm(self.stem(x)))).mean((2, 3)))
 
 
-def seconds(work: Callable[[], object], rounds: int) -> float:
-    """Least processor time of some calls."""
-    times = []
-    for _ in range(rounds):
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return min(times)
-
-
 def ours(model: nn.Module, x: Tensor) -> str:
     finding = check_module(model, x)[0]
     return f"{finding.status}: {finding.summary}"
@@ -116,8 +103,8 @@ def million() -> tuple[float, float]:
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
 
-    seconds(step, 3)
-    return seconds(step, 20), seconds(lambda: check_module(model, x), 3)
+    timing.least(step, 3)
+    return timing.least(step, 20), timing.least(lambda: check_module(model, x), 3)
 
 
 def main() -> int:
@@ -134,7 +121,7 @@ def main() -> int:
         bad, good = ConvNet(wrong=True), ConvNet(wrong=False)
         try:
             said = check(bad, x)
-            times = [seconds(partial(check, model, x), rounds) for model in (bad, good)]
+            times = [timing.least(partial(check, model, x), rounds) for model in (bad, good)]
         except ImportError:
             print(f"{name:14s} {'not installed':>16s}")
             continue

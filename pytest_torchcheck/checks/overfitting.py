@@ -60,6 +60,12 @@ class Floor:
     bounded: bool
     known: bool = True
 
+    def __str__(self) -> str:
+        """What is known of it, in words."""
+        if not self.bounded:
+            return "no floor: the loss has no lower bound"
+        return f"floor {self.value:.3g}" if self.known else "floor unknown, 0 taken for it"
+
 
 _UNKNOWN = Floor(value=0.0, bounded=True, known=False)
 
@@ -277,7 +283,7 @@ def _judge(subject: Subject, goal: Overfit, floor: Floor, attempts: list[Attempt
     if _done(own, goal):
         return passed(
             f"the loss fell from {own.losses[0]:.4g} to {own.losses[-1]:.4g} in {len(own.losses)} steps "
-            f"(floor {floor.value:.3g})",
+            f"({floor})",
             evidence=shown,
         )
     if _done(best, goal):
@@ -286,7 +292,7 @@ def _judge(subject: Subject, goal: Overfit, floor: Floor, attempts: list[Attempt
     low = min((loss for loss in best.losses if math.isfinite(loss)), default=math.nan)
     observed = (
         f"best of {len(attempts)} runs ({best.name}): loss {first:.4g} -> {low:.4g} in {len(best.losses)} steps; "
-        f"floor {floor.value:.3g}; {best.remaining:.0%} of the way is left"
+        f"{floor}; {best.remaining:.0%} of the way is left"
     )
     hindrance = _hindrance(subject, best)
     if hindrance is None and not floor.bounded and best.remaining < _UNBOUNDED:

@@ -198,7 +198,7 @@ def _matched(subject: Subject, output: Any, batch: Batch, target: torch.Tensor) 
     "in-batch-pairs",
     "A loss that ranks the samples of a batch against each other finds each one's partner, in any order.",
     needs=("loss",),
-    cost="2 F; 8 more where the loss is of this kind",
+    cost="1 F; 3 to 12 more where the loss is of this kind",
     axes="once",
 )
 def in_batch_pairs(subject: Subject) -> Iterator[Finding]:
