@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_torchcheck.diagnosis import memory as explain
+from pytest_torchcheck.diagnosis.inference import inference_graph
 from pytest_torchcheck.facts import forward_facts
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.loop.replay import growing_graph, where_graph_is_carried
@@ -20,13 +21,12 @@ from pytest_torchcheck.measure.budget import (
 from pytest_torchcheck.measure.growth import grow, growth_sizes
 from pytest_torchcheck.measure.memory import attempt
 from pytest_torchcheck.measure.steps import StepFailed, Tracked, track
+from pytest_torchcheck.probes.kept_graph import kept_graph
 from pytest_torchcheck.probes.memory.fake import Unmeasurable
 from pytest_torchcheck.probes.memory.fake import explain as why_not
 from pytest_torchcheck.probes.step_leaks import (
-    grad_line,
     inference_leak,
     is_certain,
-    saved_bytes,
     training_leak,
 )
 from pytest_torchcheck.subject import Subject, SubjectError
@@ -186,25 +186,18 @@ def inference_memory(subject: Subject) -> Iterator[Finding]:
             f"{with_graph[0]} carries a graph under no_grad, but TorchScript's optimised graphs do so by themselves"
         )
         return
+    excused = ""
     if with_graph:
-        kept = saved_bytes(subject)
-        yield violated(
-            "inference-graph",
-            f"{with_graph[0]} carries a graph under no_grad",
-            culprits=[
-                Culprit(kind="output", name=path, detail="has a grad_fn") for path in with_graph
-            ],
-            location=grad_line(subject),
-            observed=f"{len(with_graph)} of {len(found)} outputs have a grad_fn; {format_bytes(kept)} are saved for backward",
-            cause="the forward turns gradients on itself, so that inference keeps activations",
-            because="the call ran under torch.no_grad() and its output still has a grad_fn",
-            fix="turn gradients on only around what needs them, and return the output detached in eval mode",
-        )
-        return
+        kept = kept_graph(subject)
+        loose = [path for path in with_graph if path not in kept.derivatives]
+        if loose or kept.kept_bytes:
+            yield inference_graph(subject, loose or list(with_graph), len(found), kept)
+            return
+        excused = "; that of a derivative holds no tensors"
     leak = inference_leak(subject) if seen.grows else None
     if leak is None:
         yield passed(
-            f"no graph on {len(found)} outputs under no_grad; live bytes were constant over calls"
+            f"no graph on {len(found)} outputs under no_grad{excused}; live bytes were constant over calls"
         )
         return
     known = subject.cache.get(("leak", "training"))

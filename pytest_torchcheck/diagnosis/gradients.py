@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..probes.provenance import GraphCut
     from ..subject import Subject
 
-_CAUSES = {
+CAUSES = {
     "never-used": "no operation of the forward reads it",
     "frozen": "it takes no gradient in this forward",
     "detach": "detach() cuts the graph",
@@ -38,10 +38,11 @@ _CAUSES = {
     "function": "a custom autograd Function gives an output without a gradient",
     "backward-none": "a custom backward returns None for it",
     "not-reaching-loss": "the loss does not use what is computed from it",
+    "derivative": "autograd.grad without create_graph=True gives a gradient that has no graph itself",
     "zeroed": "only its shape is used",
     "non-differentiable": "the operation has no gradient",
 }
-_FIXES = {
+FIXES = {
     "never-used": "use it in forward, or delete it",
     "frozen": "let it require a gradient, or declare it: Frozen({names}, reason=...)",
     "detach": "drop .detach() on this line",
@@ -56,6 +57,7 @@ _FIXES = {
     "function": "mark the output as differentiable in the Function's forward",
     "backward-none": "return its gradient in backward",
     "not-reaching-loss": "use this output in the loss, or drop the part that computes it",
+    "derivative": "pass create_graph=True to autograd.grad on this line",
     "zeroed": "use its values",
     "non-differentiable": "replace the operation by a differentiable one",
 }
@@ -122,6 +124,19 @@ def missing(subject: Subject, names: list[str], total: int) -> Iterator[Finding]
         yield _missing(subject, group, total, kind, cut)
 
 
+def last_stop(subject: Subject) -> GraphCut | None:
+    """Return the operation nearest to the loss that loses the gradients on the way to it; None where none does."""
+    from ..probes.provenance import find_stops
+
+    with subject.pristine():
+        stops = find_stops(forward_and_loss(subject), subject.model)
+    return max(
+        (stop for stop in stops if stop.op is not None),
+        key=lambda stop: stop.op.index if stop.op is not None else 0,
+        default=None,
+    )
+
+
 def _place(cut: GraphCut | None) -> tuple[Any, ...]:
     if cut is None:
         return ("unknown", None)
@@ -153,7 +168,7 @@ def _missing(
             culprits.append(
                 Culprit(kind="call", name=op.name if op else "no_grad", location=cut.location)
             )
-    cause = _CAUSES.get(kind, "the graph between it and the loss is cut")
+    cause = CAUSES.get(kind, "the graph between it and the loss is cut")
     if op is not None and kind in (
         "integer-cast",
         "non-differentiable",
@@ -169,7 +184,7 @@ def _missing(
         observed=f"backward ran over {1 + _looks()} batches and seeds and after steps; the gradient is always None",
         cause=cause,
         because=(cut.fact if cut is not None else "") or "its gradient is None after backward",
-        fix=_FIXES.get(kind, "connect it to the loss").format(names=repr(names[0]))
+        fix=FIXES.get(kind, "connect it to the loss").format(names=repr(names[0]))
         + (
             f", or declare MayLackGradient({names[0]!r}, reason=...)"
             if kind == "never-used"
@@ -230,7 +245,7 @@ def zero(
             + ("" if small else " and after steps")
             + (", by float64" if small else ""),
             cause=_ZERO_CAUSES.get(
-                kind, _CAUSES.get(kind, "the loss does not depend on its values")
+                kind, CAUSES.get(kind, "the loss does not depend on its values")
             ),
             because=getattr(at, "fact", "") or "every element of its gradient is zero",
             fix=_ZERO_FIXES.get(

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from .. import sources
+from ..probes.watch import nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,19 +56,6 @@ def _graph_tensors(
     elif depth and isinstance(value, dict):
         for key, item in value.items():
             yield from _graph_tensors(item, f"{name}[{key!r}]", depth - 1)
-
-
-def nodes_of(*roots: Any, most: int = 200_000) -> set[Any]:
-    """Return every autograd node that ``roots`` (nodes or None) reach."""
-    seen: set[Any] = set()
-    stack = [root for root in roots if root is not None]
-    while stack and len(seen) < most:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        stack.extend(following for following, _ in node.next_functions if following is not None)
-    return seen
 
 
 def _in_attributes(model: nn.Module | None, graph: set[Any] | None) -> Iterator[Holder]:

@@ -79,15 +79,31 @@ def recreated(subject: Subject) -> Finding:
 
 
 def disconnected(subject: Subject) -> Finding:
-    """Explain a loss that requires no gradient."""
+    """Explain a loss that requires no gradient by the last operation that loses one on the way to it."""
+    from .gradients import CAUSES, FIXES, last_stop
+
+    cut = last_stop(subject)
+    place = None if cut is None else cut.region or cut.location
+    culprits = [_culprit(subject, "requires_grad=False")]
+    if cut is not None and cut.op is not None:
+        culprits.insert(
+            0,
+            Culprit(kind="call", name=cut.op.name, detail="cuts the graph", location=cut.location),
+        )
     return violated(
         "loss-disconnected",
         "the loss does not depend on the model's parameters",
-        culprits=[_culprit(subject, "requires_grad=False")],
+        culprits=culprits,
+        location=place or loss_line(subject),
         observed="loss.requires_grad is False, though parameters require gradients",
-        cause="the graph is cut between the parameters and the loss",
-        because="the loss has no grad_fn",
-        fix="drop .detach(), .item(), argmax or no_grad between output and loss",
+        cause="the graph is cut between the parameters and the loss"
+        if cut is None
+        else CAUSES[cut.kind],
+        because="the loss has no grad_fn" if cut is None else cut.fact,
+        fix="drop .detach(), .item(), argmax or no_grad between output and loss"
+        if cut is None
+        else FIXES[cut.kind].format(names="..."),
+        evidence={} if cut is None else {"kind": cut.kind},
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .recording import IMPORTS, Call, Recorder, Value
+from .recording import DERIVATIVE, IMPORTS, Call, Recorder, Value
 from .steps import values_behind
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ CutKind = Literal[
     "checkpoint",
     "function",
     "backward-none",
+    "derivative",
     "non-differentiable",
     "not-reaching-loss",
     "zeroed",
@@ -38,7 +39,8 @@ CutKind = Literal[
 ``recreated`` a new tensor was made from the values; ``sampling`` a draw that is not reparameterised;
 ``checkpoint`` reentrant checkpointing whose inputs take no gradient; ``function`` a custom Function whose
 output takes none; ``backward-none`` a backward that returned None; ``not-reaching-loss`` the loss does not
-use what was computed; ``zeroed`` only the shape is used (``zeros_like``); ``non-differentiable`` any other.
+use what was computed; ``derivative`` an ``autograd.grad`` without ``create_graph``; ``zeroed`` only the
+shape is used (``zeros_like``); ``non-differentiable`` any other.
 """
 
 SAMPLERS = frozenset(
@@ -239,6 +241,8 @@ class Flow:
             value.tensor.is_floating_point() or value.tensor.is_complex()
         ):
             return "integer-cast"
+        if name == DERIVATIVE and not call.kwargs.get("create_graph"):
+            return "derivative"
         if not call.grad_enabled and call.region is not None:
             return "no-grad"
         if name == "Tensor.data":

@@ -43,6 +43,9 @@ SHAPE_OF_SECOND = frozenset(
 )
 """Calls that read the values of their first operand, and of the second one only the shape or dtype."""
 
+DERIVATIVE = "torch.autograd.grad"
+"""A first derivative; only with ``create_graph=True`` does it have a graph of its own."""
+
 EXITS: Mapping[str, str] = {
     "Tensor.item": "item", "Tensor.__float__": "item", "Tensor.__int__": "item",
     "Tensor.__complex__": "item", "Tensor.__index__": "item", "Tensor.__bool__": "bool",
@@ -149,6 +152,7 @@ class Recorder(Watch):
         self.calls: list[Call] = []
         self.backward_roots: list[Tensor] = []
         self._measure = gradients
+        self.differentiating = False
         self._values: dict[int, Value] = {}
         self._by_storage: dict[int, dict[int, Value]] = {}
         self._by_node: dict[Node, Value] = {}
@@ -207,6 +211,8 @@ class Recorder(Watch):
         """Note what the operands are before the call may overwrite them."""
         if in_backward():
             return None
+        # what a derivative within the forward sends back is not the loss's gradient
+        self.differentiating = name_of(func) == DERIVATIVE
         tensors = list(tensors_in((args, kwargs)))
         return [(t, *self._operand(t), version_of(t)) for t in tensors]
 
@@ -214,6 +220,8 @@ class Recorder(Watch):
         self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
     ) -> None:
         """Record the call when it made, changed or gave away values."""
+        if token is not None:
+            self.differentiating = False
         if token is None or (name := name_of(func)) in _IGNORED:
             return
         known = {id(tensor) for tensor, *_ in token}
@@ -296,9 +304,22 @@ class Recorder(Watch):
             value.nodes.append(node)
             self._by_node[node] = value
             if self._measure and value.tensor.requires_grad:
-                hook = value.tensor.register_hook(_measuring(value))
+                hook = value.tensor.register_hook(self._measuring(value))
                 self._hooks.append(hook)
         return node
+
+    def _measuring(self, value: Value) -> Callable[[Tensor], None]:
+        """Make a hook that keeps the size of a gradient, not the gradient."""
+
+        def measure(gradient: Tensor | None) -> None:
+            if self.differentiating:
+                return
+            if gradient is None or gradient.numel() == 0 or not readable(gradient):
+                return  # None: a backward that returned none
+            sizes = gradient.detach().abs().to(torch.float64)
+            value.rms = float(sizes.square().mean().sqrt())
+
+        return measure
 
     def _operand(self, tensor: Tensor, origin: Origin = "source") -> tuple[Value, Node | None]:
         value = self._values.get(id(tensor))
@@ -432,15 +453,3 @@ def _node(tensor: Tensor) -> Node | None:
         alias = tensor.view_as(tensor).grad_fn
     # a view taken under no_grad claims requires_grad, and has neither node nor accumulator
     return None if alias is None else alias.next_functions[0][0]
-
-
-def _measuring(value: Value) -> Callable[[Tensor], None]:
-    """Make a hook that keeps the size of a gradient, not the gradient."""
-
-    def measure(gradient: Tensor | None) -> None:
-        if gradient is None or gradient.numel() == 0 or not readable(gradient):
-            return  # None: a backward that returned none
-        sizes = gradient.detach().abs().to(torch.float64)
-        value.rms = float(sizes.square().mean().sqrt())
-
-    return measure

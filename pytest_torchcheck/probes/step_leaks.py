@@ -70,24 +70,6 @@ def is_certain(leak: Leak, subject: Subject) -> bool:
     return leak.holder.startswith(type(subject.model).__name__) and not metric
 
 
-def saved_bytes(subject: Subject) -> int:
-    """Return the bytes that a forward under ``no_grad`` saves for backward, without parameters."""
-    sizes: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        subject.forward(grad=False)
-    own = {
-        p.untyped_storage().data_ptr()
-        for p in subject.model.parameters()
-        if p.device.type != "meta"
-    }
-    return sum(size for address, size in sizes.items() if address not in own)
-
-
 def grad_line(subject: Subject) -> Location | None:
     """Return the line of the model's classes that turns gradients on, else where its forward begins."""
     for module in subject.model.modules():

@@ -281,6 +281,19 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def nodes_of(*roots: Any, most: int = 200_000) -> set[Any]:
+    """Return every autograd node that ``roots`` (nodes or None) reach."""
+    seen: set[Any] = set()
+    stack = [root for root in roots if root is not None]
+    while stack and len(seen) < most:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        stack.extend(following for following, _ in node.next_functions if following is not None)
+    return seen
+
+
 def tensors_in(thing: Any, depth: int = 6) -> Iterator[Tensor]:
     """Iterate over the tensors in nested lists, tuples, dicts and dataclasses, in order."""
     if isinstance(thing, Tensor):

@@ -155,6 +155,8 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else None
     )
     cut = cut or last
+    if cut is not None and cut.name == "grad":
+        return _no_second_graph(cut, observed, scene)
     if cut is not None:
         at = cut.location
         holder = (at.function.rpartition("<locals>.")[2] if at else "") or cut.module or cut.name
@@ -188,6 +190,35 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=f"compute the loss from the model's output with torch functions only{_line(place)}",
         culprits=(Culprit(kind="loss", name="loss", detail="grad_fn=None", location=place),),
         location=place,
+    )
+
+
+def _no_second_graph(cut: Op, observed: str, scene: Scene) -> Explanation:
+    """Explain a loss of a derivative that has no graph itself."""
+    at = cut.location
+    plain = "create_graph=False" in cut.arguments
+    return Explanation(
+        code="no-graph",
+        summary="the loss has no graph: autograd.grad"
+        + (" without create_graph=True cuts it" if plain else " gives a constant"),
+        observed=observed,
+        cause="autograd.grad without create_graph=True gives a gradient that has no graph itself"
+        if plain
+        else "the derivative does not depend on anything trainable",
+        because=f"what autograd.grad{_line(at)} was given requires a gradient, its result does not; {scene.said}",
+        fix=f"pass create_graph=True to autograd.grad{_line(at)}"
+        if plain
+        else "train on something that the parameters change",
+        culprits=(
+            Culprit(
+                kind="call",
+                name=(at.function.rpartition("<locals>.")[2] if at else "") or "autograd.grad",
+                detail="autograd.grad cuts the graph",
+                location=at,
+            ),
+            Culprit(kind="loss", name="loss", detail="grad_fn=None"),
+        ),
+        location=at or scene.location,
     )
 
 
