@@ -160,7 +160,7 @@ class Runner:
                 contract=self.contract.name,
                 device=case.device,
                 dtype=case.dtype,
-                location=finding.location or self._anywhere(finding),
+                location=finding.location or self._anywhere(finding, case),
                 reproduce=finding.reproduce
                 or (self.reproduce(case) if finding.status in ("violated", "suspicious") else ""),
             )
@@ -172,11 +172,16 @@ class Runner:
         self.findings += made
         return made
 
-    def _anywhere(self, finding: Finding) -> Location | None:
-        """Return the declaration's line for what points to no line of its own."""
+    def _anywhere(self, finding: Finding, case: Case) -> Location | None:
+        """Return the line of the model's class, else of the declaration, for what points to no line of its own."""
         needs_one = finding.status in ("violated", "suspicious")
         pointed = any(culprit.location is not None for culprit in finding.culprits)
-        return self.contract.location if needs_one and not pointed else None
+        if not needs_one or pointed:
+            return None
+        model = next((s._model for s in self._subjects.values() if s._model is not None), None)
+        if finding.code == "skip-stale" or model is None or case.check.family in _DECLARED:
+            return self.contract.location
+        return sources.of_own_class(model) or self.contract.location
 
     def _kept(self, case: Case, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
         """Save the batch of a failure and say where, or why not."""
@@ -298,7 +303,10 @@ class Runner:
             )
         finding = registry.explained(
             known,
-            location=known.location or self.contract.location,
+            location=known.location
+            or next((c.location for c in known.culprits if c.location is not None), None)
+            or self._line_of(error.phase, subject)
+            or self.contract.location,
             evidence={
                 **known.evidence,
                 "phase": error.phase,
@@ -316,6 +324,19 @@ class Runner:
             self._lost[case.device] = self._crashes[key]
         return finding
 
+    def _line_of(self, phase: str, subject: Subject) -> Location | None:
+        """Return the user's line that stands for a phase, for an error raised outside of their code."""
+        from .diagnosis.losses import own_loss_line
+
+        contract = self.contract
+        if phase == "step":
+            own = contract.train_step or contract.optimizer
+            return None if own is None else sources.of_object(own)
+        if subject._model is None or phase not in ("forward", "loss", "backward"):
+            return None
+        found = own_loss_line(subject) if phase != "forward" else None
+        return found or sources.of_own_class(subject._model)
+
     def _command(self, case: Case) -> str:
         arguments = [f'["{case.check.name}"]']
         if self.seed:
@@ -323,6 +344,10 @@ class Runner:
         if case.device != "cpu":
             arguments.append(f'devices=["{case.device}"]')
         return f"Contract(...).check({', '.join(arguments)})"
+
+
+_DECLARED = frozenset({"labels", "data", "loading", "rank_data", "rank_sharding"})
+"""Families of checks of what the contract declares beside the model."""
 
 
 def _skipped(found: tuple[Finding, ...], reason: str, check: str) -> tuple[Finding, ...]:

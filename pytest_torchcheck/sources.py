@@ -175,6 +175,15 @@ def of_object(thing: Any) -> Location | None:
     return _make(filename, max(line, 1), getattr(thing, "__qualname__", ""))
 
 
+def of_own_class(model: Any) -> Location | None:
+    """Return where the class of a model, else of the first of its modules that the user wrote, is defined."""
+    for module in (model, *model.modules()):
+        place = of_object(type(module))
+        if place is not None and rank(place.file) == 2:
+            return place
+    return None
+
+
 def search(thing: Callable[..., Any] | type, pattern: str) -> Location | None:
     """Return the first line of a function's or class's source that matches a regular expression."""
     return next(iter(matches(thing, pattern)), None)

@@ -78,7 +78,10 @@ def _needs_none(subject: Subject, name: str) -> bool:
 def gradients_exist(subject: Subject) -> Iterator[Finding]:
     """Look for None and zero gradients; look again over batches, seeds and steps before judging."""
     if not any(p.requires_grad for p in subject.model.parameters()):
-        yield not_applicable("no parameter requires a gradient")
+        if _is_to_train(subject):
+            yield freezing.nothing_trainable(subject)
+        else:
+            yield not_applicable("no parameter requires a gradient")
         return
     first = subject.gradients()
     live = set(first.names("live"))
@@ -109,21 +112,7 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
         # the optimizer function or the step may switch it on
         moved = trajectory(subject).moved
         untrained = [(name, p) for name, p in untrained if not moved.get(name, 0.0)]
-    for name, _ in untrained:
-        places = freezing.switched_off(subject, name)
-        yield violated(
-            "grad-off",
-            f"{name} is promised to be trainable but does not require a gradient",
-            culprits=[
-                explain.parameter(subject, name, "requires_grad=False"),
-                *freezing.culprits(places),
-            ],
-            observed="requires_grad is False",
-            cause="the parameter is frozen",
-            because=f"{name}.requires_grad is False in the model as built",
-            location=places[0] if places else sources.of_parameter(subject.model, name),
-            fix=f"call requires_grad_(True) on {name}, or drop it from Trainable(...)",
-        )
+    yield from freezing.off(subject, [name for name, _ in untrained])
     none = [name for name, kind in dead.items() if kind == "none"]
     zero = [name for name, kind in dead.items() if kind == "zero"]
     total = len(first.stats)
@@ -145,6 +134,22 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
         if promised:
             told += f"; {promised} may lack one"
         yield passed(told, evidence={"norm": first.norm})
+
+
+def _is_to_train(subject: Subject) -> bool:
+    """Say whether a model with nothing trainable is meant to train: not where all of it is promised to stay.
+
+    Nor is a frozen model that returns its own loss (a perceptual distance).
+    """
+    from .updates import untrainable
+
+    parameters = [name for name, _ in subject.model.named_parameters()]
+    return (
+        callable(subject.contract.loss)
+        and bool(parameters)
+        and not all(_needs_none(subject, name) for name in parameters)
+        and untrainable(subject)
+    )
 
 
 _SHIFTS = ("cancels", "normalised")

@@ -32,7 +32,7 @@ from pytest_torchcheck.probes.step_leaks import (
 from pytest_torchcheck.subject import Subject, SubjectError
 from pytest_torchcheck.units import format_bytes, format_flops
 
-from .registry import check, inconclusive, not_applicable, passed, violated
+from .registry import check, inconclusive, not_applicable, passed
 from .updates import trajectory
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from pytest_torchcheck.subject import SubjectError
 
 from .registry import check, inconclusive, not_applicable, passed
 from .updates import STEPS as UPDATES
+from .updates import untrainable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,6 +124,9 @@ def resumed(subject: Subject) -> Iterator[Finding]:
     """Run through, and again with a checkpoint in the middle."""
     if not subject.kernel_exact:
         yield not_applicable("bit-equal runs are promised on the CPU only")
+        return
+    if untrainable(subject):
+        yield not_applicable("no parameter requires a gradient")
         return
     try:
         held = resume.is_resumed(subject)

@@ -158,6 +158,19 @@ class _Sight:
         return output, loss
 
 
+def untrainable(subject: Subject) -> bool:
+    """Say whether nothing of the model requires a gradient, and no step writes to it or unfreezes any of it."""
+    if any(parameter.requires_grad for parameter in subject.model.parameters()):
+        return False
+    if subject.contract.optimizer is None:
+        return True  # the default one can hold nothing
+    try:
+        made = trajectory(subject)
+    except SubjectError:
+        return True  # an optimizer of nothing cannot be made
+    return made.error is not None or not (any(made.moved.values()) or made.buffers)
+
+
 def _compiles(model: nn.Module) -> bool:
     """Say whether the model is compiled, or anything of this process that it may call."""
     if is_compiled(model):

@@ -5,15 +5,25 @@ from __future__ import annotations
 import inspect
 import linecache
 import re
-from typing import TYPE_CHECKING
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from .. import sources
-from ..findings import Culprit, Location
+from ..checks.registry import suspicious, violated
+from ..findings import Culprit, Finding, Location
+from ..probes.recording import SWITCHES
+from ..probes.watch import name_of
+from ..state import isolated
+from .gradients import names_text, parameter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ..subject import Subject
 
@@ -23,19 +33,66 @@ _ON = re.compile(
 )
 _LITERAL = re.compile(r"""["']([\w.]+)["']""")
 _CONDITION = re.compile(r"^\s*(if|elif|for|while|with)\b")
+_CHOOSES = re.compile(r"""["'][\w.]+["']|\.(named_)?(parameters|modules|children)\(""")
 _MOST = 3
+
+
+class _Switches(TorchFunctionMode):
+    """Notes the user's line that last switched each tensor's gradient off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.off: dict[int, tuple[torch.Tensor, Location | None]] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if name_of(func) in SWITCHES and isinstance(args[0], torch.Tensor):
+            if args[0].requires_grad:
+                self.off.pop(id(args[0]), None)
+            else:  # the tensor is kept, so that no other one gets its id
+                self.off[id(args[0])] = args[0], sources.of_frame(sys._getframe(1))
+        return result
+
+
+def seen_off(subject: Subject) -> dict[str, Location]:
+    """Return, by parameter, the line that switches its gradient off as the model is built; cached.
+
+    Empty where the contract was given a finished model: nobody saw how that was built.
+    """
+    if "switched off" not in subject.cache:
+        found: dict[str, Location] = {}
+        if subject.contract.is_factory:
+            watch = _Switches()
+            with isolated(), watch:
+                model = subject.build()
+            for name, parameter_ in model.named_parameters():
+                place = watch.off.get(id(parameter_), (None, None))[1]
+                if place is not None and sources.rank(place.file):
+                    found[name] = place
+        subject.cache["switched off"] = found
+    known: dict[str, Location] = subject.cache["switched off"]
+    return known
 
 
 def switched_off(subject: Subject, name: str) -> list[Location]:
     """Return the lines that may switch a parameter's gradient off, the likeliest first.
 
-    A line of a class that owns the parameter comes first; then those of the user's files that hold the
-    model's classes and the contract's functions, first of all those with a text that stands in the name.
+    The line that was seen to do it is the only one. Else a line of a class that owns the parameter comes
+    first; then those of the user's files that hold the model's classes and the contract's functions,
+    first of all those with a text that stands in the name.
 
     Args:
         subject: Whose model.
         name: Qualified name of the parameter.
     """
+    if (seen := seen_off(subject).get(name)) is not None:
+        return [seen]
     parts = name.split(".")
     for depth in range(len(parts) - 1, -1, -1):
         owner = subject.model.get_submodule(".".join(parts[:depth]))
@@ -64,7 +121,7 @@ def switches(subject: Subject) -> list[Location]:
     ]
 
 
-def culprits(places: list[Location]) -> list[Culprit]:
+def culprits_of(places: list[Location]) -> list[Culprit]:
     """Return lines that switch gradients as culprits, each with the condition that it stands under."""
     found = [*places]
     for place in places:
@@ -112,7 +169,126 @@ def _condition(place: Location) -> Location | None:
         text = linecache.getline(place.file, number)
         depth = len(text) - len(text.lstrip())
         if text.strip() and depth < indent:
-            if _CONDITION.match(text) and _LITERAL.search(text):
+            if _CONDITION.match(text) and _CHOOSES.search(text):
                 return sources.of_line(place.file, number)
             return None
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alias:
+    """One module that the model knows by two names, frozen through the second.
+
+    Attributes:
+        name, other: Its name in the parameter's name, and the one through which it was frozen.
+        location: The line that gives it the second name.
+    """
+
+    name: str
+    other: str
+    location: Location | None
+
+
+def frozen_through(subject: Subject, name: str, places: list[Location]) -> Alias | None:
+    """Return the other name of the module around a parameter, where the line that froze it uses that one only."""
+    texts = [p.text for place in places[:1] for p in (place, _condition(place)) if p is not None]
+    names: dict[int, list[str]] = defaultdict(list)
+    for path, module in subject.model.named_modules(remove_duplicate=False):
+        names[id(module)].append(path)
+    parts = name.split(".")
+    for depth in range(1, len(parts)):
+        path = ".".join(parts[:depth])
+        for other in names[id(subject.model.get_submodule(path))]:
+            if other == path or path.startswith(f"{other}."):
+                continue
+            ours, theirs = path.rpartition(".")[2], other.rpartition(".")[2]
+            if any(_word(theirs, text) for text in texts) and not any(
+                _word(ours, text) for text in texts
+            ):
+                return Alias(name=path, other=other, location=aliasing_line(subject, other))
+    return None
+
+
+def _word(name: str, text: str) -> bool:
+    return re.search(rf"\b{re.escape(name)}\b", text) is not None
+
+
+def aliasing_line(subject: Subject, name: str) -> Location | None:
+    """Return the line that gives a module one more name: the one that assigns it what is there already."""
+    owner_name, _, leaf = name.rpartition(".")
+    owner = type(subject.model.get_submodule(owner_name))
+    plain = sources.search(owner, rf"\.{re.escape(leaf)}\s*=\s*[\w.]+\s*(#.*)?$")
+    return plain or sources.of_parameter(subject.model, name)
+
+
+def off(subject: Subject, names: Iterable[str]) -> Iterator[Finding]:
+    """Explain parameters that are promised to be trainable and are frozen, one finding for each cause."""
+    groups: dict[tuple[Alias | None, tuple[Location, ...]], list[str]] = defaultdict(list)
+    for name in names:
+        places = switched_off(subject, name)
+        groups[frozen_through(subject, name, places), tuple(places)].append(name)
+    for (alias, found), group in groups.items():
+        places = list(found)
+        one = len(group) == 1
+        first = group[0]
+        cause = "the parameter is frozen" if one else "the parameters are frozen"
+        because = f"{first}.requires_grad is False in the model as built"
+        fix = f"call requires_grad_(True) on {first if one else 'them'}, or drop {'it' if one else 'them'} from Trainable(...)"
+        location = places[0] if places else sources.of_parameter(subject.model, first)
+        culprits = [parameter(subject, name, "requires_grad=False") for name in group]
+        if alias is not None:
+            cause = f"{alias.name} and {alias.other} are one module: to freeze the one is to freeze the other"
+            because = f"model.{alias.name} is model.{alias.other}; {first}.requires_grad is False"
+            fix = f"make {alias.other} a copy: copy.deepcopy of {alias.name}"
+            location = alias.location or location
+            culprits.insert(
+                0,
+                Culprit(
+                    kind="module",
+                    name=alias.other,
+                    detail=f"is {alias.name}",
+                    location=alias.location,
+                ),
+            )
+        yield violated(
+            "grad-off",
+            f"{names_text(group)} {'is' if one else 'are'} promised to be trainable but "
+            f"{'does' if one else 'do'} not require a gradient",
+            culprits=[*culprits, *culprits_of(places)],
+            observed="requires_grad is False" + ("" if one else f" for {len(group)} parameters"),
+            cause=cause,
+            because=because,
+            location=location,
+            fix=fix,
+            evidence={"parameters": list(group)},
+        )
+
+
+def nothing_trainable(subject: Subject) -> Finding:
+    """Explain a model of which every parameter is frozen though its contract trains it."""
+    names = [name for name, _ in subject.model.named_parameters()]
+    promised = [name for name in names if subject.is_promised("Trainable", name)]
+    open_ones = promised or [n for n in names if not subject.is_promised("Frozen", n)] or names
+    places = switched_off(subject, open_ones[0])
+    contract = subject.contract
+    declared = {
+        "an optimizer": contract.optimizer is not None,
+        "a training step": contract.train_step is not None,
+        "trainable parameters": bool(promised),
+    }
+    said = next((what for what, given in declared.items() if given), "a loss")
+    made = violated if any(declared.values()) else suspicious
+    return made(
+        "nothing-trainable",
+        f"no parameter of the model requires a gradient: {names_text(open_ones)} are frozen too",
+        culprits=[
+            *(parameter(subject, name, "requires_grad=False") for name in open_ones[:8]),
+            *culprits_of(places),
+        ],
+        location=places[0] if places else sources.of_parameter(subject.model, open_ones[0]),
+        observed=f"requires_grad is False for all {len(names)} parameters; the contract declares {said}",
+        cause="every parameter is frozen, so that the loss has no graph and no step can train anything",
+        because=f"{open_ones[0]}.requires_grad is False in the model as built",
+        fix="freeze only what is to stay, or call requires_grad_(True) on what is to train afterwards",
+        evidence={"parameters": list(names)},
+    )

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from .. import sources
-from ..probes.watch import nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from ..subject import Subject
 
 
-def inference_graph(
-    subject: Subject, paths: Sequence[str], total: int, kept: KeptGraph
-) -> Finding:
+def inference_graph(subject: Subject, paths: Sequence[str], total: int, kept: KeptGraph) -> Finding:
     """Explain outputs that carry a graph under ``no_grad``.
 
     Where the forward or the loss differentiates them, gradients are on for a reason: then the graph
@@ -55,7 +53,9 @@ def inference_graph(
             Culprit(
                 kind="call",
                 name="autograd.grad",
-                detail="takes a derivative, with create_graph=True" if connected else "takes a derivative",
+                detail="takes a derivative, with create_graph=True"
+                if connected
+                else "takes a derivative",
                 location=known.location,
             ),
         ],

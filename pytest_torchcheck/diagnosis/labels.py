@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..checks.registry import violated
 from ..findings import Culprit, Finding
-from .losses import loss_line
+from .losses import declared_loss_line
 from .origins import target_culprits
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def too_few_outputs(subject: Subject, classes: int, used: Consumed) -> Finding:
                 location=place,
             )
         ],
-        location=place or loss_line(subject),
+        location=place or declared_loss_line(subject),
         observed=f"logits {list(used.shape)}; Labels(classes={classes})",
         cause=f"labels from {used.classes} on have no output",
         because="the class dimension is smaller than the number of classes; on CUDA this is a device-side assert",
@@ -39,7 +39,7 @@ def too_few_outputs(subject: Subject, classes: int, used: Consumed) -> Finding:
 
 def counted(subject: Subject, path: str, ignore: int, share: float, largest: float) -> Finding:
     """Explain a loss that counts targets which are to be ignored."""
-    line = loss_line(subject)
+    line = declared_loss_line(subject)
     return violated(
         "ignored-counted",
         f"targets of {ignore} are declared as ignored, but the loss counts them",
@@ -73,7 +73,7 @@ def _made_lines(subject: Subject) -> tuple[Culprit, ...]:
 def shifted(subject: Subject, path: str, shift: int, share: float) -> Finding:
     """Explain a language model that learns another token than the next one."""
     made = _made_lines(subject)
-    line = loss_line(subject)
+    line = declared_loss_line(subject)
     what = {0: "the present token, which it sees", -1: "the previous token"}.get(
         shift, f"the token {shift} places ahead"
     )
@@ -106,7 +106,7 @@ def shifted(subject: Subject, path: str, shift: int, share: float) -> Finding:
 
 def padding(subject: Subject, path: str, share: float, count: int) -> Finding:
     """Explain a loss that trains on padding."""
-    line = loss_line(subject)
+    line = declared_loss_line(subject)
     return violated(
         "padding-counted",
         "the loss is computed over padded positions too",

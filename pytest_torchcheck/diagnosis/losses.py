@@ -12,6 +12,7 @@ import torch
 from .. import sources
 from ..checks.registry import suspicious, violated
 from ..findings import Culprit, Finding, Location
+from ..loop.closures import functions_of
 from ..probes.losses import LINEAR, Broadcast
 from .returns import forward_returned, loss_returned
 
@@ -23,27 +24,49 @@ __all__ = ["LINEAR"]
 
 
 def loss_line(subject: Subject) -> Location | None:
-    """Return the line of the user's loss that returns, or where the contract is declared."""
+    """Return the line of the user's loss that returns.
+
+    Of a loss of torch's own it is the line of the training step that calls it, or the one at which the model's
+    forward gives what it is computed from; where neither can be seen, the declaration.
+    """
+    return own_loss_line(subject) or forward_returned(subject) or subject.contract.location
+
+
+def declared_loss_line(subject: Subject) -> Location | None:
+    """Return the line of the user's loss that returns or is called, else the one that declares which loss it is."""
+    return own_loss_line(subject) or subject.contract.location
+
+
+def own_loss_line(subject: Subject) -> Location | None:
+    """Return the line of the user's own code that computes the loss; None where the contract names torch's."""
     loss = subject.contract.loss
     if loss is None or isinstance(loss, str):
         return sources.of_object(type(subject.model).forward)
     function = type(loss).forward if isinstance(loss, torch.nn.Module) else loss
     place = sources.of_object(function)
     if place is None or not sources.rank(place.file):
-        return subject.contract.location
+        name = type(loss).__name__ if isinstance(loss, torch.nn.Module) else _name_of(loss)
+        return next(
+            (
+                line
+                for step in functions_of(subject.contract.train_step)
+                for line in sources.matches(step, rf"\b{re.escape(name)}\(")
+            ),
+            None,
+        )
     ways = sources.matches(function, r"^\s*return\b")
     if len(ways) > 1 and (taken := loss_returned(subject)) is not None:
         return taken
     return ways[0] if ways else place
 
 
+def _name_of(loss: object) -> str:
+    return str(getattr(loss, "__name__", type(loss).__name__))
+
+
 def _culprit(subject: Subject, detail: str, place: Location | None = None) -> Culprit:
     loss = subject.contract.loss
-    name = (
-        "loss"
-        if isinstance(loss, str) or loss is None
-        else getattr(loss, "__name__", type(loss).__name__)
-    )
+    name = "loss" if isinstance(loss, str) or loss is None else _name_of(loss)
     return Culprit(
         kind="loss",
         name=name.replace("<lambda>", "loss"),

@@ -329,7 +329,9 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
             for other in shared
         ]
         + ([] if entry is None else [entry])
-        + (freezing.culprits(freezing.switches(subject)[:2]) if trainable and not writes else []),
+        + (
+            freezing.culprits_of(freezing.switches(subject)[:2]) if trainable and not writes else []
+        ),
         location=place,
         observed=f"max|after - before| = {made.moved[name]:.3g} after {len(made.losses)} steps",
         cause=cause,

@@ -23,8 +23,9 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode
 
 from .. import sources
+from ..probes.watch import nodes_of
 from .history import Call, Fact, Op, Replay, arguments_of, name_of, tensors_in
-from .holders import holders, nodes_of
+from .holders import holders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...findings import Culprit
+from ...probes.watch import nodes_of
 from ..explanation import Explanation, describe, listed
-from ..holders import Holder, holders, kept_attributes, kept_variables, nodes_of
+from ..holders import Holder, holders, kept_attributes, kept_variables
 from ..table import entry
 
 if TYPE_CHECKING:

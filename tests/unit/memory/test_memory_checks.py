@@ -329,3 +329,68 @@ def test_the_users_own_error_is_explained_once():
     assert found["memory-growth"].status == "violated"
     assert "closure" in found["memory-growth"].summary
     assert found["peak-memory"].root is not None
+
+
+class ForceField(nn.Module):
+    """Gives the energy of positions and its negative gradient."""
+
+    def __init__(self, *, create_graph=True, detached=False, aside=False):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.aside = nn.Linear(3, 2)
+        self.create_graph, self.detached, self.with_aside = create_graph, detached, aside
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            aside = self.aside(x.detach())
+            energy = self.net(x)
+            create = self.training if self.create_graph is None else self.create_graph
+            forces = -torch.autograd.grad(energy.sum(), x, create_graph=create)[0]
+        if self.detached and not self.training:
+            energy, forces = energy.detach(), forces.detach()
+        return (energy, forces, aside) if self.with_aside else (energy, forces)
+
+
+def test_the_graph_of_a_derivative_that_the_forward_takes_is_no_mistake():
+    (found,) = findings(Contract(model=lambda: ForceField(), inputs="B 3"), "inference-memory")
+    assert (found.status, found.code) == ("suspicious", "inference-graph")
+    assert "torch.autograd.grad" in found.location.text
+    assert "create_graph=self.training" in found.fix
+    assert ".detach()" in found.fix
+
+
+def test_a_derivative_whose_graph_is_gone_keeps_nothing():
+    for fields in ({"detached": True}, {"create_graph": None}, {"create_graph": False}):
+        made = Contract(model=lambda fields=fields: ForceField(**fields), inputs="B 3")
+        (found,) = findings(made, "inference-memory")
+        assert found.status == "passed"
+
+
+def test_what_no_derivative_needs_is_a_mistake_beside_one():
+    (found,) = findings(
+        Contract(model=lambda: ForceField(detached=True, aside=True), inputs="B 3"),
+        "inference-memory",
+    )
+    assert (found.status, [c.name for c in found.culprits]) == ("violated", ["output[2]"])
+
+
+def test_a_loss_that_differentiates_the_output_needs_its_graph():
+    class Field(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+
+        def forward(self, x):
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                return {"x": x, "u": self.net(x)}
+
+    def residual(output, targets):
+        (slope,) = torch.autograd.grad(output["u"].sum(), output["x"], create_graph=True)
+        return (slope + output["u"] - targets).square().mean()
+
+    made = Contract(model=Field, inputs="B 1", targets="B 1", loss=residual)
+    (found,) = findings(made, "inference-memory")
+    assert (found.status, found.code) == ("suspicious", "inference-graph")
+    assert "the loss takes a derivative" in found.cause

@@ -503,3 +503,32 @@ def test_a_step_that_clears_its_gradients_lost_none():
         model.zero_grad()
 
     assert find_cut(run, model, dict(model.named_parameters())) == {}
+
+
+class Forces(nn.Module):
+    def __init__(self, *, create_graph):
+        super().__init__()
+        self.energy, self.aside = (
+            nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)),
+            nn.Linear(3, 3),
+        )
+        self.create_graph = create_graph
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(self.energy(x).sum(), x, create_graph=self.create_graph)
+        return self.aside(x) - slope
+
+
+def test_a_derivative_without_a_graph_of_its_own_cuts():
+    x = torch.randn(5, 3)
+    for create_graph in (True, False):
+        model = Forces(create_graph=create_graph)
+        parameters = {n: p for n, p in model.named_parameters() if n != "energy.2.bias"}
+        cuts = find_cut(lambda model=model: model(x).square().mean(), model, parameters)
+        if create_graph:
+            assert cuts == {}
+        else:
+            assert set(cuts) == {"energy.0.weight", "energy.0.bias", "energy.2.weight"}
+            assert {cut.kind for cut in cuts.values()} == {"derivative"}
+            assert "autograd.grad" in cuts["energy.0.weight"].location.text

@@ -1,0 +1,143 @@
+"""What was frozen by mistake: which line did it, through which name, and that it is told once."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract, promises
+
+
+class Pair(nn.Module):
+    def __init__(self, copied):
+        super().__init__()
+        self.student = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        if copied:
+            self.teacher = copy.deepcopy(self.student)
+        else:
+            self.teacher = self.student
+        for parameter in self.teacher.parameters():
+            parameter.requires_grad = False
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x):
+        with torch.no_grad():
+            goal = self.teacher(x)
+        return self.head(self.student(x)) - goal
+
+
+def told(contract, *checks):
+    return [
+        f
+        for f in contract.check(checks=checks).findings
+        if f.status in ("violated", "suspicious") and f.root is None
+    ]
+
+
+def pair(copied, *, built=False):
+    return Contract(
+        model=Pair(copied) if built else lambda: Pair(copied),
+        inputs="B 4",
+        targets="B 3",
+        loss=F.mse_loss,
+        promises=(promises.Trainable("student.*"),),
+    )
+
+
+def test_a_module_of_two_names_is_one_finding_at_the_line_that_makes_the_second():
+    for built in (True, False):
+        (found,) = told(pair(False, built=built), "gradients-exist")
+        assert found.code == "grad-off"
+        assert "self.teacher = self.student" in found.location.text
+        assert "student and teacher are one module" in found.cause
+        assert "copy.deepcopy" in found.fix
+        assert found.evidence["parameters"] == [
+            "student.0.weight", "student.0.bias", "student.2.weight", "student.2.bias",
+        ]  # fmt: skip
+
+
+def test_a_copy_of_its_own_may_be_frozen():
+    assert told(pair(True), "gradients-exist") == []
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x).relu())
+
+
+def frozen(first):
+    model = Net()
+    if first:
+        model.requires_grad_(False)
+        model.head = nn.Linear(8, 3)
+    else:
+        model.head = nn.Linear(8, 3)
+        model.requires_grad_(False)
+    return model
+
+
+def contract(**fields):
+    return Contract(
+        **{"model": lambda: frozen(False), "inputs": "B 4", "targets": "B 3", "loss": F.mse_loss}
+        | fields
+    )
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_the_line_that_froze_is_the_one_that_was_seen_to_do_it():
+    (found,) = told(contract(optimizer=sgd), "backward", "gradients-exist", "resume")
+    assert (found.check, found.code) == ("gradients-exist", "nothing-trainable")
+    assert found.location.function == "frozen"
+    assert found.location.line == frozen.__code__.co_firstlineno + 7
+    assert "head.weight" in found.summary
+
+
+def test_a_head_put_in_after_freezing_trains():
+    made = contract(model=lambda: frozen(True), optimizer=sgd)
+    assert told(made, "backward", "gradients-exist", "resume") == []
+
+
+def test_only_a_loss_leaves_it_open_whether_a_frozen_model_is_to_train():
+    (found,) = told(contract(), "gradients-exist")
+    assert (found.status, found.code) == ("suspicious", "nothing-trainable")
+
+
+def test_a_model_that_is_to_stay_or_is_thawed_or_has_nothing_to_freeze_is_no_mistake():
+    def thawing(model):
+        model.head.requires_grad_(True)
+        return sgd(model.head)
+
+    def counting(model, optimizer, inputs, targets):
+        with torch.no_grad():
+            model.head.bias.add_((targets - model(*inputs)).mean(0))
+
+    for fields in (
+        {"promises": (promises.Frozen("*", reason="a teacher"),), "optimizer": sgd},
+        {"optimizer": thawing},
+        {"optimizer": sgd, "train_step": counting},
+        {"loss": "output", "model": lambda: Distance(), "targets": None},
+        {"model": lambda: nn.Flatten()},
+    ):
+        made = {k: v for k, v in fields.items() if v is not None}
+        made = Contract(**made, inputs="B 4") if "loss" in made else contract(**made)
+        assert told(made, "gradients-exist") == []
+
+
+class Distance(Net):
+    def __init__(self):
+        super().__init__()
+        self.requires_grad_(False)
+
+    def forward(self, x):
+        return super().forward(x).square().mean()
