@@ -55,12 +55,14 @@ def mixed(
         culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="mixed")],
         location=place.location if place else _forward_line(subject),
         observed=f"the first of {size} samples kept its input, its neighbours changed: {path} moved by {gap:.3g} (relative)",
-        cause="an operation mixes the batch dimension with another one"
+        cause=(place.cause if place else "")
+        or "an operation mixes the batch dimension with another one"
         + (f" ({place.op})" if place and place.op else ""),
         because=place.fact
         if place and place.fact
         else "same shapes, same seed, eval mode: only the neighbours differed",
-        fix="operate per sample on this line: check the dim argument, and reshape or view across the batch",
+        fix=(place.fix if place else "")
+        or "operate per sample on this line: check the dim argument, and reshape or view across the batch",
         evidence={"gaps": dict(gaps)},
     )
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ..batches import Batch
+    from ..probes.divergence import Divergence, Spread
     from ..probes.randomness import Draw
     from ..probes.tracing import Trace
     from ..probes.watch import Op
@@ -38,6 +39,8 @@ class Place:
         fact: What was measured there, as a clause.
         built: The line that builds the module, where its settings are all that the user wrote of it.
         settings: What the operation was told by constants: the line that makes a mask.
+        cause: What the operation does that it must not, where that is known.
+        fix: The edit that mends it, where that is known.
     """
 
     op: str = ""
@@ -46,6 +49,8 @@ class Place:
     fact: str = ""
     built: Location | None = None
     settings: tuple[Culprit, ...] = ()
+    cause: str = ""
+    fix: str = ""
 
     def culprits(self) -> list[Culprit]:
         """Return the module as a culprit, where there is one."""
@@ -300,7 +305,37 @@ def mixing_line(subject: Subject, batch: Batch, size: int) -> Place | None:
             sample: record(eval_run(subject, with_sample(sample)), model)
             for sample in range(min(size, _SAMPLES))
         }
-        return place_of(first_mixing(base, changed), model)
+        return _told(first_mixing(base, changed, size), model, "samples")
+
+
+def _told(
+    found: Divergence | Spread | None, model: torch.nn.Module, what: Literal["samples", "positions"]
+) -> Place | None:
+    """Return what was found as a place: the view that reads memory under other dimensions, where that is the cause."""
+    place = place_of(found, model)
+    if place is None or found is None or (view := found.reread) is None:
+        return place
+    name, dim = view.op.name.rpartition(".")[2], view.rows.dim
+    read = f"{list(view.before)} as {list(view.after)}"
+    mend = (
+        f"write {view.instead} for this {name}"
+        if view.instead
+        else f"{name} by the dimensions in their order, and transpose or permute them afterwards"
+    )
+    if view.grouped > 1:
+        mend += f" (if {view.grouped} {what} are meant to stand together, let nothing after it read within them)"
+    culprit = Culprit(
+        kind="call", name=found.op.name, detail="reads it", location=found.op.location
+    )
+    return Place(
+        op=view.op.name,
+        location=view.op.location,
+        module=view.op.module,
+        fact=view.shown,
+        settings=(culprit,) if culprit.location not in (None, view.op.location) else (),
+        cause=f"{view.op.name} reads {read} in the order of memory: it moves no dimension, and scatters the {what} of dimension {dim}",
+        fix=mend,
+    )
 
 
 def place_dependence(subject: Subject, batch: Batch, turned: Batch) -> Place | None:
@@ -335,8 +370,8 @@ def leaking_line(
         base = record(eval_run(subject, batch), model)
         runs = {kept: record(eval_run(subject, each), model) for kept, each in changed.items()}
         found = first_spread(base, runs, length, side=side)
-        place = place_of(found, model)
-        if place is None or found is None:
+        place = _told(found, model, "positions")
+        if place is None or found is None or place.cause:
             return place
         settings = _masks(base, found.op, model)
     place = replace(place, settings=settings)

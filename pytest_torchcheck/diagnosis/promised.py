@@ -38,12 +38,14 @@ def future(
         else [Culprit(kind="input", name=path, detail="the future leaks", location=line)],
         location=line,
         observed=f"{path} changed after position {position}: outputs up to it moved by {gap:.3g} (relative)",
-        cause="an operation reads later positions"
+        cause=(place.cause if place else "")
+        or "an operation reads later positions"
         + (f" ({place.op} in {place.module or 'forward'})" if place else ""),
         because=place.fact
         if place and place.fact
         else "only later inputs differed between two eval forwards",
-        fix="mask or shift so that position t sees positions up to t: pad a convolution on the left only, use is_causal=True, no pooling over time",
+        fix=(place.fix if place else "")
+        or "mask or shift so that position t sees positions up to t: pad a convolution on the left only, use is_causal=True, no pooling over time",
         evidence={"position": position, "gap": gap},
     )
 
@@ -85,14 +87,16 @@ def padding(
         else [Culprit(kind="input", name=path, detail="padding leaks", location=line)],
         location=line,
         observed=f"{output} of the real positions moved by {gap:.3g} (relative)",
-        cause="an operation reads padded positions"
+        cause=(place.cause if place else "")
+        or "an operation reads padded positions"
         + (f" ({place.op} in {place.module or 'forward'})" if place else ""),
         because=place.fact
         if place and place.fact
         else f"other values stand at the {extra} padded positions on the {promise.side}"
         if contents
         else f"{extra} positions of {promise.pad} were appended on the {promise.side}",
-        fix="mask the padded positions before this operation (attention mask, masked mean, lengths)",
+        fix=(place.fix if place else "")
+        or "mask the padded positions before this operation (attention mask, masked mean, lengths)",
         evidence={"gap": gap},
     )
 

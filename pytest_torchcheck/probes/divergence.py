@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
+from .rereading import find_reread, rows_of_labels
 from .spread import Spread, first_spread, operands_of, origin
 from .steps import gradients_kept
 from .tracing import Snapshot, Step, Trace, aligned, changed, error, fingerprint, record
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ..findings import Location
+    from .rereading import Reread, Rows
 
 __all__ = [
     "Divergence",
@@ -50,6 +52,7 @@ class Divergence:
         error: Largest difference over largest magnitude; inf where only one is finite.
         share: Share of the elements that differ, 0 to 1.
         operands: What made the values that it read, in order: where they come from.
+        reread: The view before it that took the samples out of their dimension.
     """
 
     kind: DivergenceKind
@@ -60,6 +63,7 @@ class Divergence:
     error: float = 0.0
     share: float = 0.0
     operands: tuple[Op, ...] = ()
+    reread: Reread | None = None
 
 
 def _divergence(
@@ -196,7 +200,9 @@ class _Ownership:
         return owners is not None and bool((owners >= 2).any())
 
 
-def first_mixing(base: Trace, perturbed: Mapping[int, Trace]) -> Divergence | None:
+def first_mixing(
+    base: Trace, perturbed: Mapping[int, Trace], size: int | None = None
+) -> Divergence | None:
     """Find the operation at which samples of a batch come together.
 
     An element is owned by the samples whose perturbation changes it. The operation is the one whose
@@ -207,6 +213,7 @@ def first_mixing(base: Trace, perturbed: Mapping[int, Trace]) -> Divergence | No
         base: The unperturbed run.
         perturbed: Per sample, the same run in which only that sample's contents were changed (same
             shapes, same seed). Two suffice where those two meet; all samples are surest.
+        size: How many samples there are; tells a view that took them out of their rows before.
 
     Returns:
         The operation, or None where no element of the outputs has two owners.
@@ -228,7 +235,15 @@ def first_mixing(base: Trace, perturbed: Mapping[int, Trace]) -> Divergence | No
         f"{step.op.name} gave {count} of {owners.numel()} elements that change with {most} different "
         f"samples; each element that it read changes with one at most"
     )
-    return _divergence("mixing", base, step, fact, share=count / owners.numel())
+    found = _divergence("mixing", base, step, fact, share=count / owners.numel())
+    if size is None or size < 2:
+        return found
+
+    def rows(place: int) -> Rows | None:
+        known = ownership.masks.get(place, {})
+        return rows_of_labels(known, size, lambda labels, sample: labels == sample)
+
+    return replace(found, reread=find_reread(base, step, ownership.masks, rows, size))
 
 
 def first_place_dependence(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from .rereading import find_reread, rows_of_labels
 from .tracing import Step, Trace, aligned, changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ..findings import Location
+    from .rereading import Reread, Rows
     from .watch import Op
 
 
@@ -32,6 +34,7 @@ class Spread:
             dimension has the sequence's length.
         operands: What made the values that it read: a ``F.pad`` before a convolution, a mask
             before a softmax.
+        reread: The view before it that took the positions out of their dimension.
     """
 
     op: Op
@@ -41,6 +44,7 @@ class Spread:
     kept: int
     reaches: int | None
     operands: tuple[Op, ...]
+    reread: Reread | None = None
 
 
 def first_spread(
@@ -96,7 +100,17 @@ def first_spread(
     if not starts:
         return None
     step, place = origin(base, starts[0], spreads)
-    return None if step is None else _spread(base, step, masks[place], length, side)
+    if step is None:
+        return None
+
+    def rows(place: int) -> Rows | None:
+        return rows_of_labels(masks.get(place, {}), length, lambda labels, kept: labels >= kept)
+
+    def in_pairs(place: int) -> bool:
+        return _confined(masks.get(place, {}), length, pairs_only=True)
+
+    reread = find_reread(base, step, masks, rows, length, in_pairs)
+    return replace(_spread(base, step, masks[place], length, side), reread=reread)
 
 
 def origin(trace: Trace, place: int, holds: Callable[[int], bool]) -> tuple[Step | None, int]:
@@ -125,7 +139,7 @@ def operands_of(trace: Trace, step: Step) -> tuple[Op, ...]:
     return tuple(dict.fromkeys(maker.op for maker in makers if maker is not None))
 
 
-def _confined(masks: Mapping[int, Tensor], length: int) -> bool:
+def _confined(masks: Mapping[int, Tensor], length: int, *, pairs_only: bool = False) -> bool:
     """Say whether the changes stay along one dimension, or two, where they may be."""
     if not any(bool(mask.any()) for mask in masks.values()):
         return True
@@ -134,7 +148,8 @@ def _confined(masks: Mapping[int, Tensor], length: int) -> bool:
         (dim, reading) for dim, size in enumerate(shape) for reading in _readings(size, length)
     ]
     whole = [(dim, reading) for dim, reading in readings if shape[dim] == length]
-    candidates = [*((one,) for one in readings), *combinations(whole, 2)]
+    pairs = list(combinations(whole, 2))
+    candidates = pairs if pairs_only else [*((one,) for one in readings), *pairs]
     return any(_holds(masks, candidate) for candidate in candidates)
 
 

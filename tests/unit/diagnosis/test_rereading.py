@@ -1,0 +1,130 @@
+"""A view that stands for a transpose: it, and not what reads its result, lets the future or the neighbours in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_torchcheck import Contract, Finding, promises
+
+
+class Heads(nn.Module):
+    """Causal attention whose heads are split by a view alone, or by a view and a transpose."""
+
+    def __init__(self, right: bool) -> None:
+        super().__init__()
+        self.right = right
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        qkv = self.qkv(x)
+        if self.right:
+            heads = qkv.view(b, t, 12, 4).transpose(1, 2)
+        else:
+            heads = qkv.view(b, 12, t, 4)
+        q, k, v = heads.chunk(3, 1)
+        made = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return made.transpose(1, 2).reshape(b, t, 16)
+
+
+class Recurrent(nn.Module):
+    """A time-first GRU that is given a view instead of a transposed batch."""
+
+    def __init__(self, right: bool) -> None:
+        super().__init__()
+        self.right, self.rnn = right, nn.GRU(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, d = x.shape
+        x = x.transpose(0, 1) if self.right else x.view(t, b, d)
+        made: Tensor = self.rnn(x)[0][-1]
+        return made
+
+
+class Unflattened(nn.Module):
+    """Rows of the flattened batch, read back with the dimensions exchanged."""
+
+    def __init__(self, right: bool) -> None:
+        super().__init__()
+        self.right, self.lin = right, nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, d = x.shape
+        h = self.lin(x.reshape(b * t, d))
+        h = h.view(b, t, 3) if self.right else h.view(t, b, 3).transpose(0, 1)
+        return h.mean(1)
+
+
+class Stacked(nn.Module):
+    """Two frames in one step, a causal convolution over the steps; without the shift the second frame leaks."""
+
+    def __init__(self, right: bool) -> None:
+        super().__init__()
+        self.right, self.conv = right, nn.Conv1d(10, 8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, d = x.shape
+        steps = x.reshape(b, t // 2, 2 * d).transpose(1, 2)
+        steps = self.conv(F.pad(steps, (2, -1) if self.right else (1, 0)))
+        return steps.transpose(1, 2).repeat_interleave(2, 1)
+
+
+def _judge(model: nn.Module, x: Tensor, y: Tensor, check: str, *promised: Any) -> Finding:
+    torch.manual_seed(0)
+    contract = Contract(model=model, batch=((x,), y), loss=F.mse_loss, promises=promised)
+    return contract.check([check]).findings[0]
+
+
+_CASES: dict[str, tuple[Any, ...]] = {
+    "heads": (Heads, (3, 5, 16), (3, 5, 16), "causality", promises.Causal(dim=1)),
+    "recurrent": (Recurrent, (4, 5, 8), (4, 3), "batch-independence"),
+    "unflattened": (Unflattened, (4, 5, 8), (4, 3), "batch-independence"),
+    "stacked": (Stacked, (3, 8, 5), (3, 8, 8), "causality", promises.Causal(dim=1)),
+}
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_a_view_in_its_place_passes(case: str) -> None:
+    model, x, y, *rest = _CASES[case]
+    assert _judge(model(True), torch.randn(x), torch.randn(y), *rest).status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("case", "line", "mend", "reader"),
+    [
+        ("heads", "qkv.view(b, 12, t, 4)", ".view(3, 5, 12, 4).transpose(1, 2)", "chunk"),
+        ("recurrent", "x.view(t, b, d)", "write .transpose(0, 1) for this view", "gru"),
+        ("unflattened", "h.view(t, b, 3)", "transpose or permute them afterwards", "mean"),
+    ],
+)
+def test_the_view_is_the_cause(case: str, line: str, mend: str, reader: str) -> None:
+    model, x, y, *rest = _CASES[case]
+    found = _judge(model(False), torch.randn(x), torch.randn(y), *rest)
+    assert found.status == "violated"
+    assert found.location is not None
+    assert line in found.location.text
+    assert "in the order of memory" in found.cause
+    assert mend in found.fix
+    assert reader in found.culprits[-1].name
+    assert found.culprits[-1].detail == "reads it"
+
+
+def test_frames_that_are_stacked_are_not_scattered() -> None:
+    model, x, y, *rest = _CASES["stacked"]
+    found = _judge(model(False), torch.randn(x), torch.randn(y), *rest)
+    assert found.status == "violated"
+    assert "in the order of memory" not in found.cause
+
+
+def test_a_group_of_frames_with_the_shape_of_a_transpose_is_told_as_both() -> None:
+    model = Stacked(False)
+    model.conv = nn.Conv1d(8, 8, 2)
+    found = _judge(
+        model, torch.randn(3, 8, 4), torch.randn(3, 8, 8), "causality", promises.Causal(dim=1)
+    )
+    assert "if 2 positions are meant to stand together" in found.fix
