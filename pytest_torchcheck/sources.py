@@ -219,6 +219,20 @@ def line_above(place: Location, pattern: str, most: int = 20) -> Location | None
     return None
 
 
+def assigned_name(place: Location) -> str:
+    """Return the one variable or attribute that the statement at a place assigns to, or an empty string."""
+    tree = _tree(place.file)
+    for node in ast.walk(tree) if tree is not None else ():
+        if (
+            isinstance(node, ast.Assign)
+            and node.lineno <= place.line <= (node.end_lineno or node.lineno)
+            and len(node.targets) == 1
+            and isinstance(node.targets[0], ast.Name | ast.Attribute)
+        ):
+            return ast.unparse(node.targets[0])
+    return ""
+
+
 def giving_call(place: Location, values: Iterable[float] = ()) -> Location | None:
     """Return the call that gives a line its values, where these are parameters of the function around it.
 

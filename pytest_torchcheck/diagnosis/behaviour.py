@@ -82,7 +82,9 @@ def placed(
 ) -> Finding:
     """Explain an output that depends on the place of its sample in the batch."""
     path, gap = max(gaps.items(), key=lambda item: item[1])
-    place = places.place_dependence(subject, batch, turned)
+    place = places.mixing_line(subject, batch, batch.sizes[subject.source.batch_symbol or ""])
+    if place is None or not place.cause:
+        place = places.place_dependence(subject, batch, turned)
     if place is None and _only_batch_statistics(subject):
         return mixed(subject, batch, turned, rows, gaps)
     return violated(
@@ -91,12 +93,14 @@ def placed(
         culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="order")],
         location=place.location if place else _forward_line(subject),
         observed=f"the same samples in another order: {path} moved by {gap:.3g} (relative)",
-        cause="something indexed by position is applied along the batch dimension"
+        cause=(place.cause if place else "")
+        or "something indexed by position is applied along the batch dimension"
         + (f" ({place.op})" if place and place.op else ""),
         because=place.fact
         if place and place.fact
         else "each sample kept its input; only the order differed",
-        fix="index that dimension by sequence position, not by sample: check batch-first against time-first",
+        fix=(place.fix if place else "")
+        or "index that dimension by sequence position, not by sample: check batch-first against time-first",
         evidence={"gaps": dict(gaps)},
     )
 
@@ -212,20 +216,23 @@ def size_dependent(
 ) -> Finding:
     """Explain a sample whose output differs between alone and in a batch."""
     path, gap = max(gaps.items(), key=lambda item: item[1])
-    place = _size_line(subject, batch, single)
+    size = batch.sizes[subject.source.batch_symbol or ""]
+    mixing = places.mixing_line(subject, batch, size)
+    place = mixing if mixing is not None and mixing.cause else _size_line(subject, batch, single)
     return violated(
         "batch-size-dependent",
-        f"{path} of a sample differs between a batch of one and a batch of {batch.sizes[subject.source.batch_symbol or '']}",
+        f"{path} of a sample differs between a batch of one and a batch of {size}",
         culprits=place.culprits()
         if place
         else [Culprit(kind="output", name=path, detail="depends on the batch size")],
         location=place.location if place else _forward_line(subject),
         observed=f"{path} moved by {gap:.3g} (relative)",
-        cause="an operation uses the size of the batch, or a statistic over it",
+        cause=(place.cause if place else "")
+        or "an operation uses the size of the batch, or a statistic over it",
         because=place.fact
         if place and place.fact
         else "the same sample, seed and mode; only the number of samples differed",
-        fix="make the computation per sample",
+        fix=(place.fix if place else "") or "make the computation per sample",
         evidence={"gaps": dict(gaps)},
     )
 

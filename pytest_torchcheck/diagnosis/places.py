@@ -12,6 +12,7 @@ import torch
 from .. import sources
 from ..data.tracing import find_line, line_of
 from ..findings import Culprit, Location
+from ..probes.divergence import Divergence
 from ..probes.watch import Watch, name_of, tensors_in
 from ..state import seed_everything
 from ..subject import SubjectError
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ..batches import Batch
-    from ..probes.divergence import Divergence, Spread
     from ..probes.randomness import Draw
+    from ..probes.row_indices import Unshifted
+    from ..probes.spread import Spread
     from ..probes.tracing import Trace
     from ..probes.watch import Op
     from ..subject import Subject
@@ -313,7 +315,11 @@ def _told(
 ) -> Place | None:
     """Return what was found as a place: the view that reads memory under other dimensions, where that is the cause."""
     place = place_of(found, model)
-    if place is None or found is None or (view := found.reread) is None:
+    if place is None or found is None:
+        return place
+    if isinstance(found, Divergence) and found.unshifted is not None:
+        return _unshifted(found.unshifted)
+    if (view := found.reread) is None:
         return place
     name, dim = view.op.name.rpartition(".")[2], view.rows.dim
     read = f"{list(view.before)} as {list(view.after)}"
@@ -335,6 +341,34 @@ def _told(
         settings=(culprit,) if culprit.location not in (None, view.op.location) else (),
         cause=f"{view.op.name} reads {read} in the order of memory: it moves no dimension, and scatters the {what} of dimension {dim}",
         fix=mend,
+    )
+
+
+def _unshifted(found: Unshifted) -> Place:
+    made = found.maker.location if found.maker is not None else None
+    named = sources.assigned_name(made) if made is not None else ""
+    merged = (
+        f" where {found.maker.name} on line {made.line} merges the samples"
+        if found.maker and made
+        else ""
+    )
+    return Place(
+        op=found.op.name,
+        location=found.op.location,
+        module=found.op.module,
+        fact=f"the {found.indices} indices are at most {found.largest}, and {found.op.name} has {found.rows} rows, {found.block} of each sample",
+        settings=(
+            Culprit(
+                kind="tensor",
+                name=named or "the indices",
+                detail="not shifted by sample",
+                location=made,
+            ),
+        )
+        if made
+        else (),
+        cause=f"the indices{f' {named}' if named else ''} of every sample point to the rows of the first one",
+        fix=f"add i * {found.block} to the indices of sample i{merged}",
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from .rereading import find_reread, rows_of_labels
+from .row_indices import find_unshifted
 from .spread import Spread, first_spread, operands_of, origin
 from .steps import gradients_kept
 from .tracing import Snapshot, Step, Trace, aligned, changed, error, fingerprint, record
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from ..findings import Location
     from .rereading import Reread, Rows
+    from .row_indices import Unshifted
 
 __all__ = [
     "Divergence",
@@ -53,6 +55,7 @@ class Divergence:
         share: Share of the elements that differ, 0 to 1.
         operands: What made the values that it read, in order: where they come from.
         reread: The view before it that took the samples out of their dimension.
+        unshifted: The operation whose indices all point to the rows of the first sample.
     """
 
     kind: DivergenceKind
@@ -64,6 +67,7 @@ class Divergence:
     share: float = 0.0
     operands: tuple[Op, ...] = ()
     reread: Reread | None = None
+    unshifted: Unshifted | None = None
 
 
 def _divergence(
@@ -243,7 +247,10 @@ def first_mixing(
         known = ownership.masks.get(place, {})
         return rows_of_labels(known, size, lambda labels, sample: labels == sample)
 
-    return replace(found, reread=find_reread(base, step, ownership.masks, rows, size))
+    reread = find_reread(base, step, ownership.masks, rows, size)
+    if reread is not None:
+        return replace(found, reread=reread)
+    return replace(found, unshifted=find_unshifted(base, step, ownership.masks, rows, size))
 
 
 def first_place_dependence(

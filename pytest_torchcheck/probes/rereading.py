@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from .tracing import Step, Trace
     from .watch import Op
@@ -72,17 +72,28 @@ def find_reread(
         count: How many positions (or samples) there are.
         kept: Says of values that stand in no such rows whether their changes are in place all the same.
     """
+    for current in before_rows(trace, step, masks, rows_of, kept):
+        if current.op.name in VIEWS and current.operands and current.results:
+            rows = rows_of(current.operands[0])
+            found = None if rows is None else _reread(trace, current, masks, rows, count)
+            if found is not None:
+                return found
+    return None
+
+
+def before_rows(
+    trace: Trace,
+    step: Step,
+    masks: Mapping[int, Mapping[int, Tensor]],
+    rows_of: Callable[[int], Rows | None],
+    kept: Callable[[int], bool] | None = None,
+) -> Iterator[Step]:
+    """Walk back from a step, through changed values that stand in no rows; arguments as of :func:`find_reread`."""
     seen: set[int] = set()
     pending = [step]
     while pending:
         current = pending.pop()
-        if current.op.name in VIEWS and current.operands and current.results:
-            rows = rows_of(current.operands[0])
-            if rows is not None:
-                found = _reread(trace, current, masks, rows, count)
-                if found is not None:
-                    return found
-                continue
+        yield current
         for place in current.operands:
             maker = trace.makers.get(place)
             if maker is None or place in seen or not any(m.any() for m in masks.get(place, {}).values()):  # fmt: skip
@@ -90,7 +101,6 @@ def find_reread(
             seen.add(place)
             if rows_of(place) is None and not (kept is not None and kept(place)):
                 pending.append(maker)
-    return None
 
 
 def _reread(

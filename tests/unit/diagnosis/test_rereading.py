@@ -23,10 +23,8 @@ class Heads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         b, t, _ = x.shape
         qkv = self.qkv(x)
-        if self.right:
-            heads = qkv.view(b, t, 12, 4).transpose(1, 2)
-        else:
-            heads = qkv.view(b, 12, t, 4)
+        heads = qkv.view(b, t, 12, 4).transpose(1, 2) if self.right else None
+        heads = qkv.view(b, 12, t, 4) if heads is None else heads
         q, k, v = heads.chunk(3, 1)
         made = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return made.transpose(1, 2).reshape(b, t, 16)
