@@ -47,8 +47,10 @@ def backward(subject: Subject) -> Iterator[Finding]:
 
     try:
         moved = trajectory(subject)
-    finally:  # an error of the forward itself comes first; a plain step has shown the gradients already
-        first = subject.gradients()
+    except Exception:  # an error of the forward itself comes first
+        subject.gradients()
+        raise
+    first = subject.gradients()  # a plain step has shown them already
     if moved.error is not None:
         raise moved.error
     yield passed(
