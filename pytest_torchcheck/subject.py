@@ -619,7 +619,16 @@ class Subject:
         if self.contract.train_step is not None:
             step = self.contract.train_step
             inputs: Any = batch.kwargs if batch.kwargs and not batch.args else batch.args
-            with self.phase("step", batch, lambda: step(model, optimizer, inputs, batch.targets)):
+            makes: list[
+                Any
+            ] = []  # anew, once, where what it kept of it is put back when this run ends
+
+            def again() -> Any:
+                if not makes:
+                    makes.append(self._made_again(model, optimizer))
+                return step(model, makes[0], inputs, batch.targets)
+
+            with self.phase("step", batch, again):
                 returned: torch.Tensor | float | None = step(
                     model, optimizer, inputs, batch.targets
                 )
@@ -633,6 +642,14 @@ class Subject:
             for each in optimizers_of(optimizer):
                 each.step()
         return loss.detach()
+
+    def _made_again(self, model: nn.Module, optimizer: Any) -> Any:
+        """Call an optimizer function again that keeps something for the step, such as a second optimizer."""
+        from .loop.closures import keeps_something
+
+        if self.contract.optimizer is None or not keeps_something(self.contract.optimizer):
+            return optimizer
+        return self.make_optimizer(model)
 
     def passes(self, model: nn.Module, batch: Batch) -> tuple[Any, torch.Tensor]:
         """Run forward, loss and backward as the plain step does; return output and loss."""

@@ -96,6 +96,9 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
         _merge(dead, again.stats)
     if dead:
         _after_steps(subject, dead)
+    in_step = _trained_in_step(subject, dead) if dead else set()
+    for name in in_step:
+        del dead[name]
     elsewhere = unreached(subject, set(dead)) if dead else set()
     for name in elsewhere:
         dead.pop(name, None)
@@ -131,6 +134,8 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
     elif not none and not zero and not rounding and not untrained:
         promised = sum(_needs_none(subject, name) for name in first.stats)
         told = f"{total - len(shifts) - promised} of {total} parameters have a gradient"
+        if in_step:
+            told += f"; {explain.names_text(sorted(in_step))} in the train_step only"
         if shifts:
             told += f"; {explain.names_text(sorted(shifts))} shifts what the loss compares only among itself"
         if promised:
@@ -155,6 +160,25 @@ def _is_to_train(subject: Subject) -> bool:
 
 
 _SHIFTS = ("cancels", "normalised")
+
+
+def _trained_in_step(subject: Subject, dead: Mapping[str, str]) -> set[str]:
+    """Name the parameters without a gradient of the contract's loss that the user's own step gives one.
+
+    The discriminator of a GAN gets its gradient from a loss of its own. A gradient of None is refuted by a
+    backward pass that writes one, one that is zero by a step after which it is not.
+    """
+    if subject.contract.train_step is None:
+        return set()
+    from pytest_torchcheck.loop.recorder import trace_of
+
+    from .updates import trajectory
+
+    found = set(dead) & trajectory(subject).live
+    if any(kind == "none" and name not in found for name, kind in dead.items()):
+        touched = {name for event in trace_of(subject).backwards() for name in event.touched}
+        found |= {name for name, kind in dead.items() if kind == "none" and name in touched}
+    return found
 
 
 def routed(subject: Subject, dead: set[str]) -> set[str]:

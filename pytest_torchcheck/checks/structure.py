@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,7 @@ from ..diagnosis.portability import portability
 from ..findings import Culprit, Finding
 from ..probes.holdings import Holding, holdings
 from ..state import seed_everything
+from ..subject import SubjectError
 from .devices import on_meta
 from .registry import check, inconclusive, not_applicable, passed, suspicious, violated
 
@@ -204,23 +206,35 @@ def _is_choice(model: nn.Module, name: str, calls: Counter[str]) -> bool:
 
 
 def _called_later(subject: Subject) -> set[str]:
-    """Return the modules that run in either mode on two further batches."""
+    """Return the modules that run in either mode on two further batches, or in the user's own step."""
     called: set[str] = set()
     for index, train in ((1, True), (2, False)):
-        with subject.pristine() as model, torch.no_grad():
-            handles = [
-                module.register_forward_pre_hook(lambda _module, _args, name=name: called.add(name))
-                for name, module in model.named_modules()
-                if not isinstance(module, torch.jit.ScriptModule)
-            ]
-            try:
-                model.train(train)
-                seed_everything(subject.seed + index)
-                subject.call(model, subject.batch(index).clone())
-            finally:
-                for handle in handles:
-                    handle.remove()
+        with subject.pristine() as model, torch.no_grad(), _noting_calls(model, called):
+            model.train(train)
+            seed_everything(subject.seed + index)
+            subject.call(model, subject.batch(index).clone())
+    if subject.contract.train_step is not None:
+        with subject.pristine(steps=True) as model, contextlib.suppress(SubjectError):
+            model.train()
+            seed_everything(subject.seed)
+            made = subject.make_optimizer(model)
+            with _noting_calls(model, called):
+                subject.train_step(model, made, subject.batch().clone())
     return called
+
+
+@contextlib.contextmanager
+def _noting_calls(model: nn.Module, called: set[str]) -> Iterator[None]:
+    handles = [
+        module.register_forward_pre_hook(lambda _module, _args, name=name: called.add(name))
+        for name, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _acts(module: nn.Module) -> bool:

@@ -156,6 +156,12 @@ def resumed(subject: Subject) -> Iterator[Finding]:
             ),
             code="state-in-closure",
         )
+    elif found.strangers:
+        yield inconclusive(
+            f"the training step also steps {', '.join(found.strangers[:3])}, of which neither the optimizer function nor "
+            "the step's own variables know: no checkpoint could hold its state",
+            code="state-elsewhere",
+        )
     elif not found.repeatable:
         yield inconclusive(
             "the uninterrupted run does not repeat bit by bit either (see seeding)",

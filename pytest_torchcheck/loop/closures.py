@@ -64,6 +64,11 @@ class ClosureState:
 
     def __init__(self, *roots: Callable[..., Any] | None, without: tuple[Any, ...] = ()) -> None:
         functions = functions_of(*roots)
+        owners = {
+            name: owner
+            for name, owner in owners_of(*roots).items()
+            if not any(owner is one for one in without)
+        }
         self._named = [
             (cell, name, cell.cell_contents)
             for function in functions
@@ -78,7 +83,7 @@ class ClosureState:
             for name in sorted({*_assigned_globals(function), *_mutable_globals(function)})
             if name in function.__globals__
         ]
-        held = {name: value for _, name, value in (*self._named, *self._globals)}
+        held = owners | {name: value for _, name, value in (*self._named, *self._globals)}
         self._held = {
             name: value
             for name, value in _entered(held).items()
@@ -126,17 +131,59 @@ class ClosureState:
         self._snapshot.restore()
 
 
-def _entered(held: dict[str, Any]) -> dict[str, Any]:
-    """Return variables and what stands in their dicts, lists and tuples, as the user would write them."""
+def owners_of(*roots: Callable[..., Any] | None) -> dict[str, Any]:
+    """Return the objects of the user's classes whose methods some callables are, by the name they have in these."""
+    found: dict[str, Any] = {}
+    for root in roots:
+        while isinstance(root, functools.partial):
+            root = root.func
+        owner = getattr(root, "__self__", None)
+        if owner is None or isinstance(owner, type) or not _is_users(type(owner)):
+            continue
+        if not any(owner is one for one in found.values()):
+            function = getattr(root, "__func__", None)
+            code = getattr(function, "__code__", None)
+            name = code.co_varnames[0] if code is not None and code.co_argcount else "self"
+            found[name if name not in found else f"{name}{len(found)}"] = owner
+    return found
+
+
+def _entered(held: dict[str, Any], depth: int = 2) -> dict[str, Any]:
+    """Return variables and what stands in their containers and in the user's objects, as the user would write them."""
     found: dict[str, Any] = {}
     for name, value in held.items():
-        if isinstance(value, dict):
+        if not depth:
+            found[name] = value
+        elif isinstance(value, dict):
             found |= {f"{name}[{key!r}]": one for key, one in value.items()}
         elif isinstance(value, list | tuple) and not hasattr(value, "_fields"):
             found |= {f"{name}[{place}]": one for place, one in enumerate(value[:64])}
+        elif _is_plain_object(value):
+            inside = {f"{name}.{key}": one for key, one in vars(value).items()}
+            found |= _entered(inside, depth - 1)
         else:
             found[name] = value
     return found
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Say whether a value is an object of the user's own that no state_dict saves as a whole."""
+    return (
+        not isinstance(value, torch.nn.Module | torch.Tensor | Iterator)
+        and not callable(getattr(value, "state_dict", None))
+        and _is_users(type(value))
+        and hasattr(value, "__dict__")
+    )
+
+
+def keeps_something(function: Callable[..., Any]) -> bool:
+    """Say whether a user's function binds anything that outlives its call: an attribute, an element, an outer name."""
+    return any(
+        instruction.opname in ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL")
+        or (instruction.opname == "STORE_DEREF" and instruction.argval in one.__code__.co_freevars)
+        for one in functions_of(function)
+        for instruction in dis.get_instructions(one)
+    )
 
 
 def _assigned_globals(function: types.FunctionType) -> set[str]:

@@ -30,45 +30,41 @@ def listening(
         [torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]],
         tuple[tuple[Any, ...], dict[str, Any]] | None,
     ],
-    before_forward: Callable[[torch.nn.Module], None],
-    after_forward: Callable[[torch.nn.Module], None],
+    before_forward: Callable[[torch.nn.Module], None] | None = None,
+    after_forward: Callable[[torch.nn.Module], None] | None = None,
 ) -> Iterator[None]:
     """Route the calls of a training step through handlers.
 
     Args:
         handlers: ``backward``, ``zero-grad``, ``scheduler-step``, ``scale``, ``unscale``, ``scaler-step``,
-            ``scaler-update``, ``clip-norm``, ``clip-value``, ``mode``. Each is called around the original.
+            ``scaler-update``, ``clip-norm``, ``clip-value``, ``mode``. Each is called around the original; what
+            has no handler is left alone.
         before_step: Called before every optimizer's step, whichever class it is of; returns other arguments or None.
         before_forward: Called before every module's forward.
         after_forward: Called after it, also when it raised.
     """
     with contextlib.ExitStack() as stack:
-        _wrap(stack, torch.autograd, "backward", handlers["backward"])
-        for cls in _subclasses(torch.optim.Optimizer):
-            if "zero_grad" in vars(cls):
-                _wrap(stack, cls, "zero_grad", handlers["zero-grad"])
-        _wrap(stack, torch.nn.Module, "zero_grad", handlers["zero-grad"])
-        for cls in _subclasses(LRScheduler):
-            if "step" in vars(cls):
-                _wrap(stack, cls, "step", handlers["scheduler-step"])
-        for cls in _subclasses(torch.amp.GradScaler):
-            for method, kind in _SCALER.items():
-                if method in vars(cls):
-                    _wrap(stack, cls, method, handlers[kind])
-        _wrap(stack, torch.nn.Module, "train", handlers["mode"])
+        for kind, owner, name in _patched():
+            if kind in handlers:
+                _wrap(stack, owner, name, handlers[kind])
         for name, kind in (("clip_grad_norm_", "clip-norm"), ("clip_grad_value_", "clip-value")):
-            _wrap_everywhere(stack, name, handlers[kind])
+            if kind in handlers:
+                _wrap_everywhere(stack, name, handlers[kind])
         stack.callback(register_optimizer_step_pre_hook(before_step).remove)
-        stack.callback(
-            torch_module.register_module_forward_pre_hook(
-                lambda module, args: before_forward(module)
-            ).remove
-        )
-        stack.callback(
-            torch_module.register_module_forward_hook(
-                lambda module, args, out: after_forward(module), always_call=True
-            ).remove
-        )
+        if before_forward is not None:
+            before = before_forward
+            stack.callback(
+                torch_module.register_module_forward_pre_hook(
+                    lambda module, args: before(module)
+                ).remove
+            )
+        if after_forward is not None:
+            after = after_forward
+            stack.callback(
+                torch_module.register_module_forward_hook(
+                    lambda module, args, out: after(module), always_call=True
+                ).remove
+            )
         yield
 
 
@@ -78,6 +74,23 @@ _SCALER = {
     "step": "scaler-step",
     "update": "scaler-update",
 }
+
+
+def _patched() -> Iterator[tuple[str, Any, str]]:
+    """Yield kinds of events, and the owner and name of every function that is one."""
+    yield "backward", torch.autograd, "backward"
+    for cls in _subclasses(torch.optim.Optimizer):
+        if "zero_grad" in vars(cls):
+            yield "zero-grad", cls, "zero_grad"
+    yield "zero-grad", torch.nn.Module, "zero_grad"
+    for cls in _subclasses(LRScheduler):
+        if "step" in vars(cls):
+            yield "scheduler-step", cls, "step"
+    for cls in _subclasses(torch.amp.GradScaler):
+        for method, kind in _SCALER.items():
+            if method in vars(cls):
+                yield kind, cls, method
+    yield "mode", torch.nn.Module, "train"
 
 
 def _subclasses(cls: type) -> list[type]:

@@ -23,6 +23,7 @@ from pytest_torchcheck.state import ModuleState, seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError, optimizers_of, schedulers_of
 
 from .closures import ClosureState
+from .patches import listening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +62,7 @@ class Resumption:
         decides: Whether the resumed run is the uninterrupted one once that is put back too.
         iterators: What the step reads its data from, whose place no checkpoint holds.
         pieces: What the checkpoint held.
+        strangers: Optimizers, schedulers and scalers that the step stepped and no state was saved of.
     """
 
     steps: int
@@ -73,6 +75,7 @@ class Resumption:
     decides: bool
     iterators: tuple[str, ...]
     pieces: tuple[str, ...]
+    strangers: tuple[str, ...]
 
 
 def is_resumed(subject: Subject) -> tuple[str, ...] | None:
@@ -181,6 +184,7 @@ def measure(subject: Subject) -> Resumption:
         decides=decides,
         iterators=run.iterators,
         pieces=tuple(run.states),
+        strangers=run.strangers,
     )
 
 
@@ -264,6 +268,7 @@ class _Through:
     closures: tuple[str, ...]
     iterators: tuple[str, ...]
     middle: ClosureState
+    strangers: tuple[str, ...]
 
 
 def _through(subject: Subject) -> _Through:
@@ -281,7 +286,8 @@ def _through(subject: Subject) -> _Through:
             held = ClosureState(contract.train_step, without=(model, *pieces.values()))
             savable = held.savable()
             inner = {name: _plain(thing) for name, thing in savable.items()}
-            _run(subject, model, made, 0, STEPS)
+            with _noting_steps() as stepped:
+                _run(subject, model, made, 0, STEPS)
             own = tuple(
                 path
                 for path in held.changed()
@@ -308,9 +314,37 @@ def _through(subject: Subject) -> _Through:
                 closures=own,
                 iterators=held.iterators(),
                 middle=middle,
+                strangers=_strangers(stepped, [*pieces.values(), *savable.values()]),
             )
         finally:
             closures.restore()
+
+
+@contextlib.contextmanager
+def _noting_steps() -> Iterator[list[Any]]:
+    """Collect the optimizers, schedulers and scalers that are stepped inside, each once."""
+    found: list[Any] = []
+
+    def note(thing: Any) -> None:
+        if not any(thing is one for one in found):
+            found.append(thing)
+
+    def around(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        note(args[0])
+        return original(*args, **kwargs)
+
+    with listening(
+        {"scheduler-step": around, "scaler-step": around},
+        before_step=lambda optimizer, args, kwargs: note(optimizer),
+    ):
+        yield found
+
+
+def _strangers(stepped: list[Any], saved: list[Any]) -> tuple[str, ...]:
+    """Name the classes of what was stepped and is neither saved nor part of something that is."""
+    known = {id(one) for one in saved}
+    known |= {id(held.value) for one in saved for held in Contents(one).objects}
+    return tuple(dict.fromkeys(type(one).__name__ for one in stepped if id(one) not in known))
 
 
 @contextlib.contextmanager

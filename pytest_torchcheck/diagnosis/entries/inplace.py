@@ -153,8 +153,20 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if (name and "parameters" in str(match[0])) or (
         name and place is not None and ".step(" in place.text
     ):
+        failing = scene.location
+        if failing is not None and failing != saver and failing != place:
+            culprits += (
+                Culprit(
+                    kind="call", name=failing.text, detail="needs the old value", location=failing
+                ),
+            )
         cause = f"{name} is changed by the optimizer{line} between forward and backward"
         fix = f"call step(){line} after every backward that uses {name}"
+        if failing is not None and place is not None and failing.file == place.file:
+            fix = (
+                f"compute what line {failing.line} differentiates anew after line {place.line}, "
+                f"or move step(){line} behind the backward on line {failing.line}"
+            )
     else:
         cause = f"{_word(op)}{line} overwrites {target}, and {needed}"
         fix = f"write inplace=False on line {built.line}" if built else _in_words(op)
