@@ -184,6 +184,15 @@ def of_own_class(model: Any) -> Location | None:
     return None
 
 
+@functools.lru_cache(maxsize=1024)
+def is_own_class(cls: type) -> bool:
+    """Say whether a class is written in the user's own files, and its objects have attributes."""
+    if cls.__module__ == "builtins" or not hasattr(cls, "__dict__"):
+        return False
+    place = of_object(cls)
+    return place is not None and rank(place.file) == 2 and "__dict__" in dir(cls)
+
+
 def search(thing: Callable[..., Any] | type, pattern: str) -> Location | None:
     """Return the first line of a function's or class's source that matches a regular expression."""
     return next(iter(matches(thing, pattern)), None)
@@ -300,6 +309,26 @@ def _tree(filename: str) -> ast.Module | None:
         return ast.parse("".join(linecache.getlines(filename)))
     except SyntaxError:
         return None
+
+
+def names_read(filename: str, line: int) -> tuple[str, ...]:
+    """Return the variables that the statement on a line reads, in the order of the text."""
+    tree = _tree(filename)
+    statements = [
+        node
+        for node in ast.walk(tree or ast.Module(body=[], type_ignores=[]))
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    if not statements:
+        return ()
+    innermost = max(statements, key=lambda node: node.lineno)
+    names = [
+        node
+        for node in ast.walk(innermost)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    ]
+    names.sort(key=lambda node: (node.lineno, node.col_offset))
+    return tuple(dict.fromkeys(node.id for node in names))
 
 
 def untaken_lines(function: Callable[..., Any] | type) -> frozenset[int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import promises, sources
 from pytest_torchcheck.data.declared import made_in_file
+from pytest_torchcheck.diagnosis.memory import longer_graph
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.loop.ahead import ahead_findings
 from pytest_torchcheck.loop.clipping import clipping_of
@@ -19,9 +20,10 @@ from pytest_torchcheck.loop.rates import (
     scheduler_findings,
 )
 from pytest_torchcheck.loop.recorder import STEPS, record, trace_of
-from pytest_torchcheck.loop.replay import where_graph_is_carried
+from pytest_torchcheck.loop.replay import growing_graph, where_graph_is_carried
 
 from .registry import check, inconclusive, not_applicable, passed, violated
+from .updates import trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,26 +115,42 @@ def graph_kept(subject: Subject) -> Iterator[Finding]:
     """Look for the tensor that carries a graph, where the second call fails for it."""
     trace = whole_trace(subject)
     if trace.error is None:
-        yield passed(f"{trace.steps} consecutive calls ran")
+        grown = _growing(subject, trace)
+        if grown is None:
+            yield passed(f"{trace.steps} consecutive calls ran")
+        else:
+            yield longer_graph(
+                *grown, where_graph_is_carried(subject, grown[0]), code="graph-carried"
+            )
         return
     if _SECOND not in str(trace.error.error):
         raise trace.error
-    names, place = where_graph_is_carried(subject)
+    carried = where_graph_is_carried(subject)
+    names, place = carried.names, carried.location
     if not names:
         raise trace.error
     yield violated(
         "graph-carried",
         f"{names[0]} carries the graph of one step into the next: the second backward fails",
-        culprits=tuple(
-            Culprit(kind="tensor", name=name, detail="has a grad_fn", location=place)
-            for name in names[:4]
-        ),
+        culprits=carried.culprits(),
         location=place,
         observed=f"call {trace.steps} of the step raised after {trace.steps} that ran",
         cause=f"{names[0]} is kept with its graph, which backward has already freed",
         because=f"it has a grad_fn after {at(place)}, and torch said: Trying to {_SECOND}",
         fix=f"detach it at {at(place)}: {names[0].partition('[')[0]} = ....detach()",
     )
+
+
+def _growing(subject: Subject, trace: Trace) -> tuple[str, tuple[int, ...]] | None:
+    """Return what grows though each call ends with an optimizer's step, after which its graph serves for nothing.
+
+    A loss that is summed over several calls before its backward grows on purpose until an optimizer steps.
+    """
+    if subject.contract.train_step is None or not trajectory(subject).carries:
+        return None
+    if not all(trace.optimizer_steps(step=step) for step in range(trace.steps)):
+        return None
+    return growing_graph(subject)
 
 
 @check(

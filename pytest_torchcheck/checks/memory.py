@@ -159,9 +159,11 @@ def step_leak(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("no parameter requires a gradient, so that there is no training step")
         return
     leak = _training_leak(subject)
-    if leak is None and (grown := growing_graph(subject)) is not None:
-        _, place = where_graph_is_carried(subject)
-        yield explain.longer_graph(*grown, place)
+    grown = None
+    if leak is None and trajectory(subject).carries:
+        grown = growing_graph(subject)
+    if grown is not None:
+        yield explain.longer_graph(*grown, where_graph_is_carried(subject, grown[0]))
         return
     if leak is None:
         yield passed("live bytes and hooks were constant from one step to the next")

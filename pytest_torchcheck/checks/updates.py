@@ -16,6 +16,7 @@ from ..data.contents import raw_bytes
 from ..diagnosis import optimizers as explain
 from ..diagnosis.observation import Watched
 from ..functions.discovery import is_compiled
+from ..loop.closures import carried_graphs
 from ..loop.resume import keep_checkpoint
 from ..probes.leaks import LiveBytes, count_hooks
 from ..probes.watch import version_of
@@ -78,6 +79,7 @@ class Trajectory:
         modes: Modules whose training flag is not what it was before the steps.
         live_bytes: Live bytes that the steps after the first made, after each of them.
         hooks: Hooks on modules and parameters, after each of them.
+        carries: Whether tensors with a graph are held after the last step.
         end: By parameter and buffer: checksum of its bits after ``STEPS`` steps. None where the contract declares
             no optimizer, or the steps were not those that a user's loop would do.
     """
@@ -95,6 +97,7 @@ class Trajectory:
     modes: tuple[str, ...]
     live_bytes: tuple[int, ...] = ()
     hooks: tuple[int, ...] = ()
+    carries: bool = False
     end: dict[str, int] | None = None
 
     @property
@@ -259,6 +262,9 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
             step += 1
             if step == STEPS and rates and max(rates) == 0.0 and len(rates) < STEPS + _WARM_UP:
                 step -= 1  # still warming up: one step more
+        carries = bool(
+            carried_graphs(subject.contract.train_step, subject.contract.optimizer, model=model)
+        )
         end = checksums(model) if exact and len(losses) == STEPS and not warmed else None
         moved, sizes = {}, {}
         for name, parameter in model.named_parameters():
@@ -284,7 +290,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
     return Trajectory(
         losses=tuple(losses), error=error, moved=moved, sizes=sizes, buffers=buffers, live=frozenset(live),
         seen=frozenset(seen), rates=tuple(rates), warmed=warmed, coverage=coverage, modes=changed,
-        live_bytes=tuple(live_bytes), hooks=tuple(hooks), end=end,
+        live_bytes=tuple(live_bytes), hooks=tuple(hooks), carries=carries, end=end,
     )  # fmt: skip
 
 

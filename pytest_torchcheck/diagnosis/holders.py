@@ -35,12 +35,14 @@ class Holder:
         root: The variable or attribute itself: ``carried['hidden']``, ``rnn.hidden``.
         grad_fn: Class name of the tensor's autograd node.
         location: The line that puts it there, where it could be found.
+        caller: The line of the step that calls the method of that line, where there is one.
     """
 
     name: str
     root: str
     grad_fn: str
     location: Location | None = None
+    caller: Location | None = None
 
 
 def _graph_tensors(
@@ -55,6 +57,18 @@ def _graph_tensors(
     elif depth and isinstance(value, dict):
         for key, item in value.items():
             yield from _graph_tensors(item, f"{name}[{key!r}]", depth - 1)
+    elif depth and _is_object(value):
+        for key, item in list(vars(value).items()):
+            yield from _graph_tensors(item, f"{name}.{key}", depth - 1)
+
+
+def _is_object(value: Any) -> bool:
+    """Say whether a value is an object of one of the user's classes that keeps things: a memory bank, a trainer."""
+    return (
+        not isinstance(value, nn.Module | torch.Tensor | torch.optim.Optimizer | type)
+        and sources.is_own_class(type(value))
+        and hasattr(value, "__dict__")
+    )
 
 
 def _in_attributes(model: nn.Module | None, graph: set[Any] | None) -> Iterator[Holder]:
@@ -111,9 +125,43 @@ def _in_frames(frames: list[FrameType], graph: set[Any] | None) -> Iterator[Hold
                 root, location = (
                     found if found is not None else (name.rpartition("[")[0] or name, None)
                 )
+                caller = None
+                if location is None and _is_object(value):
+                    root, location, caller = _in_object(frame.f_code, variable, value, name)
                 yield Holder(
-                    name=name, root=root, grad_fn=type(tensor.grad_fn).__name__, location=location
+                    name=name,
+                    root=root,
+                    grad_fn=type(tensor.grad_fn).__name__,
+                    location=location,
+                    caller=caller,
                 )
+
+
+def _in_object(
+    code: CodeType, variable: str, value: Any, name: str
+) -> tuple[str, Location | None, Location | None]:
+    """Return the attribute of an object that keeps a tensor, the line that assigns it, and the step's call of that."""
+    attribute = name.removeprefix(f"{variable}.").split("[")[0].split(".")[0]
+    root = f"{variable}.{attribute}"
+    place = assignment_in_methods(type(value), attribute)
+    if place is None:
+        return root, None, None
+    calls = calls_in_code(code, f"{variable}.{place.function.rpartition('.')[2]}")
+    return root, place, calls[0] if len(calls) == 1 else None
+
+
+def calls_in_code(code: CodeType, name: str) -> list[Location]:
+    """Return the lines of a function that call ``name`` as it is written: ``memory.enqueue``."""
+    try:
+        lines, start = inspect.getsourcelines(code)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return []
+    return [
+        sources._make(code.co_filename, start + node.lineno - 1, getattr(code, "co_qualname", ""))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == name
+    ]
 
 
 def holders(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from .memory_causes import advice, find_causes, general_cause, tensor_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from pytest_torchcheck.loop.replay import Carried
     from pytest_torchcheck.measure.budget import LargestBatch, OutOfMemory
     from pytest_torchcheck.measure.growth import Growth
     from pytest_torchcheck.measure.steps import Tracked
@@ -455,16 +457,30 @@ def _stays(leak: Leak, kind: str) -> str:
     )
 
 
-def longer_graph(name: str, nodes: Sequence[int], place: Location | None) -> Finding:
+def longer_graph(
+    name: str, nodes: Sequence[int], carried: Carried, *, code: str = "leak-graph"
+) -> Finding:
     """Explain a tensor that is kept between steps and whose graph every step makes longer."""
+    place = carried.location
+    first, *others = carried.culprits() or (Culprit(kind="tensor", name=name),)
+    kept = name.startswith("model.")
+    at = f" on line {place.line}" if place is not None else ""
+    given = next(iter(carried.given), None)
+    read = f"; {given[0]}, which line {place.line} reads, has one too" if given and place else ""
     return violated(
-        "leak-graph",
+        code,
         f"{name} keeps the graph of every training step",
-        culprits=[Culprit(kind="tensor", name=name, detail=f"{nodes[-1]} nodes", location=place)],
+        culprits=[replace(first, detail=f"{nodes[-1]} nodes"), *others],
         location=place,
         observed=f"the graph behind {name} has {', '.join(map(str, nodes))} nodes after {len(nodes)} steps",
-        cause="a loss is added up together with its graph",
-        because=f"{name} has a grad_fn, and each step hangs the graph of its loss on it",
-        fix="add the number: total += loss.item()",
+        cause=f"the new value is computed{at} from the old one, with gradients"
+        if kept
+        else "a loss is added up together with its graph",
+        because=f"{name} has a grad_fn after each step{read}"
+        if kept
+        else f"{name} has a grad_fn, and each step hangs the graph of its loss on it",
+        fix=f"detach what is stored{at}, or update it under torch.no_grad()"
+        if kept
+        else "add the number: total += loss.item()",
         evidence={"nodes": list(nodes)},
     )

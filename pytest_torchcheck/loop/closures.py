@@ -138,7 +138,7 @@ def owners_of(*roots: Callable[..., Any] | None) -> dict[str, Any]:
         while isinstance(root, functools.partial):
             root = root.func
         owner = getattr(root, "__self__", None)
-        if owner is None or isinstance(owner, type) or not _is_users(type(owner)):
+        if owner is None or isinstance(owner, type) or not sources.is_own_class(type(owner)):
             continue
         if not any(owner is one for one in found.values()):
             function = getattr(root, "__func__", None)
@@ -171,7 +171,7 @@ def _is_plain_object(value: Any) -> bool:
     return (
         not isinstance(value, torch.nn.Module | torch.Tensor | Iterator)
         and not callable(getattr(value, "state_dict", None))
-        and _is_users(type(value))
+        and sources.is_own_class(type(value))
         and hasattr(value, "__dict__")
     )
 
@@ -232,7 +232,7 @@ def kept(*roots: Callable[..., Any] | None, without: tuple[Any, ...] = ()) -> It
 def carried_graphs(
     *roots: Callable[..., Any] | None, model: torch.nn.Module
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors with an autograd graph that functions, or the model's attributes, hold now.
+    """Return the tensors with an autograd graph that functions, or the model's attributes and buffers, hold now.
 
     Returns:
         By the path that the user would write: ``carried['hidden'][0]``, ``model.cache``.
@@ -252,9 +252,9 @@ def carried_graphs(
             if not isinstance(function.__globals__.get(name), torch.nn.Module):
                 found |= _attached(function.__globals__.get(name), name)
     for name, module in model.named_modules():
-        for attribute, value in vars(module).items():
+        prefix = f"model.{name}." if name else "model."
+        for attribute, value in (*vars(module).items(), *module._buffers.items()):
             if not attribute.startswith("_") or attribute not in _TORCHS_OWN:
-                prefix = f"model.{name}." if name else "model."
                 found |= _attached(value, prefix + attribute)
     return found
 
@@ -277,15 +277,6 @@ def _attached(value: Any, name: str, depth: int = _DEPTH) -> dict[str, torch.Ten
         parts = ((f"{name}[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, list | tuple | deque):
         parts = ((f"{name}[{i}]", item) for i, item in enumerate(value))
-    elif _is_users(kind) and not isinstance(value, torch.nn.Module):
+    elif sources.is_own_class(kind) and not isinstance(value, torch.nn.Module):
         parts = ((f"{name}.{key}", item) for key, item in list(vars(value).items()))
     return {k: v for path, item in parts for k, v in _attached(item, path, depth - 1).items()}
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_users(cls: type) -> bool:
-    """Say whether a class is written in the user's own files, and its objects have attributes."""
-    if cls.__module__ == "builtins" or not hasattr(cls, "__dict__"):
-        return False
-    place = sources.of_object(cls)
-    return place is not None and sources.rank(place.file) == 2 and "__dict__" in dir(cls)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from pytest_torchcheck.data.tracing import Watcher, find_line
+from pytest_torchcheck import sources
+from pytest_torchcheck.data.tracing import Watcher, find_line, line_of
+from pytest_torchcheck.findings import Culprit
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError
 
@@ -134,7 +137,6 @@ def where_mode_is_left(
 def where_gradients_go_off(subject: Subject, *, before: int = 0) -> Location | None:
     """Find the last line that switches gradients off and does not switch them on again."""
     last: list[tuple[FrameType, int]] = []
-    from pytest_torchcheck.data.tracing import line_of
 
     def watch(model: nn.Module, _: Any) -> Watcher:
         state = [True]
@@ -152,42 +154,116 @@ def where_gradients_go_off(subject: Subject, *, before: int = 0) -> Location | N
     return line_of(last[0][0].f_code, last[0][1]) if last else None
 
 
-def where_graph_is_carried(subject: Subject) -> tuple[tuple[str, ...], Location | None]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What holds a graph from one step to the next.
+
+    Attributes:
+        names: Paths of the tensors, such as ``carried['hidden'][0]``.
+        location: The line that puts it there.
+        given: The variables with a graph that this line reads, and the line that bound each of them: in the
+            same function, or the call that passed it.
+    """
+
+    names: tuple[str, ...] = ()
+    location: Location | None = None
+    given: tuple[tuple[str, Location], ...] = ()
+
+    def culprits(self) -> tuple[Culprit, ...]:
+        """Return what is kept, and what was given to the line that keeps it."""
+        return (
+            *(
+                Culprit(kind="tensor", name=name, detail="has a grad_fn", location=self.location)
+                for name in self.names[:4]
+            ),
+            *(
+                Culprit(kind="tensor", name=name, detail="given with its graph", location=place)
+                for name, place in self.given[:2]
+            ),
+        )
+
+
+def where_graph_is_carried(subject: Subject, name: str | None = None) -> Carried:
     """Find what holds a graph from one step to the next, and the line that puts it there.
 
-    Returns:
-        The paths of the tensors, such as ``carried['hidden'][0]``, and the line.
+    Args:
+        subject: Whose step.
+        name: The path of the tensor that is asked for; the first one that is kept by default.
     """
     contract = subject.contract
     names: list[str] = []
+    given: list[tuple[str, Location]] = []
 
     def watch(model: nn.Module, _: Any) -> Watcher:
         known: set[int] = set()
+        bound = _Bindings()
 
         def watcher(frame: FrameType, event: str, line: int) -> bool:
+            bound.note(frame, event, line)
             if event == "call":
                 return False
             held = carried_graphs(contract.train_step, contract.optimizer, model=model)
-            new = [name for name, tensor in held.items() if id(tensor) not in known]
+            if name is not None:
+                held = {path: tensor for path, tensor in held.items() if path == name}
+            new = [path for path, tensor in held.items() if id(tensor) not in known]
             known.update(id(tensor) for tensor in held.values())
             names[:] = list(held)
+            if new:
+                given[:] = bound.read_on(frame, line)
             return bool(new)
 
         return watcher
 
     place = replay(subject, watch)
-    return tuple(names), place
+    return Carried(names=tuple(names), location=place, given=tuple(given))
+
+
+class _Bindings:
+    """Knows by which line each variable of the running functions got a tensor with a graph."""
+
+    def __init__(self) -> None:
+        self._lines: dict[FrameType, dict[str, tuple[int, Location]]] = {}
+
+    def note(self, frame: FrameType, event: str, line: int) -> None:
+        """Look at a frame after a line of it, or at its arguments when it is called."""
+        here = self._lines.setdefault(frame, {})
+        caller = frame.f_back
+        for name, value in frame.f_locals.items():
+            if not _has_graph(value) or here.get(name, (0,))[0] == id(value):
+                continue
+            if event != "call":
+                here[name] = (id(value), line_of(frame.f_code, line))
+            elif caller is not None and sources.rank(caller.f_code.co_filename) == 2:
+                here[name] = (id(value), line_of(caller.f_code, caller.f_lineno))
+
+    def read_on(self, frame: FrameType, line: int) -> list[tuple[str, Location]]:
+        """Return the variables with a graph that a line reads, with the other lines that bound them."""
+        here = self._lines.get(frame, {})
+        read = sources.names_read(frame.f_code.co_filename, line)
+        place = line_of(frame.f_code, line)
+        return [(name, here[name][1]) for name in read if name in here and here[name][1] != place]
+
+
+def _has_graph(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in value[:8])
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
 def growing_graph(subject: Subject) -> tuple[str, tuple[int, ...]] | None:
     """Return what the step keeps whose graph grows with every call, and its nodes after each.
 
     A sum of losses is one small tensor whatever it holds, so that no count of bytes tells; its graph
-    gets longer with every loss that is added.
+    gets longer with every loss that is added. So does that of running statistics updated with a graph. Cached.
     """
+    if "growing-graph" not in subject.cache:
+        subject.cache["growing-graph"] = _growing_graph(subject)
+    found: tuple[str, tuple[int, ...]] | None = subject.cache["growing-graph"]
+    return found
+
+
+def _growing_graph(subject: Subject) -> tuple[str, tuple[int, ...]] | None:
     contract = subject.contract
-    if contract.train_step is None:
-        return None
     sizes: dict[str, list[int]] = {}
     with subject.pristine(steps=True) as model:
         model.train()
@@ -236,8 +312,6 @@ def last_write(subject: Subject, a: str, b: str, *, before: int) -> Location | N
         b: Of the other.
         before: Steps after which they are still equal.
     """
-    from pytest_torchcheck.data.tracing import line_of
-
     writes: list[tuple[FrameType, int, str]] = []
 
     def watch(model: nn.Module, _: Any) -> Watcher:

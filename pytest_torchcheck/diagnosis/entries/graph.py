@@ -82,6 +82,11 @@ def second_backward(scene: Scene, match: re.Match[str]) -> Explanation | None:
                     location=h.location,
                 )
                 for h in found[:3]
+            )
+            + tuple(
+                Culprit(kind="call", name=h.caller.text, detail="hands it over", location=h.caller)
+                for h in found[:3]
+                if h.caller is not None
             ),
             location=first.location or place,
         )

@@ -1,0 +1,144 @@
+"""Graphs that outlive a step: statistics that grow one, a memory of old embeddings, and what is meant so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract
+
+X, Y = torch.linspace(-1, 1, 24).view(8, 3), torch.linspace(1, -1, 16).view(8, 2)
+
+
+class Centred(nn.Module):
+    """Subtracts the mean of the batch, and keeps a running one in a buffer that the training does not use."""
+
+    def __init__(self, *, detach: bool) -> None:
+        super().__init__()
+        self.detach = detach
+        self.linear = nn.Linear(3, 2)
+        self.register_buffer("average", torch.zeros(2))
+
+    def forward(self, x):
+        h = self.linear(x)
+        mean = h.mean(0)
+        kept = mean.detach() if self.detach else mean
+        if self.training:
+            self.average = 0.9 * self.average + 0.1 * kept
+        return h - (mean if self.training else self.average)
+
+
+class Shows(nn.Module):
+    """Keeps its last activation, with its graph, for whoever wants to look at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        self.shown = torch.tanh(self.linear(x))
+        return self.shown
+
+
+def step(model, optimizer, inputs, targets):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(*inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def contract(model: nn.Module, **fields: object) -> Contract:
+    fields = {
+        "loss": F.mse_loss,
+        "optimizer": lambda m: torch.optim.Adam(m.parameters(), lr=1e-2),
+    } | fields
+    return Contract(model=model, batch=((X,), Y), **fields)
+
+
+def test_statistics_that_grow_a_graph_are_found_with_both_lines():
+    report = contract(Centred(detach=False), train_step=step).check(["graph-kept", "step-leak"])
+    found = {f.check: f for f in report.findings}
+    kept = found["graph-kept"]
+    assert (kept.status, kept.code) == ("violated", "graph-carried"), report
+    assert kept.location.text.startswith("self.average = 0.9")
+    assert "model.average" in kept.summary
+    assert [c.location.text for c in kept.culprits if c.name == "kept"] == [
+        "kept = mean.detach() if self.detach else mean"
+    ]
+    assert found["step-leak"].root == "graph-kept/graph-carried"
+
+
+def test_the_plain_step_tells_it_too():
+    (found,) = contract(Centred(detach=False)).check(["step-leak"]).findings
+    assert (found.status, found.code) == ("violated", "leak-graph")
+    assert found.location.text.startswith("self.average = 0.9")
+
+
+@pytest.mark.parametrize("model", [Centred(detach=True), Shows()])
+@pytest.mark.parametrize("train_step", [step, None])
+def test_what_does_not_grow_is_no_finding(model, train_step):
+    report = contract(model, train_step=train_step).check(["graph-kept", "step-leak"])
+    assert not [f for f in report.findings if f.status == "violated"], report
+
+
+def test_losses_that_are_summed_until_the_optimizer_steps_are_no_finding():
+    state = {"calls": 0, "total": None}
+
+    def every_tenth(model, optimizer, inputs, targets):
+        loss = F.mse_loss(model(*inputs), targets)
+        state["total"] = loss if state["total"] is None else state["total"] + loss
+        state["calls"] += 1
+        if state["calls"] % 10 == 0:
+            optimizer.zero_grad()
+            state["total"].backward()
+            optimizer.step()
+            state["total"] = None
+        return loss.detach()
+
+    report = contract(nn.Linear(3, 2), train_step=every_tenth).check(["graph-kept"])
+    assert [f.status for f in report.findings] == ["passed"], report
+
+
+class Bank:
+    def __init__(self) -> None:
+        self.old = None
+
+    def put(self, z):
+        self.old = z if self.old is None else torch.cat([z, self.old])[:16]
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_memory_with_its_graph_is_one_cause(detach):
+    bank = Bank()
+
+    def optimizer(model):
+        bank.old = None
+        return torch.optim.SGD(model.parameters(), lr=1e-2)
+
+    def remember(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        z = model(*inputs)
+        loss = F.mse_loss(z, targets)
+        if bank.old is not None:
+            loss = loss + (z @ bank.old.t()).square().mean()
+        loss.backward()
+        optimizer.step()
+        bank.put(z.detach() if detach else z)
+        return loss.detach()
+
+    report = contract(nn.Linear(3, 2), optimizer=optimizer, train_step=remember).check(
+        ["backward", "graph-kept"]
+    )
+    bad = [f for f in report.findings if f.status == "violated"]
+    if detach:
+        assert not bad, report
+        return
+    first, second = bad
+    assert (first.code, second.root) == ("second-backward", "backward/second-backward")
+    assert first.location.text.startswith("self.old = z")
+    assert "bank.old" in first.summary
+    lines = {c.location.text for f in bad for c in f.culprits}
+    assert "bank.put(z.detach() if detach else z)" in lines
