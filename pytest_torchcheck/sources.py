@@ -187,6 +187,11 @@ def of_own_class(model: Any) -> Location | None:
 @functools.lru_cache(maxsize=1024)
 def is_own_class(cls: type) -> bool:
     """Say whether a class is written in the user's own files, and its objects have attributes."""
+    return _is_own_class(cls)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_own_class(cls: type) -> bool:
     if cls.__module__ == "builtins" or not hasattr(cls, "__dict__"):
         return False
     place = of_object(cls)
