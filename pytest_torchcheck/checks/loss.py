@@ -11,6 +11,7 @@ import torch
 from .. import sources, trees
 from ..diagnosis import losses as explain
 from ..probes.losses import Broadcast, LossCall, LossWatch, Producer, parameter_of
+from ..probes.watch import version_of
 from ..state import seed_everything
 from ..subject import SubjectError
 from .registry import check, inconclusive, not_applicable, passed, suspicious
@@ -72,7 +73,10 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossEvidence:
-    """How the user's loss consumed the output of one forward; plain data."""
+    """How the user's loss consumed the output of one forward; plain data.
+
+    ``written`` are the paths of the outputs and targets that the loss wrote to.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -85,6 +89,7 @@ class LossEvidence:
     samples: int = 0
     outputs: dict[str, float] = field(default_factory=dict)
     away: dict[str, float] = field(default_factory=dict)
+    written: tuple[str, ...] = ()
 
 
 def evidence(subject: Subject) -> LossEvidence:
@@ -111,6 +116,7 @@ class LossSight:
         self._subject, self._model, self._batch = subject, model, batch
         self.watch = LossWatch(model)
         self._inputs = {id(t) for _, t in batch.input_leaves() if isinstance(t, torch.Tensor)}
+        self._given: dict[str, tuple[torch.Tensor, int | None]] = {}
 
     def between(self, output: Any) -> None:
         """Say that the forward is over and the loss begins."""
@@ -118,6 +124,8 @@ class LossSight:
             t for t in trees.tensors(self._batch.targets).values() if id(t) not in self._inputs
         ]
         self.watch.between(trees.tensors(output).values(), targets)
+        given = trees.tensors(self._batch.targets, "targets") | trees.tensors(output)
+        self._given = {path: (tensor, version_of(tensor)) for path, tensor in given.items()}
 
     def wanted(self, output: Any) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
         """Return what the loss functions were given, and the outputs by path, that require a gradient."""
@@ -140,6 +148,7 @@ class LossSight:
             by_path: Gradients of the outputs.
         """
         first = next(iter(trees.floats(output).values()), None)
+        written = tuple(p for p, (t, version) in self._given.items() if version_of(t) != version)
         return LossEvidence(
             shape=tuple(loss.shape),
             dtype=str(loss.dtype).removeprefix("torch."),
@@ -159,6 +168,7 @@ class LossSight:
                 if g is None or g.numel()
             },
             away=_away(self._subject, output, self._batch),
+            written=written,
         )
 
     def keep(self, output: Any, loss: torch.Tensor) -> None:

@@ -58,7 +58,9 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
     def slopes(targets: Any) -> dict[str, torch.Tensor] | None:
         seed_everything(subject.seed)
         with torch.enable_grad():
-            loss = subject.compute_loss(output, replace(batch, targets=targets))
+            # a loss may write to its targets: it is given its own
+            given = replace(batch, targets=targets).clone()
+            loss = subject.compute_loss(output, given)
             if not loss.requires_grad or loss.dim():
                 return None
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)

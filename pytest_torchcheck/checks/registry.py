@@ -51,6 +51,7 @@ FAMILIES = (
     "loss",
     "labels",
     "pairing",
+    "arguments",
     "influence",
     "behaviour",
     "promised",

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import sources
+from .. import sources, trees
 from ..checks.registry import suspicious, violated
 from ..findings import Culprit, Finding, Location
 from ..loop.closures import functions_of
 from ..probes.losses import LINEAR, Broadcast
+from ..probes.watch import version_of
+from ..state import seed_everything
 from .returns import forward_returned, loss_returned
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..checks.loss import Consumed, LossEvidence
     from ..subject import Subject
 
@@ -341,3 +345,53 @@ def _around(cls: type, pattern: str) -> list[Location]:
     home = inspect.getmodule(cls)
     functions = [f for f in vars(home).values() if inspect.isfunction(f)] if home else []
     return [place for function in functions for place in sources.matches(function, pattern)]
+
+
+def changed_arguments(
+    subject: Subject, changed: tuple[str, ...], sizes: Sequence[float], values: Sequence[float]
+) -> Finding:
+    """Explain a loss that writes to its targets or to the output, so that it gives another value next time."""
+    name = changed[0]
+    target = name.startswith("targets")
+    place = _writing_line(subject, name)
+    at = f" on line {place.line}" if place is not None else ""
+    before, after, last = sizes
+    make = violated if target else suspicious
+    return make(
+        "target-mutated" if target else "output-mutated",
+        f"the loss changes {name} in place: called again, it gives another loss",
+        culprits=[
+            *(
+                Culprit(
+                    kind="target" if one.startswith("targets") else "output",
+                    name=one,
+                    detail="changed by the loss",
+                    location=place if one == name else None,
+                )
+                for one in changed[:4]
+            ),
+            _culprit(subject, "writes to what it is given"),
+        ],
+        location=place or loss_line(subject),
+        observed=f"loss {values[0]:.4g}, then {values[1]:.4g} with the same arguments; the largest element of {name} is "
+        f"{before:.4g}, {after:.4g} after one call, {last:.4g} after two",
+        cause=f"an operation{at} writes into the tensor that the caller handed over",
+        because="with new arguments of the same values the loss is the same twice",
+        fix=f"make a new tensor{at}: x = x * y instead of x *= y, or clone it first",
+    )
+
+
+def _writing_line(subject: Subject, path: str) -> Location | None:
+    """Return the line of the user's code that first writes to a target or to the output."""
+    from ..data.tracing import find_line
+
+    batch = subject.batch().clone()
+    output = subject.forward(batch, train=True)
+    tensor = (trees.tensors(batch.targets, "targets") | trees.tensors(output))[path]
+    version = version_of(tensor)
+    seed_everything(subject.seed)
+    with torch.no_grad():
+        return find_line(
+            lambda: subject.compute_loss(output, batch),
+            lambda frame, event, line: event != "call" and version_of(tensor) != version,
+        )
