@@ -353,7 +353,7 @@ def changed_arguments(
     """Explain a loss that writes to its targets or to the output, so that it gives another value next time."""
     name = changed[0]
     target = name.startswith("targets")
-    place = _writing_line(subject, name)
+    place = _mutating_line(subject, name)
     at = f" on line {place.line}" if place is not None else ""
     before, after, last = sizes
     make = violated if target else suspicious
@@ -381,7 +381,7 @@ def changed_arguments(
     )
 
 
-def _writing_line(subject: Subject, path: str) -> Location | None:
+def _mutating_line(subject: Subject, path: str) -> Location | None:
     """Return the line of the user's code that first writes to a target or to the output."""
     from ..data.tracing import find_line
 
