@@ -8,6 +8,7 @@ from pytest_torchcheck.checks.registry import suspicious, violated
 
 from . import validity
 from .explain import dataset_culprit, line_ref, where
+from .truncation import truncation_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,8 +58,49 @@ def labels_wrong(
             fix=f"return the sample's own label at {line_ref(place)}",
             **common,
         )
+    elif len(labels.values) == 1 and labels.shape not in ((), (1,)):
+        yield from _constant_maps(part, labels, classes, ignore, common, name)
     yield from _label_dtype(part, labels, classes, wants_float, common, name)
     yield from _label_range(part, labels, classes, ignore, place, common, name)
+
+
+def _constant_maps(
+    part: Part,
+    labels: Labels,
+    classes: int | None,
+    ignore: int,
+    common: dict[str, Any],
+    name: str,
+) -> Iterator[Finding]:
+    """Masks and other maps of labels in which one value stands everywhere."""
+    (value,) = labels.values
+    if value == ignore or labels.is_floating:
+        return
+    cut = truncation_of(part, 0, labels.shape) if part.is_map_style and part.length else None
+    several = classes is not None and classes > 1
+    if cut is not None:
+        line = cut.location or common["location"]
+        yield (violated if several else suspicious)(
+            "label-constant",
+            f"{part.prefix}every element of {name} is {value}: a cast to whole numbers cuts off what was a fraction",
+            cause="the cast rounds fractions down: likely the labels were scaled as an image is, by 1/255",
+            because=f"{cut.call} at {line_ref(line)} got {cut.kinds} values from {cut.low:.3g} to {cut.high:.3g}",
+            fix=f"keep the labels' own whole numbers: leave {line_ref(line)} without the scaling",
+            **{
+                **common,
+                "location": line,
+                "culprits": (dataset_culprit(part, name, common["observed"], line),),
+            },
+        )
+    elif several and labels.count >= 8 and sum(labels.values.values()) > labels.count:
+        yield suspicious(
+            "label-constant",
+            f"{part.prefix}every element of {name} is {value} in {labels.count} samples of {part.name}",
+            cause="the labels are constant, so that there is nothing to learn",
+            because=f"one value where {classes} classes are declared",
+            fix=f"look at how the labels at {line_ref(common['location'])} are read",
+            **common,
+        )
 
 
 def _label_dtype(
