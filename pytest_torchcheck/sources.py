@@ -257,7 +257,7 @@ def giving_call(place: Location, values: Iterable[float] = ()) -> Location | Non
         place: The line.
         values: What was measured, such as a mean and a deviation: of several calls the one with such a number.
     """
-    tree = _tree(place.file)
+    tree = tree_of(place.file)
     if tree is None:
         return None
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
@@ -309,7 +309,8 @@ def _numbers(call: ast.Call) -> list[float]:
 
 
 @functools.lru_cache(maxsize=64)
-def _tree(filename: str) -> ast.Module | None:
+def tree_of(filename: str) -> ast.Module | None:
+    """Return the syntax tree of a file, or None where it cannot be read."""
     try:
         return ast.parse("".join(linecache.getlines(filename)))
     except SyntaxError:
@@ -318,7 +319,7 @@ def _tree(filename: str) -> ast.Module | None:
 
 def names_read(filename: str, line: int) -> tuple[str, ...]:
     """Return the variables that the statement on a line reads, in the order of the text."""
-    tree = _tree(filename)
+    tree = tree_of(filename)
     statements = [
         node
         for node in ast.walk(tree or ast.Module(body=[], type_ignores=[]))

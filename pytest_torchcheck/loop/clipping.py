@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_torchcheck.checks.registry import violated
 from pytest_torchcheck.findings import Culprit, Finding
 
-from .protocol import at, call
+from .protocol import at, call, clips_nothing
 from .trace import Backward, Clip, OptimizerStep, Trace
 
 _SHRUNK = 0.5
@@ -98,6 +98,8 @@ def _unclipped(
         f"clip_grad_norm_(parameters, {limit:g}) before {at(place)}",
     )
     because = f"no clip_grad_norm_ ran before {at(place)}"
+    if clips and all(clip.given for clip in clips):
+        return clips_nothing(clips[0])
     if clips:
         clip = clips[0]
         place = clip.place

@@ -293,6 +293,11 @@ def _clips(trace: Trace) -> Iterator[Finding]:
                 fix=f"call scaler.unscale_(optimizer) before {at(event.place)}",
             )
             return
+        if event.used_up:
+            yield clips_nothing(event)
+            return
+        if event.given:
+            continue  # a group that happens to be empty has nothing to clip
         if event.pending:
             continue
         where = f"after {stepped.name}()" if stepped is not None else "before backward"
@@ -313,3 +318,33 @@ def _clips(trace: Trace) -> Iterator[Finding]:
             fix="clip after backward and before the optimizer's step",
         )
         return
+
+
+def clips_nothing(clip: Clip) -> Finding:
+    """Explain a clipping that was given no parameter: most often an iterator that something else has used up."""
+    word = "an iterator with nothing left" if clip.used_up else "empty"
+    itself = clip.reader is not None and clip.place is not None and clip.reader == clip.place
+    by = f": {at(clip.reader)} reads it first" if clip.reader is not None and not itself else ""
+    by = " in an earlier call" if itself else by
+    repair = f" at {at(clip.made)}" if clip.made is not None else ""
+    return violated(
+        "clip-nothing",
+        f"{clip.name} is given no parameter: {clip.given} is {word}",
+        culprits=(
+            call(clip, "0 parameters"),
+            *(
+                Culprit(kind="call", name=clip.given, detail=detail, location=place)
+                for detail, place in (("made here", clip.made), ("read here first", clip.reader))
+                if place is not None and place != clip.place
+            ),
+        ),
+        location=clip.made or clip.place,
+        observed=f"0 parameters at {at(clip.place)}, while the gradients have norm {clip.norm:.4g}",
+        cause=f"an iterator gives its elements once, and they were taken before{by}"
+        if clip.used_up
+        else "there is nothing in it",
+        because=f"{clip.given} gave nothing when {at(clip.place)} ran",
+        fix=f"keep a list{repair}: list(...)"
+        if clip.used_up
+        else f"give {clip.name} model.parameters()",
+    )

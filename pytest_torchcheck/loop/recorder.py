@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -15,7 +16,7 @@ from pytest_torchcheck.subject import Subject, SubjectError, optimizers_of, sche
 
 from .ahead import Ahead, rates_ahead
 from .gradients import Ledger
-from .naming import name_in, user_frame
+from .naming import iterator_lines, name_in, user_frame
 from .patches import listening
 from .steps import StepWatch, take_steps
 from .trace import Backward, Clip, Event, Forward, Kind, Mode, OptimizerStep, Trace
@@ -92,6 +93,7 @@ class _Recorder(StepWatch):
         self.classes: dict[int, str] = {}
         self.scaled: dict[int, float] = {}
         self.keep: list[Any] = [made]
+        self.iterators: dict[int, Any] = {}  # that gave parameters to a clipping
         self.events: list[Event] = []
         self.step = 0
         self.error: SubjectError | None = None
@@ -394,6 +396,8 @@ class _Recorder(StepWatch):
     ) -> Any:
         given = args[0] if args else kwargs["parameters"]
         parameters = [given] if isinstance(given, torch.Tensor) else list(given)
+        if parameters and isinstance(given, Iterator):
+            self.iterators[id(given)] = given
         accounts = self.ledger.of(parameters)
         self.ledger.settle()
         _, place = self._call(None, "", "")
@@ -403,12 +407,29 @@ class _Recorder(StepWatch):
                 by=by, limit=float(limit), parameters=frozenset(account.name for account in accounts),
                 pending=any(account.pending() for account in accounts),
                 scaled=any(account.scale != 1.0 for account in accounts), norm=self.ledger.norm(),
-                own=self.ledger.norm(parameters),
+                own=self.ledger.norm(parameters), **({} if parameters else self._nothing(given, place)),
             )
         )  # fmt: skip
         if args:
             return original(parameters, *args[1:], **kwargs)
         return original(**{**kwargs, "parameters": parameters})
+
+    def _nothing(self, given: Any, place: Location | None) -> dict[str, Any]:
+        """Say what a clipping was given that holds no parameter, and whether something has used it up."""
+        frame = user_frame(within=record.__code__)
+        kind = type(given).__name__
+        name = name_in(frame, given)
+        found: dict[str, Any] = {"given": name or kind}
+        if not isinstance(given, Iterator):
+            return found
+        if id(given) in self.iterators:  # an earlier call has clipped what it gave
+            found |= {"used_up": True, "reader": place}
+        if name and frame is not None:
+            made, reader = iterator_lines(frame.f_code.co_filename, name, kind)
+            found["made"] = made
+            if reader is not None and place is not None and reader.line != place.line:
+                found |= {"used_up": True, "reader": reader}
+        return found
 
     def _mode(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module, training = args[0], bool(args[1] if len(args) > 1 else kwargs.get("mode", True))

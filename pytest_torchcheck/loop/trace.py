@@ -116,6 +116,10 @@ class Clip(Event):
         scaled: Whether gradients were still multiplied by a GradScaler's factor.
         norm: Total norm of all parameters' gradients before.
         own: That of what was clipped.
+        given: Where it was given no parameter at all: what it was given, as the user calls it, or its class.
+        used_up: Whether that was an iterator, which had nothing left.
+        made: The line that makes it.
+        reader: The line that reads it first.
     """
 
     by: Literal["norm", "value"]
@@ -125,6 +129,10 @@ class Clip(Event):
     scaled: bool
     norm: float
     own: float
+    given: str = ""
+    used_up: bool = False
+    made: Location | None = None
+    reader: Location | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
