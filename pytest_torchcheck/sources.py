@@ -184,7 +184,6 @@ def of_own_class(model: Any) -> Location | None:
     return None
 
 
-@functools.lru_cache(maxsize=1024)
 def is_own_class(cls: type) -> bool:
     """Say whether a class is written in the user's own files, and its objects have attributes."""
     return _is_own_class(cls)
@@ -235,7 +234,7 @@ def line_above(place: Location, pattern: str, most: int = 20) -> Location | None
 
 def assigned_name(place: Location) -> str:
     """Return the one variable or attribute that the statement at a place assigns to, or an empty string."""
-    tree = _tree(place.file)
+    tree = tree_of(place.file)
     for node in ast.walk(tree) if tree is not None else ():
         if (
             isinstance(node, ast.Assign)
