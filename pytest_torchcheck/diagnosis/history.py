@@ -52,6 +52,7 @@ class Op:
         arguments: What else it was given, as text.
         outputs: The tensors it made.
         changed: The tensors that it changed in place.
+        outer: Where the helpers of the user's that called it were called in turn, up to the ``forward``.
     """
 
     name: str
@@ -61,14 +62,19 @@ class Op:
     frame: tuple[str, int, str] | None = None
     outputs: tuple[Fact, ...] = ()
     changed: tuple[Fact, ...] = ()
+    outer: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def location(self) -> Location | None:
         """The user's line that called it."""
         if self.frame is None:
             return None
-        filename, line, function = self.frame
-        return sources._make(filename, line, function)
+        return sources._make(*self.frame)
+
+    @property
+    def callers(self) -> tuple[Location, ...]:
+        """The user's lines that called the helper in which it ran, the innermost first."""
+        return tuple(sources._make(*frame) for frame in self.outer)
 
 
 @dataclass(slots=True, eq=False)

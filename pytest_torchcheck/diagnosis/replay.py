@@ -55,6 +55,21 @@ def user_frame(frame: FrameType | None) -> tuple[str, int, str] | None:
     return fallback
 
 
+def outer_frames(frame: FrameType | None, most: int = 2) -> tuple[tuple[str, int, str], ...]:
+    """Return where the user's innermost function was called, and that one in turn, up to a ``forward``."""
+    own: list[tuple[str, int, str]] = []
+    while frame is not None and len(own) <= most:
+        code = frame.f_code
+        if sources.rank(code.co_filename) == 2:
+            own.append(
+                (code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name))
+            )
+            if code.co_name in ("forward", "training_step"):
+                return tuple(own[1:])
+        frame = frame.f_back
+    return ()
+
+
 def _frames(frame: FrameType | None) -> list[FrameType]:
     found = []
     while frame is not None:
@@ -124,6 +139,7 @@ class _Recorder(TorchFunctionMode):
             inputs=tuple(map(self._fact, given)),
             arguments=arguments_of(args, kwargs),
             frame=user_frame(sys._getframe(1)),
+            outer=outer_frames(sys._getframe(1)),
         )
         self.replay.ops.append(op)
         versions = [_version(tensor) for tensor in given]
@@ -244,7 +260,8 @@ def replay(
     Args:
         rerun: Does again what failed; it may change the model as the first run did.
         model: Whose modules, parameters and buffers are named.
-        like: The error of the first run; a replay that raises another type of error is no evidence.
+        like: The error of the first run; a replay that raises another type of error is no evidence, unless
+            it comes out of torch's code on the same line (attention has a fast path, not taken when watched).
         anomaly: Also turn on autograd's anomaly mode, which names the forward line of a failing backward.
 
     Returns:
@@ -269,11 +286,25 @@ def replay(
     recorder.stack.clear()
     if anomaly:
         _read_anomaly(found, caught)
-    if found.error is None or (like is not None and type(found.error) is not type(like)):
+    if found.error is None or (like is not None and not _alike(found.error, like)):
         return None
     if found.failing is not None and not _in_chain(found.failing.error, found.error):
         found.failing = None  # it was caught by the user's code, and something else failed later
     return found
+
+
+def _alike(again: BaseException, first: BaseException) -> bool:
+    if type(again) is type(first):
+        return True
+    places = []
+    for error in (again, first):
+        traceback = error.__traceback__
+        while traceback is not None and traceback.tb_next is not None:
+            traceback = traceback.tb_next
+        own = traceback is None or sources.rank(traceback.tb_frame.f_code.co_filename) > 0
+        place = sources.of_error(error)
+        places.append(None if own or place is None else (place.file, place.line))
+    return places[0] is not None and places[0] == places[1]
 
 
 def _in_chain(error: BaseException, last: BaseException | None) -> bool:

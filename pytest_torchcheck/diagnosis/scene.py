@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -230,6 +230,25 @@ class Scene:
         name = place.function.rpartition("<locals>.")[2] or place.text
         return (Culprit(kind=kind, name=name, detail=detail, location=place),)
 
+    def meeting(self, made_at: Location | None) -> tuple[Culprit, ...]:
+        """Return the failing line as a culprit, where what it was given was made on another one."""
+        place = self.location
+        if made_at is None or place is None or (made_at.file, made_at.line) == (place.file, place.line):  # fmt: skip
+            return ()
+        return self.call_culprit(detail="they meet here")
+
+    def made_elsewhere(self, facts: Iterable[Fact], most: int = 2) -> tuple[Culprit, ...]:
+        """Return the lines, other than the failing one, on which operands of these shapes were made."""
+        found: dict[tuple[str, int], Culprit] = {}
+        for fact in facts:
+            maker = None if fact.name else fact.made_by
+            place = maker.location if maker is not None else None
+            if maker is not None and place is not None and self.meeting(place):
+                made = f"makes {list(fact.shape)}"
+                culprit = Culprit(kind="call", name=maker.name, detail=made, location=place)
+                found.setdefault((place.file, place.line), culprit)
+        return tuple(found.values())[:most]
+
     def blame(self, detail: str = "") -> tuple[Culprit, ...]:
         """Return the innermost module, else the user's function, else the model, as the culprit."""
         found = self.culprit(detail=detail) or self.call_culprit(detail=detail)
@@ -383,6 +402,22 @@ def made_from(fact: Fact | None, most: int = 40) -> list[Op]:
             break
         fact = fact.made_by.inputs[0] if fact.made_by.inputs else None
     return found
+
+
+def sized_by(fact: Fact | None, size: int, most: int = 40) -> tuple[Op | None, str]:
+    """Follow a size of a tensor back through what it was made of.
+
+    Returns:
+        The first op of its history whose result has that size, and the name of the input, parameter or buffer
+        that had it before any op; either may be missing.
+    """
+    maker: Op | None = None
+    for _ in range(most):
+        if fact is None or fact.name or fact.made_by is None:
+            return maker, fact.name if fact is not None else ""
+        maker = fact.made_by
+        fact = next((f for f in maker.inputs if size in f.shape), None)
+    return maker, ""
 
 
 def named_source(fact: Fact | None, most: int = 40) -> str:

@@ -163,6 +163,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
                     location=made_at,
                 ),
                 *scene.blame(),
+                *scene.meeting(made_at),
             ),
             location=made_at,
         )

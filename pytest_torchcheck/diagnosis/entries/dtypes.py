@@ -134,7 +134,10 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         culprits = (
             Culprit(kind="call", name=name, detail=f"{maker.name} makes {got}", location=made_at),
             *culprits,
+            *(meeting := scene.meeting(made_at)),
         )
+        if meeting and place is not None:
+            fix += f", or convert it where it meets {want}, on line {place.line}"
     else:
         cause = f"{who} is {got} where {want} is needed" + (
             "; NumPy's default dtype is float64" if got == "float64" else ""

@@ -41,7 +41,7 @@ def recurrent_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 
 @entry(r"Expected hidden(?:\[\d\])? size \(([\d, ]+)\), got \[([\d, ]+)\]",
-       r"Expected key_padded_mask\.shape\[0\] to be (\d+), but got (\d+)",
+       r"Expected key_padded_mask\.shape\[[01]\] to be (\d+), but got (\d+)",
        r"attn_mask is torch\.Size\(\[([\d, ]+)\]\), but should be \(([\d, ]+)\)")  # fmt: skip
 def recurrent_batch(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A hidden state or mask whose batch or length does not fit, often a matter of batch_first."""

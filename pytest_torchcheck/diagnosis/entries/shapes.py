@@ -97,7 +97,7 @@ def product(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=because,
         fix=fix,
-        culprits=scene.blame(shown),
+        culprits=(*scene.blame(shown), *scene.made_elsewhere(facts[:2])),
         location=place,
     )
 
@@ -124,7 +124,7 @@ def einsum(scene: Scene, match: re.Match[str]) -> Explanation | None:
         ),
         because=scene.said,
         fix=f"rename the letter or transpose the operand{_line(scene)}",
-        culprits=scene.blame(shapes),
+        culprits=(*scene.blame(shapes), *scene.made_elsewhere(facts)),
         location=scene.location,
     )
 
@@ -183,7 +183,7 @@ def broadcast(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=because,
         fix=fix,
-        culprits=culprits,
+        culprits=(*culprits, *scene.made_elsewhere(facts[:2])),
         location=place,
     )
 
@@ -275,7 +275,7 @@ def concatenation(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=scene.said,
         fix=fix,
-        culprits=scene.blame(shown),
+        culprits=(*scene.blame(shown), *scene.made_elsewhere(facts)),
         location=scene.location,
     )
 
