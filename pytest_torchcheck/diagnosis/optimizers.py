@@ -14,6 +14,7 @@ from ..subject import SubjectError, optimizers_of
 from . import freezing
 from .gradients import have, names_text, parameter
 from .making import Making, making
+from .zeroed import zero_at_step
 
 if TYPE_CHECKING:
     import torch
@@ -307,6 +308,39 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
     if shared and not subject.is_promised("Frozen", name):
         cause = f"{shared[0]} and {name} are one tensor: to train the one is to move the other"
         place = sources.of_parameter(subject.model, shared[0]) or place
+    because = f"requires_grad is {trainable}, and {'an' if held else 'no'} optimizer holds it"
+    fix = f"call requires_grad_(False) on it and keep it out of the optimizer, or drop {name!r} from Frozen(...)"
+    further = [] if entry is None else [entry]
+    zeroed = zero_at_step(subject, names) if trainable and not writes and held else None
+    if zeroed is not None:
+        cause = "its gradient is zero when the optimizer steps, not None: " + (
+            "weight decay moves it all the same"
+            if zeroed.decay
+            else "the optimizer moves it all the same"
+        )
+        because = f"the gradient of {name} is all zeros in each of {zeroed.steps} steps" + (
+            f"; with weight_decay=0 instead of {zeroed.decay:g} it stays" if zeroed.decay else ""
+        )
+        fix = f"set the gradient to None{_on(zeroed.location)}: an optimizer skips that; or requires_grad_(False)"
+        place = zeroed.location or place
+        further = [
+            Culprit(
+                kind="optimizer",
+                name="weight_decay",
+                detail=f"{zeroed.decay:g}",
+                location=optimizer_line(subject, name),
+            )
+        ]
+    elif trainable and not writes and (whole := whole_module(subject, names)):
+        further.append(
+            Culprit(
+                kind="module",
+                name=whole,
+                detail="all of its parameters require a gradient",
+                location=sources.of_parameter(subject.model, whole),
+            )
+        )
+        fix = f"call requires_grad_(False) on {whole} and keep it out of the optimizer, or drop it from Frozen(...)"
     return violated(
         "frozen-moved",
         f"{names_text(names)} {'is' if len(names) == 1 else 'are'} promised to be frozen but {'moves' if len(names) == 1 else 'move'}",
@@ -328,17 +362,35 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
             )
             for other in shared
         ]
-        + ([] if entry is None else [entry])
+        + further
         + (
             freezing.culprits_of(freezing.switches(subject)[:2]) if trainable and not writes else []
         ),
         location=place,
         observed=f"max|after - before| = {made.moved[name]:.3g} after {len(made.losses)} steps",
         cause=cause,
-        because=f"requires_grad is {trainable}, and {'an' if held else 'no'} optimizer holds it",
-        fix=f"call requires_grad_(False) on it and keep it out of the optimizer, or drop {name!r} from Frozen(...)",
+        because=because,
+        fix=fix,
         evidence={"parameters": list(names)},
     )
+
+
+def _on(place: Location | None) -> str:
+    return "" if place is None else f" on line {place.line}"
+
+
+def whole_module(subject: Subject, names: list[str]) -> str:
+    """Return the module of which these are all the parameters, or empty; the model itself does not count."""
+    common = names[0].split(".")[:-1]
+    for name in names[1:]:
+        parts = name.split(".")[:-1]
+        while common and parts[: len(common)] != common:
+            common.pop()
+    path = ".".join(common)
+    if not path or len(names) < 2:
+        return ""
+    own = {f"{path}.{name}" for name, _ in subject.model.get_submodule(path).named_parameters()}
+    return path if own == set(names) else ""
 
 
 def _entry(subject: Subject, name: str) -> Culprit | None:

@@ -1,0 +1,87 @@
+"""Frozen parameters that move: by decay of a zero gradient, or as a whole module that was never frozen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract, promises
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.text = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6))
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.head(self.text(x))
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def assigned(model):
+    for p in model.text.parameters():
+        p.grad = torch.zeros_like(p)  # HERE
+
+
+def emptied(model):
+    for p in model.text.parameters():
+        p.grad.mul_(0)  # HERE
+
+
+def dropped(model):
+    for p in model.text.parameters():
+        p.grad = None
+
+
+def contract(zeroing, optimizer=adamw):
+    def step(model, made, inputs, targets):
+        made.zero_grad()
+        loss = F.mse_loss(model(*inputs), targets)
+        loss.backward()
+        zeroing(model)
+        made.step()
+        return loss.detach()
+
+    return Contract(
+        model=Net,
+        inputs="B 4",
+        targets="B 2",
+        loss=F.mse_loss,
+        optimizer=optimizer,
+        train_step=step,
+        promises=(promises.Frozen("text.*", reason="pretrained"),),
+    )
+
+
+@pytest.mark.parametrize("zeroing", [assigned, emptied])
+def test_decay_moves_what_has_a_gradient_of_zeros(zeroing):
+    (found,) = contract(zeroing).check(checks=["frozen-stays"]).causes
+    assert found.code == "frozen-moved"
+    assert found.location.function == zeroing.__name__
+    assert "# HERE" in found.location.text
+    assert "weight decay moves it" in found.cause
+    assert "with weight_decay=0 instead of 0.1 it stays" in found.because
+
+
+def test_no_gradient_or_no_decay_moves_nothing():
+    assert contract(dropped).check(checks=["frozen-stays"]).ok
+
+    def plain(model):
+        return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+
+    assert contract(assigned, plain).check(checks=["frozen-stays"]).ok
+
+
+def test_a_whole_module_is_cited_where_it_is_made():
+    (found,) = contract(lambda model: None).check(checks=["frozen-stays"]).causes
+    assert "weight decay" not in found.cause
+    assert "requires_grad_(False) on text " in found.fix
+    assert any(
+        c.name == "text" and c.location.text.startswith("self.text = ") for c in found.culprits
+    )
