@@ -206,22 +206,27 @@ def _copies(subject: Subject) -> Iterator[Finding]:
         return
     first, second = twins[0]
     names = sorted({name for pair in twins for name in pair})
+    branch = explain.copied_branch(subject, first, second)
     yield violated(
         "units-equal",
         f"{first} and {second} are equal, and stay so",
+        location=branch.location,
         culprits=[
-            Culprit(
-                kind="parameter",
-                name=name,
-                detail="a copy",
-                location=sources.of_parameter(subject.model, name),
-            )
-            for name in names[:8]
+            branch,
+            *(
+                Culprit(
+                    kind="parameter",
+                    name=name,
+                    detail="a copy",
+                    location=sources.of_parameter(subject.model, name),
+                )
+                for name in names[:8]
+            ),
         ],
         observed=f"{len(names)} weights are equal in pairs, and so are their gradients",
         cause="one layer was copied for several branches, and nothing tells the branches apart",
         because="equal weights with equal gradients make equal steps, so the branches act as one",
-        fix=f"build {second} anew instead of copying it, or initialise each branch by itself",
+        fix=f"build {branch.name} anew instead of copying it, or initialise each branch by itself",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,35 @@ def unwritten(subject: Subject, names: list[str]) -> Iterator[Finding]:
         fix=f"initialise {names[0]} (nn.init.*)"
         + (f", line {first.line}: {first.text}" if first else ""),
     )
+
+
+def copied_branch(subject: Subject, first: str, second: str) -> Culprit:
+    """Return the branch that makes a weight a copy of another one, with the line that copies it.
+
+    Args:
+        first, second: Names of equal weights; where the names part is where the branches do.
+    """
+    ours, theirs = first.split("."), second.split(".")
+    depth = next(
+        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(theirs) - 1
+    )
+    branch = ".".join(theirs[: depth + 1])
+    place = sources.of_parameter(subject.model, branch)
+    written = theirs[: depth + 1]
+    while len(written) > 1 and not sources.of_assignment(
+        subject.model.get_submodule(".".join(written[:-1])), written[-1]
+    ):
+        written.pop()  # within a container: the line that assigns the container
+    owner = type(subject.model.get_submodule(".".join(written[:-1])))
+    name = re.escape(written[-1])
+    copies = rf"\.{name}\s*=[^=].*(copy|\]\s*\*)|\.{name}\.load_state_dict\("
+    for cls in owner.__mro__[:-1]:
+        at = sources.of_object(cls)
+        if at is not None and sources.rank(at.file) and (copied := sources.search(cls, copies)):
+            place = copied
+            break
+    equal = ".".join(ours[: depth + 1])
+    return Culprit(kind="module", name=branch, detail=f"starts equal to {equal}", location=place)
 
 
 def broken(subject: Subject, found: Sequence[tuple[str, torch.Tensor]]) -> list[Finding]:

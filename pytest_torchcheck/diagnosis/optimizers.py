@@ -380,17 +380,15 @@ def _on(place: Location | None) -> str:
 
 
 def whole_module(subject: Subject, names: list[str]) -> str:
-    """Return the module of which these are all the parameters, or empty; the model itself does not count."""
-    common = names[0].split(".")[:-1]
-    for name in names[1:]:
-        parts = name.split(".")[:-1]
-        while common and parts[: len(common)] != common:
-            common.pop()
-    path = ".".join(common)
-    if not path or len(names) < 2:
-        return ""
-    own = {f"{path}.{name}" for name, _ in subject.model.get_submodule(path).named_parameters()}
-    return path if own == set(names) else ""
+    """Return the largest module of which these are all the parameters, or empty; the model itself does not count."""
+    found = ""
+    parts = names[0].split(".")
+    for depth in range(1, len(parts)):
+        path = ".".join(parts[:depth])
+        inside = subject.model.get_submodule(path).named_parameters()
+        if len(names) > 1 and {f"{path}.{name}" for name, _ in inside} == set(names):
+            found = found or path
+    return found
 
 
 def _entry(subject: Subject, name: str) -> Culprit | None:

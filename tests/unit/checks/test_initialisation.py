@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -255,3 +256,39 @@ def test_layers_without_a_nonlinearity_between_them() -> None:
 )
 def test_compositions_that_are_meant(build: Callable[[], nn.Module]) -> None:
     assert find(build, "nonlinearity")[0].status in ("passed", "not-applicable")
+
+
+class Critic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(16, 8)
+        self.value = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.value(torch.tanh(self.trunk(x))).squeeze(-1)
+
+
+class Twins(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.one = Critic()
+        self.two = Critic()
+        if how == "assigned":
+            self.two = copy.deepcopy(self.one)
+        elif how == "loaded":
+            self.two.load_state_dict(self.one.state_dict())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.one(x), self.two(x)], -1)
+
+
+def test_a_copied_branch_is_told_by_the_line_that_copies_it() -> None:
+    made = {"loss": lambda output, targets: (output - targets[:, None].float()).square().mean()}
+    for how in ("assigned", "loaded"):
+        report = Contract(model=Twins(how), batch=((X,), Y), **made).check(["initialisation"])
+        (found,) = report.causes
+        assert found.location is not None
+        assert found.location.function.startswith("Twins")
+        assert "self.two" in found.location.text
+        assert "build two anew" in found.fix
+    assert Contract(model=Twins("anew"), batch=((X,), Y), **made).check(["initialisation"]).ok

@@ -246,3 +246,29 @@ def test_findings_are_plain_data():
 
     report = contract(Three(wrong.HalfWeight)).check(["gradcheck", "function-coverage"])
     json.dumps([f.to_dict() for f in report.findings])
+
+
+class KeepsGate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.gate = torch.sigmoid(x)
+        ctx.half = torch.full((), 0.5, dtype=x.dtype)
+        ctx.save_for_backward(x)
+        return ctx.half * x * ctx.gate
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        gate, half = ctx.gate, ctx.half
+        return grad * half * (gate + x * gate * (1 - gate))
+
+
+def test_an_intermediate_on_ctx_is_named_where_backward_reads_it():
+    made = Contract(
+        functions={"f": (KeepsGate.apply, (torch.randn(2, 3),))},
+        promises=(promises.TwiceDifferentiable(),),
+    )
+    (found,) = made.check(["double-backward"]).causes
+    assert found.code == "double-backward-wrong"
+    assert "reads ctx.gate, an intermediate" in found.cause  # the constant factor is none
+    assert found.location.text == "gate, half = ctx.gate, ctx.half"
