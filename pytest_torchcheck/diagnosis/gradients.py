@@ -19,9 +19,11 @@ from .explanation import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from ..findings import Location
     from ..probes.finiteness import NonFinite
     from ..probes.provenance import GraphCut
     from ..subject import Subject
+    from .unread import Unread
 
 CAUSES = {
     "never-used": "no operation of the forward reads it",
@@ -176,6 +178,22 @@ def _missing(
         "not-reaching-loss",
     ):
         cause = f"{cause} ({op.name})"
+    fix = FIXES.get(kind, "connect it to the loss").format(names=repr(names[0]))
+    if kind == "not-reaching-loss" and location is not None:
+        found = _unread(subject, location)
+        if found is not None:
+            cause += f": {found.name} is never read after line {location.line}"
+        if found is not None and found.slip is not None:
+            cause += f", and line {found.slip.line} reads {found.sibling} {found.times}"
+            fix = f"read {found.name} instead of one {found.sibling} on line {found.slip.line}, or drop the part that computes it"
+            culprits.append(
+                Culprit(
+                    kind="call",
+                    name=found.sibling,
+                    detail=f"read where {found.name} is not",
+                    location=found.slip,
+                )
+            )
     return violated(
         "grad-none",
         f"{names_text(names)} {have(names)} no gradient ({len(names)} of {total} parameters)",
@@ -184,7 +202,7 @@ def _missing(
         observed=f"backward ran over {1 + _looks()} batches and seeds and after steps; the gradient is always None",
         cause=cause,
         because=(cut.fact if cut is not None else "") or "its gradient is None after backward",
-        fix=FIXES.get(kind, "connect it to the loss").format(names=repr(names[0]))
+        fix=fix
         + (
             f", or declare MayLackGradient({names[0]!r}, reason=...)"
             if kind == "never-used"
@@ -196,6 +214,14 @@ def _missing(
             "rivals": [str(rival) for rival in (cut.rivals if cut is not None else ())],
         },
     )
+
+
+def _unread(subject: Subject, place: Location) -> Unread | None:
+    """Return the variable of the user's forward that holds a result and is not read."""
+    from .unread import unread
+
+    with subject.pristine():
+        return unread(place, forward_and_loss(subject))
 
 
 def _looks() -> int:

@@ -1,0 +1,199 @@
+"""A result that is given a name which nothing reads afterwards, and the line that reads a sibling in its place."""
+
+from __future__ import annotations
+
+import ast
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .. import sources
+from ..data.tracing import find_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from ..findings import Location
+
+_COMPOUND = (ast.If, ast.While, ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+_NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """A local variable that holds a result and is not read after it.
+
+    Attributes:
+        name: The variable.
+        sibling: Another variable of the function, made in the same way, that is read more than once.
+        slip: The line that reads the sibling once more, where one would expect this one.
+        times: How it does: ``twice`` on the one line, or ``again``, after a line like it.
+    """
+
+    name: str
+    sibling: str = ""
+    slip: Location | None = None
+    times: str = ""
+
+
+def unread(place: Location, run: Callable[[], object]) -> Unread | None:
+    """Return the variable that the statement at a place assigns, where no line that runs reads it afterwards.
+
+    Args:
+        place: A line in a function of the user's.
+        run: Runs it, to tell which of the function's lines do; others, as in a branch not taken, do not count.
+    """
+    function = _function(place)
+    if function is None:
+        return None
+    statement = next(
+        (s for s in _statements(function) if s.lineno <= place.line <= (s.end_lineno or s.lineno)),
+        None,
+    )
+    name = _target(statement)
+    if statement is None or not name or _in_loop(function, statement):
+        return None
+    ran = _ran(place, function, run)
+    if (
+        ran.isdisjoint(_lines(statement))
+        or _outer(function, name)
+        or any(_reads(s, name) for s in _after(function, statement, ran))
+    ):
+        return None
+    shape = _shape(statement)
+    for other in _statements(function):
+        sibling = _target(other)
+        if not sibling or sibling == name or _shape(other) != shape:
+            continue
+        readers = [s for s in _after(function, other, ran) if _reads(s, sibling)]
+        twice = next((s for s in readers if _reads(s, sibling) > 1 and len(_calls(s, sibling)) > 1), None)  # fmt: skip
+        alike = [s for s in readers[1:] if any(_shape(s) == _shape(t) for t in readers[: readers.index(s)])]  # fmt: skip
+        slip = twice if twice is not None else next(iter(alike), None)
+        if slip is not None:
+            line = sources.of_line(place.file, slip.lineno, place.function)
+            return Unread(
+                name=name,
+                sibling=sibling,
+                slip=line,
+                times="again" if twice is None else "twice",
+            )
+    return Unread(name=name)
+
+
+def _function(place: Location) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    tree = sources.tree_of(place.file)
+    around = [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.lineno <= place.line <= (node.end_lineno or node.lineno)
+    ]
+    return max(around, key=lambda node: node.lineno, default=None)
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk a function without the functions and classes within it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, _NESTED):
+            yield child
+            yield from _own(child)
+
+
+def _statements(function: ast.AST) -> list[ast.stmt]:
+    """Return the plain statements of a function, in the order of the source."""
+    found = [n for n in _own(function) if isinstance(n, ast.stmt) and not isinstance(n, _COMPOUND)]
+    return sorted(found, key=lambda node: node.lineno)
+
+
+def _target(statement: ast.stmt | None) -> str:
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        target = statement.target
+    else:
+        return ""
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def _in_loop(function: ast.AST, statement: ast.stmt) -> bool:
+    loops = [n for n in _own(function) if isinstance(n, ast.For | ast.AsyncFor | ast.While)]
+    return any(
+        loop.lineno <= statement.lineno <= (loop.end_lineno or loop.lineno) for loop in loops
+    )
+
+
+def _outer(function: ast.AST, name: str) -> bool:
+    """Say whether the variable leaves the function by another way than a plain read."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Global | ast.Nonlocal) and name in node.names:
+            return True
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("locals", "vars", "eval"):  # fmt: skip
+            return True
+        if node is not function and isinstance(node, _NESTED) and _reads(node, name):
+            return True
+    return False
+
+
+def _after(
+    function: ast.AST, statement: ast.stmt, ran: frozenset[int]
+) -> list[ast.stmt | ast.expr]:
+    """Return what runs behind a statement: plain statements, and the heads of compound ones."""
+    found: list[ast.stmt | ast.expr] = []
+    for node in _own(function):
+        if isinstance(node, _COMPOUND):
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.withitem):
+                    found.append(child.context_expr)
+                elif isinstance(child, ast.expr):
+                    found.append(child)
+        elif isinstance(node, ast.stmt):
+            found.append(node)
+    end = statement.end_lineno or statement.lineno
+    later = [n for n in found if n.lineno > end and not ran.isdisjoint(_lines(n))]
+    return sorted(later, key=lambda node: node.lineno)
+
+
+def _lines(node: ast.stmt | ast.expr) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def _reads(node: ast.AST, name: str) -> int:
+    return sum(
+        (isinstance(n, ast.Name) and n.id == name and not isinstance(n.ctx, ast.Store))
+        or (isinstance(n, ast.AugAssign) and getattr(n.target, "id", "") == name)
+        for n in ast.walk(node)
+    )
+
+
+def _calls(node: ast.AST, name: str) -> list[ast.Call]:
+    """Return the calls that are given a variable as such."""
+    return [
+        n
+        for n in ast.walk(node)
+        if isinstance(n, ast.Call)
+        and any(
+            isinstance(a, ast.Name) and a.id == name
+            for a in (*n.args, *(k.value for k in n.keywords))
+        )
+    ]
+
+
+def _shape(node: ast.AST) -> str:
+    """Return the structure of a statement, without its names, attributes and constants."""
+    parts = [type(n).__name__ for n in ast.walk(node)]
+    return " ".join(parts)
+
+
+def _ran(place: Location, function: ast.AST, run: Callable[[], object]) -> frozenset[int]:
+    lines: set[int] = set()
+    first = getattr(function, "lineno", place.line)
+    last = getattr(function, "end_lineno", None) or place.line
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        if os.path.abspath(frame.f_code.co_filename) == place.file and first <= line <= last:
+            lines.add(line)
+        return False
+
+    find_line(run, watcher)
+    return frozenset(lines)

@@ -1,0 +1,84 @@
+"""A result under a name that is never read, beside a sibling that is read in its place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_torchcheck import Contract, Finding
+
+
+class Pair(nn.Module):
+    """Two trunks of one make, each with a head."""
+
+    def __init__(self, slip: str = "") -> None:
+        super().__init__()
+        self.slip = slip
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(4, 6)
+        self.c, self.d = nn.Linear(6, 2), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left = F.relu(self.a(x))
+        right = F.relu(self.b(x))
+        if self.slip == "one":
+            return self.c(left) + self.d(left)
+        if self.slip == "two":
+            first = self.c(left)
+            second = self.d(left)
+            return first + second
+        if self.slip == "forgotten":
+            made: Tensor = self.c(left)
+            return made
+        return self.c(left) + self.d(right)
+
+
+class Again(nn.Module):
+    """The use-less result is read, by what the loss does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        left = self.a(x)
+        right = self.b(x)
+        return left * left, right
+
+
+def _judge(model: nn.Module) -> Finding:
+    def loss(output: Tensor | tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+        return F.mse_loss(output[0] if isinstance(output, tuple) else output, y)
+
+    contract = Contract(model=model, batch=((torch.randn(3, 4),), torch.randn(3, 2)), loss=loss)
+    return contract.check(["gradients-exist"]).findings[0]
+
+
+def test_each_head_with_its_own_trunk_passes() -> None:
+    assert _judge(Pair()).status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("slip", "line"),
+    [("one", "return self.c(left) + self.d(left)"), ("two", "second = self.d(left)")],
+)
+def test_the_sibling_that_is_read_in_its_place(slip: str, line: str) -> None:
+    found = _judge(Pair(slip))
+    assert found.code == "grad-none"
+    assert "right is never read" in found.cause
+    assert "reads left" in found.cause
+    assert "right" in found.fix
+    assert any(c.location is not None and c.location.text == line for c in found.culprits)
+
+
+def test_a_name_that_is_not_read_and_has_no_stand_in() -> None:
+    found = _judge(Pair("forgotten"))
+    assert found.code == "grad-none"
+    assert "left" not in found.cause
+
+
+def test_a_result_that_is_returned_is_read() -> None:
+    found = _judge(Again())
+    assert found.code == "grad-none"
+    assert "never read" not in found.cause
