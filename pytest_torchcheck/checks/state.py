@@ -186,7 +186,7 @@ def _growing(subject: Subject) -> Iterator[Finding]:
         ],
         location=place or sources.of_object(type(subject.model).forward),
         observed=f"{counted(len(grown), 'key is', 'keys are')} new or of another shape after one forward",
-        cause="a buffer is registered or resized in forward, and is persistent",
+        cause="a buffer is registered, filled or resized in forward, and is persistent",
         because="state_dict() of the model as built and after one forward differ, so a strict load into a new one fails",
         fix="register it in __init__, or with persistent=False",
     )

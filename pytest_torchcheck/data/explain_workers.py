@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,21 @@ def _raised(part: Part, made: Delivery, culprit: Culprit, common: dict[str, Any]
             cause="every spawned worker imports the main module anew, and this one runs code when imported",
             fix='put what runs under if __name__ == "__main__":', **common,
         )  # fmt: skip
+    if made.phase == "unpickle" and (asks := _asks_itself(made)) is not None:
+        function, attribute = asks
+        return violated(
+            "worker-cannot-unpickle",
+            f"{part.prefix}{part.name} cannot be rebuilt in a worker: {function} calls itself for ever",
+            culprits=(
+                Culprit(kind="function", name=function, detail=made.error_type, location=made.location),
+                culprit,
+            ),
+            observed=observed, because=f"{said}, at {where_}",
+            cause=f"an object that is unpickled is asked for attributes before it has any, and __getattr__ reads self.{attribute}, "
+            "which is not there yet: that asks __getattr__ again",
+            fix=f"begin __getattr__ with: if name == {attribute!r} or name.startswith('__'): raise AttributeError(name)",
+            **common,
+        )  # fmt: skip
     if made.phase == "unpickle":
         return violated(
             "worker-cannot-unpickle",
@@ -165,6 +181,35 @@ def _raised(part: Part, made: Delivery, culprit: Culprit, common: dict[str, Any]
         if made.phase == "read" else "worker_init_fn fails in a fresh process",
         fix=f"make what {where_} needs in the worker itself", **common,
     )  # fmt: skip
+
+
+def _asks_itself(made: Delivery) -> tuple[str, str] | None:
+    """Return the ``__getattr__`` that recurses without an end, and the attribute that it reads, or None."""
+    place = made.location
+    if made.error_type != "RecursionError" or place is None:
+        return None
+    tree = sources.tree_of(place.file)
+    for cls in ast.walk(tree) if tree is not None else ():
+        if not isinstance(cls, ast.ClassDef):
+            continue
+        for function in cls.body:
+            if (
+                not isinstance(function, ast.FunctionDef)
+                or function.name != "__getattr__"
+                or not function.lineno <= place.line <= (function.end_lineno or function.lineno)
+                or not function.args.args
+            ):
+                continue
+            own = function.args.args[0].arg
+            for node in ast.walk(function):
+                if (
+                    isinstance(node, ast.Attribute)
+                    and isinstance(node.value, ast.Name)
+                    and node.value.id == own
+                    and not node.attr.startswith("__")
+                ):
+                    return f"{cls.name}.__getattr__", node.attr
+    return None
 
 
 def duplicated(part: Part, found: Augmentation) -> Iterator[Finding]:

@@ -123,6 +123,7 @@ RULES: tuple[Rule, ...] = (
           "a run that depends on its past cannot be resumed"),
     _rule("*/second-backward", "graph-kept/* repeatable-steps/*", "line", "the graph that is carried over is what backward runs into"),
     _rule("graph-kept/* repeatable-steps/*", "step-leak/*", "model", "a graph that is kept keeps its tensors"),
+    _rule("*/state-dict-keys", "state-dict-roundtrip/state-grows", "overlap", "a key that a forward adds does not fit a model as built"),
     _rule("step-leak/*", "inference-memory/*", "overlap", "what piles up in training piles up in evaluation"),
     # behaviour
     _rule("batch-independence/*", "batch-sizes/batch-size-dependent accumulation/* ddp-equivalence/*", "model",

@@ -212,6 +212,7 @@ def state_dict(scene: Scene, match: re.Match[str]) -> Explanation | None:
             location=made or place,
         )
     prefix = _prefix(absent, foreign)
+    late: dict[str, Location | None] = {}
     if prefix:
         which, edit = prefix
         cause = f"the checkpoint's keys differ by the prefix {which!r}" + (
@@ -223,6 +224,11 @@ def state_dict(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "the checkpoint lacks them: they were added to the model, or were no parameter or buffer when it was saved",
             "save again from this model, or load with strict=False and initialise them",
         )
+    elif foreign and not absent and (late := _filled_later(scene.model, foreign)):
+        name, made = next(iter(late.items()))
+        cause = f"{listed(list(late), 2)} {'is' if len(late) == 1 else 'are'} registered as None{_line(made)} and filled later: a model as built has no such key"
+        fix = f"register it with persistent=False{_line(made)}, or with its values"
+        place = made or place
     elif foreign and not absent:
         cause, fix = (
             "the model lacks them: layers were removed, or are held in a plain list or dict",
@@ -247,12 +253,32 @@ def state_dict(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=fix,
         culprits=tuple(
             Culprit(
-                kind="parameter", name=name, detail="missing" if name in absent else "unexpected"
+                kind="buffer" if name in late else "parameter",
+                name=name,
+                detail="missing" if name in absent else "unexpected",
+                location=late.get(name),
             )
             for name in names[:4]
         ),
         location=place,
     )
+
+
+def _filled_later(model: torch.nn.Module | None, names: list[str]) -> dict[str, Location | None]:
+    """Return those of some keys that are buffers or parameters registered as None, with their lines."""
+    found: dict[str, Location | None] = {}
+    if model is None:
+        return found
+    for name in names:
+        owner, _, leaf = name.rpartition(".")
+        try:
+            module = model.get_submodule(owner)
+        except AttributeError:
+            continue
+        for kept in (module._buffers, module._parameters):
+            if leaf in kept and kept[leaf] is None:
+                found[name] = sources.of_parameter(model, name)
+    return found
 
 
 def _prefix(absent: list[str], foreign: list[str]) -> tuple[str, str] | None:
