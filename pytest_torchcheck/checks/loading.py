@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_torchcheck.data import (
+    agreement,
     delivery,
     explain_order,
     explain_workers,
@@ -73,7 +74,7 @@ def collate_pairing(subject: Subject) -> Iterator[Finding]:
 
 @check(
     "worker-delivery",
-    "A spawned worker delivers two batches within a deadline.",
+    "A spawned worker delivers two batches within a deadline, of the samples that the main process reads.",
     needs=("dataset",),
     cost="one process, 1-3 s, only where the loader declares workers",
     axes="once",
@@ -92,6 +93,10 @@ def worker_delivery(subject: Subject) -> Iterator[Finding]:
         else:
             made = delivery.deliver(part, seed=subject.seed)
             if made.outcome == "delivered":
+                other = _in_data(agreement.disagreement, part, made.told, seed=subject.seed)
+                if other is not None:
+                    yield explain_workers.differing(part, other)
+                    continue
                 yield passed(
                     f"{part.prefix}a spawned worker delivered {made.batches} batches in {made.seconds:.1f} s"
                 )

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import spawn
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,6 +40,8 @@ from .tracing import line_at
 
 if TYPE_CHECKING:
     from pytest_torchcheck.findings import Location
+
+    from .agreement import Told
 
 BATCHES = 2
 DEADLINE_S = 60.0
@@ -69,6 +71,7 @@ class Delivery:
         shapes: Shapes of the samples that do not stack, with their index.
         payload_bytes: What the worker is sent.
         exit_code: Of the process, None where it was stopped.
+        told: What it says of the samples that it read, by index, for :mod:`~.agreement`.
     """
 
     outcome: Literal["delivered", "raised", "hung", "died", "too-large"]
@@ -82,6 +85,7 @@ class Delivery:
     shapes: tuple[str, ...] = ()
     payload_bytes: int = 0
     exit_code: int | None = None
+    told: dict[int, Told] = field(default_factory=dict)
 
 
 def expect(loader: Any) -> None:
@@ -270,7 +274,8 @@ def _judge(
         "phase": phase, "batches": batches, "seconds": seconds, "payload_bytes": size, "exit_code": code,
     }  # fmt: skip
     if phase == "done":
-        return Delivery(outcome="delivered", **common)
+        told = {index: one for line in lines for index, one in line.get("told", ())}
+        return Delivery(outcome="delivered", told=told, **common)
     raised = next((line for line in lines if "error" in line), None)
     if raised is not None:
         return Delivery(

@@ -10,12 +10,13 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.checks.registry import inconclusive, not_applicable, suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
-from . import delivery
+from . import delivery, validity
 from .explain import dataset_culprit, few, line_ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from .agreement import Disagreement
     from .delivery import Delivery
     from .order import Shards
     from .pickling import Unpicklable
@@ -180,6 +181,36 @@ def _raised(part: Part, made: Delivery, culprit: Culprit, common: dict[str, Any]
         cause="it works here but not in a fresh process: state that only the main process has"
         if made.phase == "read" else "worker_init_fn fails in a fresh process",
         fix=f"make what {where_} needs in the worker itself", **common,
+    )  # fmt: skip
+
+
+def differing(part: Part, found: Disagreement) -> Finding:
+    """A worker reads other samples than the main process."""
+    place = found.hashed or validity.return_line(part, found.index)
+    name = f"{part.name}[{found.index}]" + (f", value {found.path}" if found.path else "")
+    forked = part.plan.start_method == "fork"
+    make = suspicious if forked else violated
+    here, there = (
+        "text" if low is None or high is None else f"{low:g} to {high:g}"
+        for low, high in (found.here, found.there)
+    )
+    if found.hashed is not None:
+        cause = "hash() of a text is salted: every interpreter, and every run, gives other values"
+        fix = f"use a hash of the contents at {line_ref(place)}: zlib.crc32(text.encode()), or hashlib"
+    else:
+        cause = "the sample hangs on something that each interpreter has its own of: the salt of hash(), the order of a set, a global"
+        fix = f"make what {line_ref(place)} returns of what the dataset is sent with"
+    ran = f"; hash() of a text ran at {line_ref(place)}" if found.hashed is not None else ""
+    return make(
+        "worker-differs",
+        f"{part.prefix}{name} is another one in a spawned worker than in the main process",
+        culprits=(dataset_culprit(part, "hash" if found.hashed else name, "other values in each process", place),),
+        location=place,
+        observed=f"{found.count} of {found.compared} samples differ; {name} ({found.dtype}): {here} here, {there} in the worker",
+        cause=cause,
+        because=f"two readings here agree, one of them with another seed and as a worker{ran}",
+        fix=fix,
+        evidence={"start_method": part.plan.start_method},
     )  # fmt: skip
 
 

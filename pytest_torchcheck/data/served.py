@@ -68,6 +68,7 @@ def _serve(payload: Path, request: dict[str, Any], report: _Report, progress: _P
     from torch.utils.data import default_collate
     from torch.utils.data._utils import worker
 
+    from .agreement import tell
     from .simulation import seed_worker
 
     torch.set_num_threads(1)
@@ -93,7 +94,7 @@ def _serve(payload: Path, request: dict[str, Any], report: _Report, progress: _P
         samples = _read(take, batch, progress)
         if not samples:
             break
-        report.write(phase="collate")
+        report.write(phase="collate", told=[[index, tell(one)] for index, one in progress.read])
         made = collate(samples)
         report.write(phase="send")
         ForkingPickler.dumps(made)

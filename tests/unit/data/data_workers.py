@@ -44,3 +44,23 @@ class Rebuilt(Plain):
 
     def __setstate__(self, state):
         raise KeyError("handle")
+
+
+HERE = os.getpid()
+
+
+class ByProcess(Plain):
+    """Hangs on what each interpreter has its own of."""
+
+    def __getitem__(self, i):
+        return torch.full((3,), float(i)), HERE
+
+
+class Asks(Plain):
+    """Hands on what it does not have, also while it is unpickled and has nothing."""
+
+    def __init__(self):
+        self.inner = Plain()
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)

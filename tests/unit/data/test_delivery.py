@@ -6,10 +6,11 @@ from pathlib import Path
 
 import data_workers
 import pytest
+import torch
 
 from pytest_torchcheck import Contract
 from pytest_torchcheck.checks import loading
-from pytest_torchcheck.data import delivery
+from pytest_torchcheck.data import agreement, delivery, explain_workers
 from pytest_torchcheck.data.plan import parts
 from pytest_torchcheck.subject import Subject
 
@@ -26,9 +27,71 @@ def text_of(made: delivery.Delivery) -> str:
     return made.location.text
 
 
-def test_two_batches_come() -> None:
+def test_two_batches_come_of_the_samples_that_are_read_here() -> None:
     made = deliver(data_workers.Plain())
     assert (made.outcome, made.batches) == ("delivered", 2)
+    (part,) = parts(data_workers.Plain(), LOADER)
+    assert sorted(made.told) == list(range(8))
+    assert agreement.disagreement(part, made.told) is None
+
+
+def test_a_sample_that_hangs_on_the_process_is_another_one_in_a_worker() -> None:
+    (part,) = parts(data_workers.ByProcess(), LOADER)
+    found = agreement.disagreement(part, delivery.deliver(part).told)
+    assert found is not None
+    assert (found.index, found.path, found.count, found.compared) == (0, "1", 8, 8)
+    told = explain_workers.differing(part, found)
+    assert (told.status, told.code) == ("violated", "worker-differs")
+    assert told.location.text == "return torch.full((3,), float(i)), HERE"
+
+
+class Hashed(data_workers.Plain):
+    def __getitem__(self, i):
+        return hash(f"word-{i}") % 1000, torch.rand(2)
+
+
+def test_the_hash_of_a_text_is_named() -> None:
+    (part,) = parts(Hashed(), LOADER)
+    told = {i: agreement.tell(part.dataset[i]) for i in range(3)}
+    assert agreement.disagreement(part, told) is None  # what is random is not compared
+    fixed = {i: [one for one in leaves if one[0] == "0"] for i, leaves in told.items()}
+
+    class Alone(Hashed):
+        def __getitem__(self, i):
+            return (super().__getitem__(i)[0],)
+
+    (part,) = parts(Alone(), LOADER)
+    assert agreement.disagreement(part, fixed) is None
+    for leaves in fixed.values():
+        leaves[0][2] = "other"
+    found = agreement.disagreement(part, fixed)
+    assert found is not None
+    assert found.hashed is not None
+    assert "hash(f" in found.hashed.text
+    assert "salted" in explain_workers.differing(part, found).cause
+
+
+def test_floats_that_other_threads_round_differently_are_no_difference() -> None:
+    class Mean(data_workers.Plain):
+        def __getitem__(self, i):
+            return (torch.tensor([1.0, 2.0]) * (1 + 1e-6 * self.other),)
+
+    dataset = Mean()
+    dataset.other = 0
+    (part,) = parts(dataset, LOADER)
+    dataset.other = 1
+    told = {0: agreement.tell(dataset[0])}
+    dataset.other = 0
+    assert agreement.disagreement(part, told) is None
+
+
+def test_an_attribute_that_asks_itself_is_named() -> None:
+    made = deliver(data_workers.Asks())
+    assert (made.outcome, made.phase, made.error_type) == ("raised", "unpickle", "RecursionError")
+    (part,) = parts(data_workers.Plain(), LOADER)
+    found = explain_workers.undelivered(part, made, 60.0)
+    assert "Asks.__getattr__ calls itself" in found.summary
+    assert "name == 'inner'" in found.fix
 
 
 def test_samples_that_do_not_stack_are_named() -> None:

@@ -247,6 +247,22 @@ def test_state_dicts_of_another_size():
     assert found.location.line == line(Two, "self.head")
 
 
+class Late(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", None)
+
+
+def test_a_key_that_is_registered_as_none():
+    model, grown = Late(), Late()
+    grown.mask = torch.ones(2)
+    found = explain(lambda: model.load_state_dict(grown.state_dict()), phase="build", model=model)
+    assert found.code == "state-dict-keys"
+    assert "registered as None" in found.cause
+    assert "persistent=False" in found.fix
+    assert found.location.line == line(Late, "register_buffer")
+
+
 def test_state_dicts_with_other_keys():
     model, saved = Two(3), Two(3).state_dict()
     wrapped = {f"module.{key}": value for key, value in saved.items()}
