@@ -112,8 +112,8 @@ def _assigned_values(function: ast.FunctionDef, name: str) -> Iterator[ast.expr]
                 yield value
 
 
-def _calls(value: ast.expr, class_name: str) -> list[ast.Call]:
-    """Return the calls of a class inside an expression, in the order of the source."""
+def _calls(value: ast.AST, class_name: str) -> list[ast.Call]:
+    """Return the calls of a class inside an expression or a file, in the order of the source."""
     found = []
     for node in ast.walk(value):
         if isinstance(node, ast.Call):

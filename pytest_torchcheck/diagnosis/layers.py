@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..findings import Culprit
 from .building import Origin, building_line, size_origin
+from .size_values import value_lines
 
 if TYPE_CHECKING:
     from ..findings import Location
@@ -45,4 +47,30 @@ def edit(
         return f"{default}{line}"
     if origin.constant:
         return f"write {origin.argument}={wanted} instead of {origin.expression}{line}"
-    return f"make {origin.argument} ({origin.expression}{line}) {wanted}"
+    return (
+        f"make {origin.argument} ({origin.expression}{line}) {wanted}{computed(size_values(scene))}"
+    )
+
+
+def size_values(
+    scene: Scene, path: str = "", beside: Location | None = None
+) -> tuple[Culprit, ...]:
+    """Return the lines that assign what a module's size is computed from, where there is one or two of them.
+
+    Args:
+        scene: The error.
+        path: Qualified name of the module; the innermost running one by default.
+        beside: A line that is named already.
+    """
+    path = path or scene.path_of(scene.module)
+    return tuple(
+        Culprit(kind="call", name=place.text, detail="gives the size its value", location=place)
+        for place in value_lines(scene.model, path)
+        if beside is None or (place.file, place.line) != (beside.file, beside.line)
+    )
+
+
+def computed(values: tuple[Culprit, ...]) -> str:
+    """Return in brackets from which lines a size comes; empty for none."""
+    lines = [str(c.location.line) for c in values if c.location is not None]
+    return f" (its value comes from line {' or '.join(lines)})" if lines else ""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..explanation import Explanation, describe, numbers, times
-from ..layers import edit, input_fact, input_of, where_decided
+from ..layers import edit, input_fact, input_of, size_values, where_decided
 from ..scene import Scene, named_source
 from ..table import entry
 
@@ -103,7 +103,9 @@ def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=f"{name} was built for {want} channels, and {of} has {got}",
         because=f"{because}; {scene.said}",
         fix=edit(scene, origin, place, got, f"build {name} with in_channels={got}"),
-        culprits=scene.culprit(detail=f"takes {want} channels, got {got}") + scene.call_culprit(),
+        culprits=scene.culprit(detail=f"takes {want} channels, got {got}")
+        + scene.call_culprit()
+        + size_values(scene, beside=place),
         location=place or call,
     )
 

@@ -12,6 +12,7 @@ from torch import nn
 from ...findings import Culprit
 from ..building import building_line, size_origin
 from ..explanation import Explanation, describe
+from ..layers import computed, size_values
 from ..scene import Scene, made_from, named_source
 from ..table import entry
 from .shapes import label
@@ -145,10 +146,11 @@ def _table(scene: Scene, name: str, path: str, rows: int, found: _Indices) -> Ex
     )
     length = scene.input_with_size(found.high + 1)
     need = found.high + 1
+    values = size_values(scene, path, decided) if path else ()
     how = (
         f"write {origin.argument}={need} or more instead of {origin.expression}{on_line}"
         if origin is not None and origin.constant
-        else f"make {origin.argument} ({origin.expression}) at least {need}{on_line}"
+        else f"make {origin.argument} ({origin.expression}) at least {need}{on_line}{computed(values)}"
         if origin is not None
         else f"build {name} with at least {need} rows{on_line}"
     )
@@ -160,6 +162,7 @@ def _table(scene: Scene, name: str, path: str, rows: int, found: _Indices) -> Ex
             location=built,
         ),
         *scene.call_culprit(),
+        *values,
     )
     if found.low < 0:
         source = found.source or "the indices"

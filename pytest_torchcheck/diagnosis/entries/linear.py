@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..explanation import Explanation, describe, times
-from ..layers import edit, input_fact, input_of, where_decided
+from ..layers import edit, input_fact, input_of, size_values, where_decided
 from ..scene import Scene, flattened_from
 from ..table import entry
 
@@ -73,6 +73,8 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=because,
         fix=edit(scene, origin, place, got, f"build {name} with in_features={got}"),
-        culprits=scene.culprit(detail=f"takes {want} features, got {got}") + scene.call_culprit(),
+        culprits=scene.culprit(detail=f"takes {want} features, got {got}")
+        + scene.call_culprit()
+        + size_values(scene, beside=place),
         location=place or call,
     )

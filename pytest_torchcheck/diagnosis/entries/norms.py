@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ..explanation import Explanation, describe, numbers, times
-from ..layers import edit, input_of, where_decided
+from ..layers import edit, input_of, size_values, where_decided
 from ..table import entry
 
 if TYPE_CHECKING:
@@ -90,7 +90,9 @@ def norm_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=f"{name} was built for {times(want)} features, and what reaches it has {times(got)}",
         because=scene.said,
         fix=fix,
-        culprits=scene.blame(f"built for {times(want)}") + scene.call_culprit(),
+        culprits=scene.blame(f"built for {times(want)}")
+        + scene.call_culprit()
+        + size_values(scene, beside=place),
         location=place or call,
     )
 

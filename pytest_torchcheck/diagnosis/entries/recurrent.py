@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..building import building_line
 from ..explanation import Explanation, describe, numbers
-from ..layers import edit, input_of, where_decided
+from ..layers import edit, input_of, size_values, where_decided
 from ..table import entry
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ def recurrent_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=f"{name} was built for {want} features, and what reaches it has {got}",
         because=scene.said,
         fix=edit(scene, origin, place, got, f"build {name} for {got} features"),
-        culprits=scene.blame(f"takes {want} features, got {got}") + scene.call_culprit(),
+        culprits=scene.blame(f"takes {want} features, got {got}")
+        + scene.call_culprit()
+        + size_values(scene, beside=place),
         location=place or call,
     )
 

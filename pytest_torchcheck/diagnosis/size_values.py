@@ -1,0 +1,157 @@
+"""Where the value of a layer's size comes from: the names in its expression, back to their assignments.
+
+``nn.Embedding(int(dims.sum()), n)`` holds no number that could be changed there. The names are followed
+through the constructors that hand them down and the one call that builds the model, to where they are assigned.
+The source is parsed, nothing is run; where a class is built in several places nothing is said.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from typing import TYPE_CHECKING
+
+from .. import sources
+from . import building
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from ..findings import Location
+
+_MOST = 2
+_DEPTH = 6
+_Scope = tuple[str, int, str, ast.AST]
+"""File, offset of its lines, name and tree of a function (or of a module)."""
+
+
+def value_lines(model: nn.Module | None, name: str, argument: str = "") -> tuple[Location, ...]:
+    """Return up to two lines that assign what the size of a module is computed from; empty where it is not clear.
+
+    Args:
+        model: The root module.
+        name: Qualified name of a module.
+        argument: Argument of its constructor; the one that says its input's size by default.
+    """
+    if model is None or not name:
+        return ()
+    try:
+        module = model.get_submodule(name)
+    except AttributeError:
+        return ()
+    argument = argument or building.SIZE_ARGUMENTS.get(type(module).__name__, "")
+    given = list(_given(model, name, type(module), argument)) if argument else []
+    if len(given) != 1:
+        return ()
+    found: dict[tuple[str, int], Location] = {}
+    for place in _followed(model, *given[0], depth=_DEPTH):
+        found.setdefault((place.file, place.line), place)
+    return tuple(found.values()) if len(found) <= _MOST else ()
+
+
+def _given(
+    model: nn.Module, name: str, cls: type, argument: str
+) -> Iterator[tuple[ast.expr, _Scope, str]]:
+    """Yield what the constructor of the owner gives to an argument, with the scope and the owner's name."""
+    owners = building._owners(model, name)
+    while owners and isinstance(owners[-1][1], building._CONTAINERS) and not building._has_source(type(owners[-1][1])):  # fmt: skip
+        owners.pop()
+    if not owners:
+        return
+    attribute, owner = owners[-1]
+    owner_name = ".".join(part for part, _ in owners[:-1])
+    for filename, offset, qualname, function in building._functions(type(owner)):
+        for expression in building._assigned_values(function, attribute):
+            for call in building._calls(expression, cls.__name__):
+                given = building._argument(call, cls, argument)
+                if given is not None:
+                    yield given, (filename, offset, qualname, function), owner_name
+
+
+def _followed(
+    model: nn.Module, expression: ast.expr, scope: _Scope, owner: str | None, *, depth: int
+) -> list[Location]:
+    """Return the lines that assign the names of an expression, through constructors and the call of the model.
+
+    Args:
+        model: The root module.
+        expression: The expression.
+        scope: Where it stands.
+        owner: Name of the module in whose class it stands; None for code that builds the model.
+        depth: How far to go.
+    """
+    found: list[Location] = []
+    if depth == 0:
+        return found
+    filename, offset, qualname, tree = scope
+    for name in dict.fromkeys(_names(expression)):
+        values = _assigned(tree, name, expression.lineno)
+        if values:
+            for value in values:
+                deeper = _followed(model, value, scope, owner, depth=depth - 1) if owner is not None else []  # fmt: skip
+                found += [building._line(filename, offset, qualname, value), *deeper]
+            continue
+        if owner is None or not isinstance(tree, ast.FunctionDef) or name not in building._parameters(tree) or tree.name != "__init__":  # fmt: skip
+            continue
+        if owner:
+            handed = list(_given(model, owner, type(model.get_submodule(owner)), name))
+        else:
+            handed = list(_built(type(model), name))
+        if len(handed) == 1:
+            given, outer, above = handed[0]
+            deeper = _followed(model, given, outer, above if owner else None, depth=depth - 1)
+            here = building._line(outer[0], outer[1], outer[2], given)
+            # a name that is handed on says nothing of the value; what is computed or written there does
+            found += deeper or ([] if isinstance(given, ast.Name) else [here])
+    return found
+
+
+def _built(cls: type, argument: str) -> Iterator[tuple[ast.expr, _Scope, str]]:
+    """Yield what the calls of a class, outside of it and in its own file, give to an argument."""
+    try:
+        filename = inspect.getsourcefile(cls)
+    except TypeError:
+        return
+    tree = sources.tree_of(filename) if filename is not None else None
+    if filename is None or tree is None or not sources.rank(filename):
+        return
+    scopes = [tree, *(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))]
+    for call in building._calls(tree, cls.__name__):
+        given = building._argument(call, cls, argument)
+        around = [s for s in scopes if not isinstance(s, ast.FunctionDef) or _within(call, s)]
+        if given is not None:
+            scope = around[-1]
+            name = scope.name if isinstance(scope, ast.FunctionDef) else ""
+            yield given, (filename, 0, name, scope), ""
+
+
+def _within(node: ast.expr, function: ast.FunctionDef) -> bool:
+    return function.lineno <= node.lineno <= (function.end_lineno or function.lineno)
+
+
+def _names(expression: ast.expr) -> Iterator[str]:
+    """Yield the variables of an expression, without those that are called."""
+    called = {id(n.func) for n in ast.walk(expression) if isinstance(n, ast.Call)}
+    for node in ast.walk(expression):
+        if isinstance(node, ast.Name) and id(node) not in called and node.id != "self":
+            yield node.id
+
+
+def _assigned(tree: ast.AST, name: str, before: int) -> list[ast.expr]:
+    """Return what is assigned to a variable of a scope above a line, not within functions or classes in it."""
+    found: list[ast.expr] = []
+    pending = list(ast.iter_child_nodes(tree))
+    while pending:
+        node = pending.pop(0)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            continue
+        pending += list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Assign) and node.lineno <= before:
+            targets = [t for target in node.targets for t in getattr(target, "elts", [target])]
+            if any(isinstance(t, ast.Name) and t.id == name for t in targets):
+                found.append(node.value)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None and node.lineno <= before and getattr(node.target, "id", "") == name:  # fmt: skip
+            found.append(node.value)
+    return found
