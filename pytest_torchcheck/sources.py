@@ -309,6 +309,7 @@ def _numbers(call: ast.Call) -> list[float]:
 
 @functools.lru_cache(maxsize=64)
 def tree_of(filename: str) -> ast.Module | None:
+    """Return the syntax tree of a file, or None where it cannot be parsed; cached."""
     """Return the syntax tree of a file, or None where it cannot be read."""
     try:
         return ast.parse("".join(linecache.getlines(filename)))

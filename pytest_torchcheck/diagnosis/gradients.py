@@ -14,7 +14,9 @@ from ..checks.registry import violated
 from ..findings import Culprit, Finding
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
+from ..trees import dense
 from .explanation import counted
+from .zeroing import zeroing_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -262,6 +264,26 @@ def zero(
 
             # a rectifier without a positive input was pushed there by what its layer starts with
             culprits = [replace(c, location=initialisation_line(subject, c.name)) for c in culprits]
+        zeros = _zero_parameters(subject, group) if kind == "times-zero" else []
+        made = list(dict.fromkeys(p for n in zeros for p in zeroing_lines(subject, n)))[:3]
+        because = getattr(at, "fact", "") or "every element of its gradient is zero"
+        fix = _ZERO_FIXES.get(
+            kind, "let the loss depend on it, or declare MayLackGradient(..., reason=...)"
+        )
+        if zeros:
+            because += f"; {names_text(zeros)} {'starts' if len(zeros) == 1 else 'start'} at zero"
+        if made:
+            culprits.append(
+                Culprit(
+                    kind="call", name=at.op.name, detail="multiplies by zero", location=location
+                )
+            )
+            culprits += [
+                Culprit(kind="call", name="zeros", detail=f"makes {zeros[0]} zero", location=place)
+                for place in made
+            ]
+            location = made[0]
+            fix += f": start {zeros[0]} from other values on line {location.line}"
         yield violated(
             "grad-zero",
             f"the gradient of {names_text(group)} is always zero ({len(group)} of {total} parameters)",
@@ -273,12 +295,16 @@ def zero(
             cause=_ZERO_CAUSES.get(
                 kind, CAUSES.get(kind, "the loss does not depend on its values")
             ),
-            because=getattr(at, "fact", "") or "every element of its gradient is zero",
-            fix=_ZERO_FIXES.get(
-                kind, "let the loss depend on it, or declare MayLackGradient(..., reason=...)"
-            ),
+            because=because,
+            fix=fix,
             evidence={"kind": kind, "parameters": list(group)},
         )
+
+
+def _zero_parameters(subject: Subject, names: list[str]) -> list[str]:
+    """Return those of some parameters that are all zeros in the model as built."""
+    parameters = subject.named_parameters()
+    return [n for n in names if n in parameters and not bool(dense(parameters[n].detach()).any())]
 
 
 _ZERO_CAUSES = {
