@@ -11,6 +11,7 @@ import torch
 from .. import sources, trees
 from ..diagnosis import freezing
 from ..diagnosis import gradients as explain
+from ..diagnosis.tables import parameter_rows
 from ..facts import forward_facts
 from ..state import isolated, seed_everything
 from ..subject import Subject, SubjectError, clear_gradients, gradient_stats
@@ -18,6 +19,7 @@ from .registry import check, inconclusive, not_applicable, passed, violated
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
+    from typing import Any
 
     from ..findings import Finding
     from ..probes.provenance import GraphCut
@@ -121,10 +123,12 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
     none = [name for name, kind in dead.items() if kind == "none"]
     zero = [name for name, kind in dead.items() if kind == "zero"]
     total = len(first.stats)
+    table = {"gradients": parameter_rows(subject, first.stats)}
     if none:
-        yield from explain.missing(subject, none, total)
+        yield from _with_table(explain.missing(subject, none, total), table)
     if zero or rounding:
-        yield from explain.zero(subject, [*zero, *rounding], total, rounding=rounding)
+        found = explain.zero(subject, [*zero, *rounding], total, rounding=rounding)
+        yield from _with_table(found, {} if none else table)
     if elsewhere:
         yield inconclusive(
             f"{explain.names_text(sorted(elsewhere))} got no gradient here, but other data or another initialisation "
@@ -140,7 +144,17 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
             told += f"; {explain.names_text(sorted(shifts))} shifts what the loss compares only among itself"
         if promised:
             told += f"; {promised} may lack one"
-        yield passed(told, evidence={"norm": first.norm})
+        frozen = [name for name in subject.named_parameters() if name not in first.stats]
+        if frozen:
+            told += f"; frozen: {explain.names_text(frozen)}"
+        yield passed(told, evidence={"norm": first.norm, **table})
+
+
+def _with_table(findings: Iterator[Finding], table: Mapping[str, Any]) -> Iterator[Finding]:
+    """Give the first of some findings a table as evidence: it concerns all of them."""
+    for finding in findings:
+        yield finding.replace(evidence={**finding.evidence, **table})
+        table = {}
 
 
 def _is_to_train(subject: Subject) -> bool:

@@ -281,7 +281,8 @@ def signal_propagation(subject: Subject) -> Iterator[Finding]:
     taps = explain.trunk(observe(subject).signals.taps)
     if len(taps) < explain.DEPTH:  # a signal cannot fade over fewer
         yield not_applicable(
-            f"the model has {len(taps)} layers with weights; a signal needs {explain.DEPTH} to fade"
+            f"the model has {len(taps)} layers with weights; a signal needs {explain.DEPTH} to fade",
+            evidence=explain.measured(taps),
         )
         return
     if all(tap.spread is None for tap in taps):

@@ -206,6 +206,6 @@ def passed(because: str, *, evidence: Mapping[str, Plain] | None = None) -> Find
     return _finding("passed", "held", because, evidence=evidence or {})
 
 
-def not_applicable(reason: str) -> Finding:
+def not_applicable(reason: str, *, evidence: Mapping[str, Plain] | None = None) -> Finding:
     """The check does not concern this subject."""
-    return _finding("not-applicable", "not-applicable", reason)
+    return _finding("not-applicable", "not-applicable", reason, evidence=evidence or {})

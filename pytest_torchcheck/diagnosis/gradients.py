@@ -16,6 +16,7 @@ from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
 from ..trees import dense
 from .explanation import counted
+from .tables import layer_rows
 from .zeroing import zeroing_lines
 
 if TYPE_CHECKING:
@@ -333,13 +334,11 @@ def non_finite(
     """Explain NaN and infinity in outputs, loss or gradients by the first operation that makes them."""
     from ..probes.finiteness import find_nonfinite
 
+    run = forward_and_loss(subject, backward=True) if loss is not None else _forward_only(subject)
     with subject.pristine():
-        at = find_nonfinite(
-            forward_and_loss(subject, backward=True)
-            if loss is not None
-            else _forward_only(subject),
-            subject.model,
-        )
+        at = find_nonfinite(run, subject.model)
+    with subject.pristine():
+        layers = layer_rows(subject, run)
     forward = loss is None or not math.isfinite(loss)
     what = "the loss" if loss is not None and not math.isfinite(loss) else ""
     if not what:
@@ -364,7 +363,7 @@ def non_finite(
         cause=cause,
         because="no single operation could be singled out" if at is None else at.fact,
         fix=fix,
-        evidence={"parameters": list(grads), "outputs": list(outputs)},
+        evidence={"parameters": list(grads), "outputs": list(outputs), "layers": layers},
     )
 
 

@@ -117,6 +117,16 @@ def trunk(taps: Sequence[Tap]) -> list[Tap]:
     return [tap for tap in taps if tap.weighted]
 
 
+def measured(taps: Sequence[Tap]) -> dict[str, Any]:
+    """Return a row for each layer as evidence: what it gave, and the gradient that came back to it."""
+    rows = [
+        {"module": t.name, "kind": t.kind, "shape": list(t.shape), "low": _short(t.low), "high": _short(t.high),
+         "rms": _short(t.rms), "spread": _short(t.spread), "gradient": _short(t.gradient)}
+        for t in taps[:64]
+    ]  # fmt: skip
+    return {"layers": rows} if rows else {}
+
+
 def judge_signal(subject: Subject, taps: list[Tap]) -> Finding:
     """Compare both ends of the chain of layers; the last one is left out, since heads may start at any scale."""
     chain = [tap for tap in taps if tap.spread][:-1]
@@ -128,13 +138,10 @@ def judge_signal(subject: Subject, taps: list[Tap]) -> Finding:
     graded = [tap.gradient for tap in chain if tap.gradient]
     backward = _trend(graded[::-1]) if len(graded) >= DEPTH - 1 else 1.0
     evidence: dict[str, Any] = {
-        "layers": [
-            {"module": t.name, "kind": t.kind, "rms": _short(t.rms), "spread": _short(t.spread), "gradient": _short(t.gradient)}
-            for t in taps[:64]
-        ],
+        **measured(taps),
         "forward_ratio": _short(forward),
         "backward_ratio": _short(backward),
-    }  # fmt: skip
+    }
     numbers = f"over {len(chain)} layers the spread between samples changes by {forward:.2g}, the gradient by {backward:.2g}"
     fades = max(forward, backward) < FADING
     if not fades and min(forward, backward) < BURSTING:

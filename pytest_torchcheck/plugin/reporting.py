@@ -188,6 +188,10 @@ def summary(
     for node, report in listed:
         doubtful = any(report.with_status("suspicious", "inconclusive"))
         lines.append((f"{node}: ok: {_counts(report)}", {"yellow" if doubtful else "green": True}))
+        if verbosity > 1:
+            from ..render.terminal import render_measured
+
+            lines += [(f"  {text}".rstrip(), {}) for text in render_measured(report)]
     checks = sum(
         len({(f.check, f.device, f.dtype) for f in report.findings}) for _, report in reports
     )

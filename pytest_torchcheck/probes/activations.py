@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ from .watch import Watch, in_backward, readable, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_BINS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +31,8 @@ class Activation:
         output: Which of its outputs, from 0.
         shape: Of the output.
         dtype: Such as ``float32``.
-        rms, low, high: Root mean square and extremes of the finite elements; NaN where none is.
+        rms, low, high, mean, std: Of the finite elements; NaN where none is.
+        histogram: How many finite elements lie in each eighth from ``low`` to ``high``; empty where none is.
         zeros: Share of the elements that are exactly 0, from 0 to 1.
         nonfinite: How many elements are not finite.
         gradient_rms: Root mean square of the loss's gradient to this output; None where none came.
@@ -43,6 +48,9 @@ class Activation:
     rms: float
     low: float
     high: float
+    mean: float
+    std: float
+    histogram: tuple[int, ...]
     zeros: float
     nonfinite: int
     gradient_rms: float | None
@@ -121,13 +129,16 @@ def _rms(tensor: Tensor) -> float:
     return float(tensor.double().square().mean().sqrt())
 
 
-def _statistics(tensor: Tensor) -> dict[str, float | int]:
-    finite = tensor[tensor.isfinite()]
-    empty = finite.numel() == 0
+def _statistics(tensor: Tensor) -> dict[str, Any]:
+    finite = tensor[tensor.isfinite()].double()
+    count = finite.numel()
     return {
-        "rms": float("nan") if empty else _rms(finite),
-        "low": float("nan") if empty else float(finite.min()),
-        "high": float("nan") if empty else float(finite.max()),
+        "rms": _rms(finite) if count else math.nan,
+        "low": float(finite.min()) if count else math.nan,
+        "high": float(finite.max()) if count else math.nan,
+        "mean": float(finite.mean()) if count else math.nan,
+        "std": float(finite.std(correction=0)) if count else math.nan,
+        "histogram": tuple(map(int, torch.histc(finite, _BINS).tolist())) if count else (),
         "zeros": float((tensor == 0).double().mean()) if tensor.numel() else 0.0,
-        "nonfinite": tensor.numel() - finite.numel(),
+        "nonfinite": tensor.numel() - count,
     }

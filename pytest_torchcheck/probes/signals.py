@@ -45,6 +45,8 @@ class Tap:
     Attributes:
         name: Qualified name of the module.
         kind: Its class.
+        shape: Of the output.
+        low, high: Its extremes.
         rms: Root mean square of the output.
         spread: Root mean square of the deviation between samples; None without a batch of two or more.
         gradient: Root mean square of the loss's gradient to the output; None where none arrived.
@@ -53,6 +55,9 @@ class Tap:
 
     name: str
     kind: str
+    shape: tuple[int, ...]
+    low: float
+    high: float
     rms: float
     spread: float | None
     weighted: bool
@@ -253,9 +258,13 @@ class SignalWatch(Watch):
         self._outputs[id(output)] = _Output.of(output, name, linear=isinstance(module, LINEAR))
         if len(self.seen.taps) >= _MOST or not self._is_tapped(module):
             return
+        low, high = output.detach().aminmax()
         tap = Tap(
             name=name,
             kind=type(module).__name__,
+            shape=tuple(output.shape),
+            low=float(low),
+            high=float(high),
             rms=_rms(output),
             spread=self._spread(output),
             weighted=any(p.dim() > 1 for p in module.parameters(recurse=False)),

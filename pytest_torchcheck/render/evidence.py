@@ -1,12 +1,14 @@
 """The measurements of a finding as blocks that every renderer can lay out: curves, tables, chains.
 
-Five keys of ``Finding.evidence`` have a shape of their own; any other key is shown as text.
+Six keys of ``Finding.evidence`` have a shape of their own; any other key is shown as text.
 
 ``losses``
     A list of numbers, one per step; or a mapping of names to such lists.
 ``layers``
     A list of mappings, one per layer, with the same keys in each (such as ``name``, ``rms``,
-    ``grad``); or a mapping of layer names to mappings or numbers.
+    ``grad``); or a mapping of layer names to mappings or numbers. ``histogram`` holds counts, and is drawn.
+``gradients``
+    A list of mappings, one per parameter, with the same keys in each; the last one counts them all.
 ``holders``
     A list of names, from the object that is alive to what holds it; or a list of such lists.
 ``lines``
@@ -18,7 +20,7 @@ Five keys of ``Finding.evidence`` have a shape of their own; any other key is sh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..findings import Finding, Location
@@ -150,9 +152,27 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]], limit: int | None) -> 
     return Table(
         title=title,
         columns=tuple(column.replace("_", " ") for column in columns),
-        rows=tuple(tuple(number(row.get(column, "")) for column in columns) for row in shown),
+        rows=tuple(
+            tuple(_cell(column, row.get(column, "")) for column in columns) for row in shown
+        ),
         left_out=len(rows) - len(shown),
     )
+
+
+def _cell(column: str, value: Any) -> str:
+    if column == "histogram" and isinstance(value, list | tuple):
+        return sparkline([0.0, *value])[1:]  # counts: the lowest bar is none
+    return number(value)
+
+
+def _gradients(value: Any, limit: int | None) -> Iterator[Block]:
+    rows = [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
+    *each, counted = rows or [{}]
+    if each:
+        table = _table("parameters", each, limit)
+        keys = dict.fromkeys(key for row in each for key in row)
+        last = tuple(_cell(key, counted.get(key, "")) for key in keys)
+        yield replace(table, rows=(*table.rows, last))
 
 
 def _layers(value: Any, limit: int | None) -> Iterator[Block]:
@@ -204,7 +224,7 @@ def _timeline(value: Any) -> Iterator[Block]:
         yield Timeline(title="memory over the step", data=value)
 
 
-_SPECIAL = ("losses", "layers", "holders", "lines", "timeline")
+_SPECIAL = ("losses", "layers", "gradients", "holders", "lines", "timeline")
 
 
 def _others(evidence: Mapping[str, Any], limit: int | None) -> Iterator[Block]:
@@ -232,6 +252,7 @@ def blocks(finding: Finding, *, verbosity: int = 1) -> Iterator[Block]:
     limit = None if verbosity >= 2 else MOST_ROWS
     yield from _curves(evidence.get("losses"))
     yield from _layers(evidence.get("layers"), limit)
+    yield from _gradients(evidence.get("gradients"), limit)
     yield from _holders(evidence.get("holders"))
     yield from _memory_lines(evidence.get("lines"), limit)
     yield from _timeline(evidence.get("timeline"))

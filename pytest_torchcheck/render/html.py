@@ -180,7 +180,10 @@ def _reasons(findings: Sequence[Finding], heading: str) -> Iterator[str]:
         return
     yield f"<details><summary>{heading} ({len(findings)})</summary><ul>"
     for finding in findings:
-        yield f"<li><strong>{escape(_ran_on(finding))}</strong>: {escape(one_line(finding.summary))}</li>"
+        yield f"<li><strong>{escape(_ran_on(finding))}</strong>: {escape(one_line(finding.summary))}"
+        for block in blocks(finding.replace(culprits=()), verbosity=1):
+            yield from _block(block)
+        yield "</li>"
     yield "</ul></details>"
 
 

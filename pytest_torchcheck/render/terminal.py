@@ -164,13 +164,23 @@ def render_follower(finding: Finding) -> str:
     return f"also failing, same cause: {_tag(finding)}: {headline(finding)}"
 
 
+def render_measured(report: Report, *, width: int = WIDTH) -> list[str]:
+    """Return the curves and tables of what broke no promise as lines: what a reader may want to look at."""
+    lines: list[str] = []
+    for finding in report.with_status("passed", "not-applicable"):
+        shown = render_evidence(finding.replace(culprits=()), verbosity=1, width=width)
+        if shown:
+            lines += ["", f"{_tag(finding)} measured", *shown[1:]]
+    return lines
+
+
 def render_report(report: Report, *, verbosity: int = 0, width: int = WIDTH) -> str:
     """Lay out a whole report: a line per check, the causes in full, then what could not be decided.
 
     Args:
         report: What to show.
         verbosity: -1 leaves out the line per check; 1 adds the evidence of each cause; 2 shows every
-            measurement, what passed and why, and what did not apply and why.
+            measurement, what passed and why, what did not apply and why, and the tables of both.
         width: Columns at which text is wrapped.
     """
     lines = [_title(report)]
@@ -201,6 +211,7 @@ def render_report(report: Report, *, verbosity: int = 0, width: int = WIDTH) -> 
             if found:
                 lines += ["", f"{STATUS_WORDS[found[0].status]}:"]
                 lines += [f"  {_tag(f)}: {one_line(f.summary)}" for f in found]
+        lines += render_measured(report, width=width)
         if report.environment:
             lines += ["", "environment:"]
             lines += [f"  {key}  {value}" for key, value in report.environment.items()]
