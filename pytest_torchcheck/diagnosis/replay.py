@@ -307,6 +307,19 @@ def _alike(again: BaseException, first: BaseException) -> bool:
     return places[0] is not None and places[0] == places[1]
 
 
+def calls_of(run: Callable[[], object], *, model: nn.Module | None = None) -> tuple[Op, ...]:
+    """Run what succeeds once under instruments, and return its calls in order; none where it raises after all."""
+    found = Replay()
+    recorder = _Recorder(model, found)
+    try:
+        with warnings.catch_warnings(), _watching(recorder):
+            warnings.simplefilter("ignore")
+            run()
+    except Exception:  # the user's code may raise anything
+        return ()
+    return tuple(found.ops)
+
+
 def _in_chain(error: BaseException, last: BaseException | None) -> bool:
     seen: set[int] = set()
     while last is not None and id(last) not in seen:

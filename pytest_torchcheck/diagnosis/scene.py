@@ -15,7 +15,7 @@ from .. import sources
 from ..findings import Culprit, Location
 from .building import building_line
 from .explanation import PHASE_WORDS, Phase, clipped, describe, times
-from .replay import replay
+from .replay import calls_of, replay
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -204,6 +204,15 @@ class Scene:
             # the step that left its graph behind ran before the one that failed
             self.rerun()
 
+    @cached_property
+    def forward_ops(self) -> tuple[Op, ...]:
+        """The calls of one more forward, which did not fail: what led to an error in the loss."""
+        args, kwargs = getattr(self.batch, "args", None), getattr(self.batch, "kwargs", None)
+        model = self.model
+        if model is None or args is None or self.device != "cpu":
+            return ()
+        return calls_of(lambda: model(*args, **(kwargs or {})), model=model)
+
     @property
     def failing_op(self) -> Op | None:
         """The torch function that raised, where a replay could name it."""
@@ -383,6 +392,41 @@ def flattened_from(fact: Fact | None) -> tuple[int, ...]:
             return ()
         fact = source
     return ()
+
+
+_SPATIAL = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
+
+
+def dimension_lost(fact: Fact | None) -> Op | None:
+    """Return the op that last gave a tensor one dimension fewer than it read, or None."""
+    while fact is not None and fact.made_by is not None and fact.made_by.inputs:
+        op, source = fact.made_by, fact.made_by.inputs[0]
+        if len(source.shape) == len(fact.shape) + 1 and op.name not in (
+            "flatten",
+            "view",
+            "reshape",
+        ):
+            return op
+        fact = source
+    return None
+
+
+def single_sample(fact: Fact | None) -> tuple[Op, Op | None] | None:
+    """Find a convolution that took one sample without a batch dimension on the way to a tensor.
+
+    Returns:
+        The convolution, and the op that dropped the batch dimension before it (None where the input never had
+        one); None where every convolution got a batch.
+    """
+    while fact is not None and fact.made_by is not None and fact.made_by.inputs:
+        op, source = fact.made_by, fact.made_by.inputs[0]
+        if len(source.shape) == _SPATIAL.get(op.name, -2) + 1:
+            dropped = dimension_lost(source)
+            if dropped is not None and dropped.inputs[0].shape[1:] != dropped.outputs[0].shape:
+                dropped = None
+            return op, dropped
+        fact = source
+    return None
 
 
 def made_from(fact: Fact | None, most: int = 40) -> list[Op]:

@@ -9,11 +9,13 @@ from torch import nn
 
 from ..explanation import Explanation, describe, numbers, times
 from ..layers import edit, input_fact, input_of, size_values, where_decided
-from ..scene import Scene, named_source
+from ..scene import Scene, dimension_lost, named_source
 from ..table import entry
 
 if TYPE_CHECKING:
     import re
+
+    from ...findings import Location
 
 _CONVOLUTIONS = (
     nn.Conv1d,
@@ -50,6 +52,35 @@ def _layout(module: Any, given: torch.Tensor, want: int, spatial: int) -> tuple[
     return "", "", ""
 
 
+def _taken_for_channels(
+    scene: Scene, given: torch.Tensor, spatial: int
+) -> tuple[str, str, str, Location | None]:
+    """Return cause, fact, fix and line where a lost dimension makes the batch stand for the channels, or blanks."""
+    batch = scene.batch_size()
+    if given.dim() != spatial + 1 or batch is None or given.shape[0] != batch:
+        return "", "", "", None
+    lost = dimension_lost(input_fact(scene))
+    place = lost.location if lost is not None else None
+    because = f"the input has {given.dim()} dimensions, the first of the batch's size {batch}; {spatial + 2} are needed"
+    if lost is None or place is None:
+        change = f"call {scene.at} with a channel dimension in its input (.unsqueeze(1))"
+        return (
+            "the channel dimension is missing, so that the batch is taken for channels",
+            because,
+            change,
+            None,
+        )
+    word = "an index" if lost.name == "__getitem__" else lost.name
+    before, after = lost.inputs[0].shape, lost.outputs[0].shape
+    axis = next((i for i, size in enumerate(after) if size != before[i]), len(after))
+    return (
+        f"{word} on line {place.line} drops a dimension, so that the batch is taken for channels",
+        because,
+        f"keep dimension {axis}, which has {before[axis]}, on line {place.line}",
+        place,
+    )
+
+
 @entry(r"expected input\[([\d, ]+)\] to have (\d+) channels, but got (\d+) channels")
 def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A convolution whose input has another number of channels."""
@@ -74,6 +105,18 @@ def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
                 fix=f"call {name} with {change} of its input{call_line}",
                 culprits=scene.blame(),
                 location=call,
+            )
+        cause, because, change, place = _taken_for_channels(scene, given, spatial)
+        if cause:
+            return Explanation(
+                code="channels",
+                summary=summary,
+                observed=observed,
+                cause=cause,
+                because=because,
+                fix=change,
+                culprits=scene.blame(),
+                location=place or call,
             )
     source = named_source(input_fact(scene))
     if not source and given is not None:

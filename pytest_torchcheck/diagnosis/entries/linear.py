@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ...findings import Culprit
 from ..explanation import Explanation, describe, times
 from ..layers import edit, input_fact, input_of, size_values, where_decided
-from ..scene import Scene, flattened_from
+from ..scene import Scene, flattened_from, single_sample
 from ..table import entry
 
 if TYPE_CHECKING:
     import re
+
+    from ..history import Op
 
 
 @entry(r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)",
@@ -38,6 +41,9 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
     call_line = f" on line {call.line}" if call else ""
     place, origin = where_decided(scene, want)
     common: dict[str, Any] = {"code": "matmul-shapes", "summary": summary, "observed": observed}
+    alone = single_sample(input_fact(scene)) if given.numel() == want else None
+    if alone is not None:
+        return _without_batch(scene, *alone, common)
     if given.dim() > 2 and math.prod(given.shape[1:]) == want:
         return Explanation(
             **common,
@@ -77,4 +83,36 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
         + scene.call_culprit()
         + size_values(scene, beside=place),
         location=place or call,
+    )
+
+
+def _without_batch(
+    scene: Scene, convolution: Op, dropped: Op | None, common: dict[str, Any]
+) -> Explanation:
+    """Explain a flattening that keeps the channels of one sample apart, as if they were a batch."""
+    name, sample = scene.module_name, list(convolution.inputs[0].shape)
+    at = dropped.location if dropped is not None else None
+    call = at or scene.location
+    word = (
+        "an index"
+        if dropped is not None and dropped.name == "__getitem__"
+        else dropped and dropped.name
+    )
+    return Explanation(
+        **common,
+        cause="the batch dimension is missing"
+        + (f": {word} on line {at.line} drops it" if at is not None else " in the model's input"),
+        because=f"{convolution.name} got one sample {sample}, and flattening keeps its channels apart as if they "
+        f"were a batch: all of it has the {scene.module.in_features} features that {name} takes",  # type: ignore[union-attr]
+        fix=f"keep the batch dimension on line {at.line}, or put it back with .unsqueeze(0)"
+        if at is not None
+        else "give the model a batch: .unsqueeze(0) of a single sample, and a batch dimension in the declared inputs",
+        culprits=scene.call_culprit()
+        if at is None
+        else (
+            Culprit(
+                kind="call", name=at.function.rpartition("<locals>.")[2] or at.text, location=at
+            ),
+        ),
+        location=call,
     )

@@ -15,6 +15,7 @@ from ..table import entry
 if TYPE_CHECKING:
     import re
 
+    from ..history import Op
     from ..scene import Scene
 
 _CLASS_LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss")
@@ -40,7 +41,8 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
     worst = int(outside[0]) if outside.numel() else int(match[1])
     values = torch.unique(outside).tolist()
     observed = f"target {describe(target)}, min {low}, max {high}; logits {describe(logits)}"
-    count = f"{worst} occurs {int((kept == worst).sum())} times in {kept.numel()} targets"
+    times = int((kept == worst).sum())
+    count = f"{worst} occurs {'once' if times == 1 else f'{times} times'} in {kept.numel()} targets"
     place = scene.location
     made = target_culprit(f"{low}..{high}", place, scene)
     common: dict[str, Any] = {
@@ -186,6 +188,8 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
             change = "flatten logits and targets alike"
         else:
             change = "make one row of logits for each target"
+    elif (grown := _grown(scene, logits, target)) is not None and grown.location is not None:
+        return _broadcast_in_model(scene, grown, name, observed, target)
     else:
         cause = f"logits {list(logits.shape)} need targets {list(want)}, got {list(target.shape)}"
         change = f"make the targets {list(want)}"
@@ -198,6 +202,40 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=f"{change}{on_line(scene)}",
         culprits=(made := target_culprit(describe(target), place, scene)),
         location=made[0].location,
+    )
+
+
+def _grown(scene: Scene, logits: torch.Tensor, target: torch.Tensor) -> Op | None:
+    """Return the operation that broadcast logits of the right rank against another tensor, both of them growing."""
+    for op in reversed(scene.forward_ops):
+        made = op.outputs[0].shape if len(op.outputs) == 1 else ()
+        if made != tuple(logits.shape) or len(op.inputs) != 2:
+            continue
+        shapes = [fact.shape for fact in op.inputs]
+        fitting = [
+            s for s in shapes if len(s) == target.dim() + 1 and s[:1] == tuple(target.shape[:1])
+        ]
+        if fitting and made not in shapes:
+            return op
+    return None
+
+
+def _broadcast_in_model(
+    scene: Scene, op: Op, name: str, observed: str, target: torch.Tensor
+) -> Explanation:
+    first, second = (list(fact.shape) for fact in op.inputs)
+    made, place = list(op.outputs[0].shape), op.location
+    line = f" on line {place.line}" if place is not None else ""
+    holder = (place.function.rpartition("<locals>.")[2] if place else "") or op.module or op.name
+    return Explanation(
+        code="label-shape",
+        summary=f"{name} is given targets {list(target.shape)} for logits {made}",
+        observed=observed,
+        cause=f"{first} and {second} are broadcast to {made}{line}: both are stretched",
+        because=f"both operands of {op.name} grew, and one of them has a row for each target; {scene.said}",
+        fix=f"give both operands one shape{line} (squeeze, or an index in front of the one that is to be repeated)",
+        culprits=(Culprit(kind="call", name=holder, detail=f"gives {made}", location=place),),
+        location=place,
     )
 
 
