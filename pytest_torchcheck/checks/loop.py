@@ -22,17 +22,19 @@ from pytest_torchcheck.loop.rates import (
 from pytest_torchcheck.loop.recorder import STEPS, record, trace_of
 from pytest_torchcheck.loop.replay import growing_graph, where_graph_is_carried
 
-from .registry import check, inconclusive, not_applicable, passed, violated
+from .registry import check, inconclusive, not_applicable, passed, suspicious, violated
 from .updates import trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.loop.trace import Trace
+    from pytest_torchcheck.findings import Location
+    from pytest_torchcheck.loop.trace import Backward, Trace
     from pytest_torchcheck.subject import Subject
 
 MOST_STEPS = 16
 _SECOND = "backward through the graph a second time"
+_CHANGED = "modified by an inplace operation"
 
 
 def whole_trace(subject: Subject) -> Trace:
@@ -112,23 +114,37 @@ def _never_steps(trace: Trace) -> Finding:
     axes="once",
 )
 def graph_kept(subject: Subject) -> Iterator[Finding]:
-    """Look for the tensor that carries a graph, where the second call fails for it."""
+    """Look for the tensor that carries a graph, where the second call fails for it, and for a graph kept in vain.
+
+    ``retain_graph=True`` is no cure for a carried graph: backward then runs through weights that have changed.
+    """
     trace = whole_trace(subject)
     if trace.error is None:
         grown = _growing(subject, trace)
-        if grown is None:
-            yield passed(f"{trace.steps} consecutive calls ran")
-        else:
+        kept = [one for one in trace.backwards() if one.retained]
+        # several losses of one call may share a part
+        alone = len(kept) == len(trace.backwards()) == trace.steps
+        if grown is not None:
             yield longer_graph(
                 *grown, where_graph_is_carried(subject, grown[0]), code="graph-carried"
             )
+        elif alone and kept and not any(one.again for one in kept):
+            yield _kept_in_vain(kept[0], trace)
+        else:
+            yield passed(f"{trace.steps} consecutive calls ran")
         return
-    if _SECOND not in str(trace.error.error):
+    message = str(trace.error.error)
+    retained = next((one for one in trace.backwards() if one.retained), None)
+    # with the graph kept, backward gets as far as the weights, which the optimizer has changed since
+    if _SECOND not in message and not (retained is not None and _CHANGED in message):
         raise trace.error
     carried = where_graph_is_carried(subject)
     names, place = carried.names, carried.location
     if not names:
         raise trace.error
+    if retained is not None and _CHANGED in message:
+        yield _carried_and_retained(trace, retained, names, place)
+        return
     yield violated(
         "graph-carried",
         f"{names[0]} carries the graph of one step into the next: the second backward fails",
@@ -151,6 +167,45 @@ def _growing(subject: Subject, trace: Trace) -> tuple[str, tuple[int, ...]] | No
     if not all(trace.optimizer_steps(step=step) for step in range(trace.steps)):
         return None
     return growing_graph(subject)
+
+
+def _carried_and_retained(
+    trace: Trace, retained: Backward, names: tuple[str, ...], place: Location | None
+) -> Finding:
+    """Explain retain_graph as a cure for a graph that is carried on: backward then meets weights that have moved."""
+    return violated(
+        "graph-retained",
+        f"{names[0]} carries the graph of one step into the next, and retain_graph=True keeps it: "
+        "backward runs through weights that have changed since",
+        culprits=(
+            *(
+                Culprit(kind="tensor", name=name, detail="has a grad_fn", location=place)
+                for name in names[:4]
+            ),
+            Culprit(kind="call", name=retained.name, detail="retain_graph=True", location=retained.place),
+        ),
+        location=place,
+        observed=f"call {trace.steps} of the step raised after {trace.steps} that ran",
+        cause=f"{names[0]} is kept with its graph; retain_graph=True at {at(retained.place)} lets the next backward "
+        "go on into it, at the price of its memory",
+        because=f"it has a grad_fn after {at(place)}, and torch said that a variable has been {_CHANGED}",
+        fix=f"detach it at {at(place)}: {names[0].partition('[')[0]} = ....detach(), and drop retain_graph=True",
+    )  # fmt: skip
+
+
+def _kept_in_vain(one: Backward, trace: Trace) -> Finding:
+    return suspicious(
+        "graph-retained",
+        f"{one.name}(retain_graph=True) keeps a graph that nothing goes through again",
+        culprits=(
+            Culprit(kind="call", name=one.name, detail="retain_graph=True", location=one.place),
+        ),
+        location=one.place,
+        observed=f"the graph was kept in each of {trace.steps} calls of the step",
+        cause="all that backward needed stays in memory until the loss itself is gone",
+        because="no node of a graph that was kept ran a second time, in its own call or a later one",
+        fix=f"drop retain_graph=True at {at(one.place)}",
+    )
 
 
 @check(
@@ -267,7 +322,11 @@ def gradient_clipping(subject: Subject) -> Iterator[Finding]:
     axes="once",
 )
 def evaluation_leaves_trace(subject: Subject) -> Iterator[Finding]:
-    """Compare the modes of the training forwards from call to call."""
+    """Compare the modes of the training forwards from call to call.
+
+    A step that puts the whole model into eval mode before the forward that it trains is suspicious, where dropout
+    or running statistics are in it.
+    """
     trace = whole_trace(subject)
     found = [_placed(subject, one) for one in mode_findings(subject, trace)]
     yield from found

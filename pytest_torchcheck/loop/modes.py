@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding
 
@@ -26,7 +28,8 @@ _IS_EVALUATION = re.compile(
 
 def mode_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     """Yield what an evaluation inside the step leaves behind."""
-    yield from _left_in_eval(subject, trace)
+    left = list(_left_in_eval(subject, trace))
+    yield from left or _trains_in_eval(subject, trace)
     yield from _gradients_off(subject, trace)
     yield from _statistics(trace)
 
@@ -143,6 +146,52 @@ def _stuck(
         else f"call {restore} after the evaluation",
         evidence={"modules": sorted(stuck)},
     )
+
+
+def _trains_in_eval(subject: Subject, trace: Trace) -> Iterator[Finding]:
+    """Every call of the step puts the whole model into eval mode before the forward that it trains.
+
+    A part that is kept in eval mode is kept so on purpose; with the whole model that is rare.
+    """
+    seen: list[tuple[Mode, Forward]] = []
+    for number, forwards in training_forwards(trace).items():
+        forward = next((f for f in forwards if not f.module and "" in f.frozen), None)
+        before = () if forward is None else trace.events[: trace.events.index(forward)]
+        here = [e for e in before if isinstance(e, Mode) and not e.module and e.step == number]
+        if forward is None or not here or here[-1].training:
+            return
+        seen.append((here[-1], forward))
+    if not seen:
+        return
+    setter, forward = seen[0]
+    acting = [
+        name
+        for name, module in subject.model.named_modules()
+        if _differs_by_mode(module) and not subject.is_promised("Frozen", f"{name}.running_mean")
+    ]
+    if not acting:
+        return
+    restore = setter.name.removesuffix(".eval")
+    yield suspicious(
+        "trains-in-eval",
+        f"every step trains in eval mode: {few(tuple(acting))} {'does' if len(acting) == 1 else 'do'} not act",
+        culprits=(
+            Culprit(kind="call", name=setter.name, detail="before the training forward", location=setter.place),
+            *(Culprit(kind="module", name=name, detail="in eval mode while it trains") for name in acting[:3]),
+        ),
+        location=setter.place,
+        observed=f"the forward that is trained runs in eval mode in each of {len(seen)} calls; the model came in training mode",
+        cause="dropout is off and statistics stand still in training",
+        because=f"{setter.name}() ran at {at(setter.place)}, before the forward at {at(forward.place)}",
+        fix=f"call {restore}.train() at {at(setter.place)}, or put only what is to stand still into eval mode",
+        evidence={"modules": acting},
+    )  # fmt: skip
+
+
+def _differs_by_mode(module: nn.Module) -> bool:
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    return getattr(module, "running_mean", None) is not None
 
 
 def _within(name: str, owner: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -100,6 +101,7 @@ class _Recorder(StepWatch):
         self.grad_left_off: int | None = None
         self.losses: list[float] = []
         self.roots: list[tuple[int, Any]] = []
+        self.gone_through: dict[int, list[Any]] = {}  # by place of a pass that kept its graph
         self.pairs: list[dict[tuple[str, str], float]] = []
         self.pairs_of: Sequence[tuple[str, str]] = ()
         self.after_step: Callable[[int, nn.Module], None] | None = None
@@ -136,6 +138,10 @@ class _Recorder(StepWatch):
 
     def trace(self) -> Trace:
         """Return what was recorded, without any tensor."""
+        for place in [place for place, ran in self.gone_through.items() if ran]:
+            event = self.events[place]
+            assert isinstance(event, Backward)
+            self.events[place] = replace(event, again=True)
         return Trace(
             events=tuple(self.events),
             steps=len(self.losses),
@@ -245,7 +251,11 @@ class _Recorder(StepWatch):
         args, kwargs = _amplified(roots, args, kwargs, self.amplify)
         result = original(*args, **kwargs)
         place = len(self.events)
-        if not (kwargs.get("create_graph") or (len(args) > 3 and args[3])):
+        create = bool(kwargs.get("create_graph") or (len(args) > 3 and args[3]))
+        retained = bool(kwargs.get("retain_graph") or (len(args) > 2 and args[2])) and not create
+        if retained:
+            self.gone_through[place] = _listen_to(roots)
+        if not create:
             # one that differentiates its own gradient may go through its root again, for its saved result
             self.roots += [(place, root.grad_fn) for root in roots if root.grad_fn is not None]
         touched = [
@@ -267,6 +277,7 @@ class _Recorder(StepWatch):
                 norm=self.ledger.norm(),
                 scale=scale,
                 repeats=repeats,
+                retained=retained,
             )
         )
         return result
@@ -511,6 +522,22 @@ def _amplified(
     )
     rest = {key: value for key, value in kwargs.items() if key not in ("tensors", "grad_tensors")}
     return (roots[0], grad, *args[2:]), rest
+
+
+def _listen_to(roots: list[torch.Tensor], most: int = 20_000) -> list[Any]:
+    """Return a list that gets an entry whenever a node of these graphs runs again; leaves belong to every graph."""
+    ran: list[Any] = []
+    seen: set[Any] = set()
+    stack = [root.grad_fn for root in roots]
+    while stack and len(seen) < most:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() != "torch::autograd::AccumulateGrad":
+            node.register_prehook(lambda gradients: ran.append(None))
+        stack += [following for following, _ in node.next_functions]
+    return ran
 
 
 def _within(roots: list[torch.Tensor], earlier: list[tuple[int, Any]]) -> int | None:

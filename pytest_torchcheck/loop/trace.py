@@ -66,6 +66,8 @@ class Backward(Event):
         norm: Total norm of the gradients of all parameters afterwards.
         scale: Factor by which a GradScaler multiplied the root, 1 without.
         repeats: Place of an earlier pass of the same call whose root this pass goes through again, or None.
+        retained: Whether retain_graph=True kept the graph; one that is kept to be differentiated itself is not meant.
+        again: Whether anything went through a graph that was kept once more, a later call included.
     """
 
     leaf: bool
@@ -74,6 +76,8 @@ class Backward(Event):
     norm: float
     scale: float = 1.0
     repeats: int | None = None
+    retained: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
