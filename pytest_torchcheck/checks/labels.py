@@ -49,14 +49,21 @@ def output_gradients(
 
 @check(
     "label-range",
-    "Class labels are whole numbers within the classes that the model knows, and more than one of them.",
+    "Class labels lie within the classes that the model knows, and targets of a binary cross entropy within 0 and 1.",
     needs=("loss", "targets"),
     cost="shared by the loss checks",
     axes="once",
 )
 def label_range(subject: Subject) -> Iterator[Finding]:
-    """Compare the labels with the size of the class dimension and with the declared classes."""
+    """Compare the labels with the size of the class dimension and with the declared classes.
+
+    Targets of a binary cross entropy are judged where they are the user's own, and where the loss heeds them.
+    """
     seen = evidence(subject)
+    beyond = next((u for u in seen.consumed if u.outside), None)
+    if beyond is not None and subject.batch().origin != "drawn":
+        yield explain.no_probabilities(subject, beyond)
+        return
     used = next((u for u in seen.consumed if u.classes), None)
     if used is None:
         yield not_applicable("the loss takes no class indices")

@@ -10,8 +10,17 @@ import torch
 
 from .. import sources, trees
 from ..diagnosis import losses as explain
-from ..probes.losses import Broadcast, LossCall, LossWatch, Producer, parameter_of
+from ..probes.losses import (
+    Broadcast,
+    LogOf,
+    LossCall,
+    LossWatch,
+    Producer,
+    Stretched,
+    parameter_of,
+)
 from ..probes.watch import version_of
+from ..specs import Labels
 from ..state import seed_everything
 from ..subject import SubjectError
 from .registry import check, inconclusive, not_applicable, passed, suspicious
@@ -23,6 +32,9 @@ if TYPE_CHECKING:
     from ..findings import Finding, Location
     from ..subject import Subject
 
+_SURE = 250.0
+"""Logits so far apart: the smaller probability is 0 in float32, and its logarithm is -250."""
+_REGRESSIONS = ("F.mse_loss", "F.l1_loss", "F.smooth_l1_loss", "F.huber_loss")
 _LOGITS = ("F.cross_entropy", "F.log_softmax", "torch.log_softmax", "Tensor.log_softmax")
 
 
@@ -49,6 +61,8 @@ class Consumed:
         low: Smallest of them.
         counted: How many targets count.
         target_place: Line within forward or loss that made the targets last.
+        outside: The lowest and highest target, or all of a few, where a binary cross entropy got some outside of 0 to 1.
+        whole: Whether a regression loss got whole numbers of the input's shape as targets.
     """
 
     function: str
@@ -69,6 +83,8 @@ class Consumed:
     low: int = -1
     counted: int = 0
     target_place: Location | None = None
+    outside: tuple[float, ...] = ()
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +103,7 @@ class LossEvidence:
     broadcasts: tuple[Broadcast, ...] = ()
     producer: Producer | None = None
     samples: int = 0
+    logs: tuple[LogOf, ...] = ()
     outputs: dict[str, float] = field(default_factory=dict)
     away: dict[str, float] = field(default_factory=dict)
     written: tuple[str, ...] = ()
@@ -162,6 +179,7 @@ class LossSight:
             broadcasts=tuple(self.watch.broadcasts),
             producer=None if first is None else self.watch.producer(first),
             samples=len(self.watch.samples),
+            logs=tuple(self.watch.logs),
             outputs={
                 p: 0.0 if g is None else float(g.detach().abs().max())
                 for p, g in by_path.items()
@@ -246,7 +264,12 @@ def _describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module)
             ((values.exp().sum(dim) - 1).abs() < 1e-3).all()
         )
     target = call.target
-    if (
+    if target is not None and call.op.name == "F.binary_cross_entropy_with_logits":
+        made["outside"] = _no_probabilities(trees.dense(target), grad)
+    elif target is not None and call.op.name in _REGRESSIONS:
+        numbers = trees.dense(target)
+        made["whole"] = numbers.shape == values.shape and bool((numbers == numbers.round()).all())
+    elif (
         target is not None
         and dim == 1
         and not target.is_floating_point()
@@ -269,6 +292,17 @@ def _describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module)
                 if bool(moved.any()):
                     made["rising"] = float((slope[moved] > 0).float().mean())
     return Consumed(**made)
+
+
+def _no_probabilities(target: torch.Tensor, grad: torch.Tensor | None) -> tuple[float, ...]:
+    """Return a few of the targets outside of 0 to 1 that the loss heeds: marks that it leaves out are none."""
+    if grad is None or grad.shape != target.shape:
+        return ()
+    beyond = ((target < 0) | (target > 1)) & (trees.dense(grad) != 0)
+    if not bool(beyond.any()):
+        return ()
+    found = torch.unique(target.float())
+    return tuple(found.tolist() if len(found) <= 4 else found[[0, -1]].tolist())
 
 
 def _away(subject: Subject, output: Any, batch: Batch) -> dict[str, float]:
@@ -467,12 +501,28 @@ def loss_shapes(subject: Subject) -> Iterator[Finding]:
     axes="once",
 )
 def loss_input(subject: Subject) -> Iterator[Finding]:
-    """Compare what each loss function was given with what it expects."""
+    """Compare what each loss function was given with what it expects.
+
+    Two habits are suspicious: a logarithm of what a softmax or a sigmoid gave (tried with an input as a sure model
+    gives it), and a regression on labels that are declared as classes.
+    """
     seen = evidence(subject)
+    unstable = next((log for log in seen.logs if not _holds_when_sure(subject, log)), None)
+    if unstable is not None:
+        yield explain.unstable_log(subject, unstable)
     if not seen.consumed:
-        yield not_applicable("the loss calls none of torch's classification or regression losses")
+        if unstable is None:
+            yield not_applicable(
+                "the loss calls none of torch's classification or regression losses"
+            )
         return
-    found = False
+    found = unstable is not None
+    labels = subject.contract.targets
+    if isinstance(labels, Labels) and isinstance(labels.classes, int) and labels.classes > 2:
+        compared = next((u for u in seen.consumed if u.whole), None)
+        if compared is not None and _shape_of(subject.batch().targets) == compared.shape:
+            found = True
+            yield explain.labels_as_numbers(subject, labels.classes, compared)
     done: set[str] = set()
     for used in seen.consumed:
         made_by = used.producer.kind if used.producer is not None else ""
@@ -509,6 +559,23 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
     if not found:
         names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
         yield passed(f"{names}: the input has the form that is expected")
+
+
+def _shape_of(targets: Any) -> tuple[int, ...] | None:
+    return tuple(targets.shape) if isinstance(targets, torch.Tensor) else None
+
+
+def _holds_when_sure(subject: Subject, log: LogOf) -> bool:
+    """Say whether the loss stays finite when what a softmax or sigmoid is given spreads as far as a sure model's."""
+    batch = subject.batch().clone()
+    with subject.pristine() as model, torch.no_grad(), Stretched(log.number, _SURE):
+        model.train()
+        seed_everything(subject.seed)
+        try:
+            loss = subject.compute_loss(subject.call(model, batch), batch)
+        except SubjectError:
+            return True
+        return bool(torch.isfinite(loss).all())
 
 
 @check(

@@ -25,6 +25,15 @@ _STUCK = 0.3  # above this share of the distance to the floor, a plateau is a fa
 _UNBOUNDED = 0.95  # where the loss has no known floor, only a model that learns nothing is stuck
 _NOTHING = 1e-6  # where the floor itself is not known, a drop by this share of the loss
 _FLOOR_STEPS = 200
+_MOVES = (
+    1.0,
+    10.0,
+    10.0,
+)  # standard deviations by which outputs are moved to see whether a loss heeds them
+_CONSTANT = 1e-6  # what rounding may change in a loss that heeds nothing
+_CRAWL = (
+    0.9995  # share of the way that is left when a rate is far too low: 100 000 steps would not do
+)
 _SAMPLES = 8  # larger batches are cut to so many samples
 
 
@@ -37,12 +46,14 @@ class Attempt:
         losses: Loss of every step.
         remaining: ``(best - floor) / (first - floor)``; NaN if nothing finite came out.
         falling: Whether the loss was still falling at the end.
+        rates: The highest learning rate at the first and at the last step; NaN where it is not known.
     """
 
     name: str
     losses: tuple[float, ...]
     remaining: float
     falling: bool
+    rates: tuple[float, float] = (math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +89,12 @@ _UNKNOWN = Floor(value=0.0, bounded=True, known=False)
     axes="device",
 )
 def overfit(subject: Subject) -> Iterator[Finding]:
-    """Train on one batch with the user's optimizer, then with a ladder of learning rates."""
+    """Train on one batch with the user's optimizer, then with a ladder of learning rates.
+
+    Findings of their own: a loss that stays the same whatever the outputs are (at the logarithm of the number of
+    classes, say), an optimizer under which it grows, and one that leaves 99.95 % of the way where another rate
+    learns the batch. Where the loss is at its floor from the start, there is nothing to learn, and no pass.
+    """
     goal = subject.contract.overfit
     if goal is None:
         yield not_applicable("the contract declares overfit=None")
@@ -111,10 +127,16 @@ def _attempt(subject: Subject, goal: Overfit, floor: Floor, rate: float | None) 
     """Train from the pristine state; ``rate`` None means the user's own optimizer and step."""
     batch = _small(subject)
     losses: list[float] = []
+    made: Any = None
     with subject.pristine(steps=True) as model:
         model.train()
         seed_everything(subject.seed)
-        step = _own_step(subject, model) if rate is None else _plain_step(subject, model, rate)
+        if rate is None:
+            made = subject.make_optimizer(model)
+            step = _own_step(subject, model, made)
+        else:
+            step = _plain_step(subject, model, rate)
+        first = _rate_of(made)
         for number in range(goal.steps):
             seed_everything(subject.seed + number)
             value = step(batch.clone())
@@ -128,7 +150,19 @@ def _attempt(subject: Subject, goal: Overfit, floor: Floor, rate: float | None) 
         losses=tuple(losses),
         remaining=_remaining(losses, floor),
         falling=_falling(losses, floor),
+        rates=(first, _rate_of(made)),
     )
+
+
+def _rate_of(made: Any) -> float:
+    """Return the highest learning rate of what an optimizer function returned; NaN without one."""
+    rates = [
+        float(group["lr"])
+        for optimizer in (optimizers_of(made) if made is not None else ())
+        for group in optimizer.param_groups
+        if "lr" in group
+    ]
+    return max(rates, default=math.nan)
 
 
 def _small(subject: Subject) -> Any:
@@ -147,8 +181,7 @@ def _small(subject: Subject) -> Any:
     return subject.source.rows(batch, torch.arange(2 * _SAMPLES))
 
 
-def _own_step(subject: Subject, model: nn.Module) -> Callable[[Any], float]:
-    made = subject.make_optimizer(model)
+def _own_step(subject: Subject, model: nn.Module, made: Any) -> Callable[[Any], float]:
     schedulers = schedulers_of(made)
 
     def step(batch: Any) -> float:
@@ -202,9 +235,13 @@ def _remaining(losses: list[float] | tuple[float, ...], floor: Floor) -> float:
         return math.nan
     first, best = finite[0], min(finite[-5:])
     low = floor.value if floor.bounded else min(0.0, first - max(1.0, abs(first)))
-    if first - low <= 1e-7 * max(1.0, abs(first)):
+    if _at_floor(first, low):
         return 0.0  # there was nothing to learn to begin with
     return max(0.0, (best - low) / (first - low))
+
+
+def _at_floor(first: float, low: float) -> bool:
+    return first - low <= 1e-7 * max(1.0, abs(first))
 
 
 def _flat(losses: list[float]) -> bool:
@@ -231,20 +268,11 @@ def _floor(subject: Subject) -> Floor:
     if subject.contract.loss is None or subject.contract.loss == "output":
         return _UNKNOWN
     batch = _small(subject).clone()
-    with subject.pristine() as model, torch.enable_grad():
-        model.train()
-        seed_everything(subject.seed)
-        output = subject.call(model, batch)
-    found = {path: t for path, t in trees.floats(output).items() if t.device.type != "meta"}
-    # what no parameter reaches (a frozen teacher, an echo of the input) stays as it is
-    found = {path: t for path, t in found.items() if t.requires_grad} or found
-    if not found or isinstance(output, torch.nn.utils.rnn.PackedSequence):
+    freed = _freed(subject, batch)
+    if freed is None:
         return _UNKNOWN
-    leaves = {id(t): t.detach().clone().requires_grad_(True) for t in found.values()}
-    free = trees.substitute(output, leaves)
-    if free is None:
-        return _UNKNOWN
-    optimizer = torch.optim.Adam(list(leaves.values()), lr=0.1)
+    free, leaves = freed
+    optimizer = torch.optim.Adam(leaves, lr=0.1)
     losses: list[float] = []
     try:
         with torch.enable_grad():
@@ -268,6 +296,45 @@ def _floor(subject: Subject) -> Floor:
     return Floor(value=min(low, 0.0) if low < 0.05 * abs(losses[0]) else low, bounded=True)
 
 
+def _freed(subject: Subject, batch: Any) -> tuple[Any, list[torch.Tensor]] | None:
+    """Return the model's output with leaves in place of its tensors, and the leaves; None where that cannot be."""
+    with subject.pristine() as model, torch.enable_grad():
+        model.train()
+        seed_everything(subject.seed)
+        output = subject.call(model, batch)
+    found = {path: t for path, t in trees.floats(output).items() if t.device.type != "meta"}
+    # what no parameter reaches (a frozen teacher, an echo of the input) stays as it is
+    found = {path: t for path, t in found.items() if t.requires_grad} or found
+    if not found or isinstance(output, torch.nn.utils.rnn.PackedSequence):
+        return None
+    leaves = {id(t): t.detach().clone().requires_grad_(True) for t in found.values()}
+    free = trees.substitute(output, leaves)
+    return None if free is None else (free, list(leaves.values()))
+
+
+def _spread_of_losses(subject: Subject) -> float | None:
+    """Return by how much the loss changes when the outputs are moved far at random; None where that cannot be."""
+    batch = _small(subject).clone()
+    freed = _freed(subject, batch)
+    if freed is None:
+        return None
+    free, leaves = freed
+    generator = torch.Generator().manual_seed(0)
+    start = [leaf.detach().clone() for leaf in leaves]
+    losses = []
+    try:
+        with torch.no_grad():
+            for size in (0.0, *_MOVES):
+                for leaf, before in zip(leaves, start, strict=True):
+                    noise = torch.randn(leaf.shape, generator=generator).to(leaf)
+                    leaf.copy_(before + size * noise)
+                seed_everything(subject.seed)
+                losses.append(float(subject.compute_loss(free, batch)))
+    except (SubjectError, RuntimeError):
+        return None
+    return max(losses) - min(losses) if all(map(math.isfinite, losses)) else None
+
+
 def _judge(subject: Subject, goal: Overfit, floor: Floor, attempts: list[Attempt]) -> Finding:
     own, best = (
         attempts[0],
@@ -281,6 +348,8 @@ def _judge(subject: Subject, goal: Overfit, floor: Floor, attempts: list[Attempt
         ],
     }
     if _done(own, goal):
+        if floor.bounded and _at_floor(own.losses[0], floor.value):
+            return _nothing_to_learn(subject, own.losses[0], shown)
         return passed(
             f"the loss fell from {own.losses[0]:.4g} to {own.losses[-1]:.4g} in {len(own.losses)} steps "
             f"({floor})",
@@ -316,10 +385,26 @@ def _judge(subject: Subject, goal: Overfit, floor: Floor, attempts: list[Attempt
     return inconclusive(f"{observed}; {reason}, so that this proves no mistake", evidence=shown)
 
 
+def _nothing_to_learn(subject: Subject, loss: float, shown: dict[str, Any]) -> Finding:
+    """Judge a loss that is at its floor before the first step: constant, or already learnt."""
+    from ..diagnosis import overfitting as explain
+
+    few = _CONSTANT * max(1.0, abs(loss))
+    # a loss may read the model besides its output: then its gradient tells
+    spread = _spread_of_losses(subject) if loss and subject.gradients().norm <= few else None
+    if spread is not None and spread <= few:
+        return explain.constant(subject, loss, max(_MOVES), shown)
+    return inconclusive(
+        f"the loss is at its floor from the start ({loss:.4g}): there is nothing to learn",
+        evidence=shown,
+    )
+
+
 def _own_failed(subject: Subject, own: Attempt, best: Attempt, shown: dict[str, Any]) -> Finding:
     """Judge an optimizer that fails where another learning rate succeeds."""
     finite = [loss for loss in own.losses if math.isfinite(loss)]
-    place = sources.of_object(subject.contract.optimizer) if subject.contract.optimizer else None
+    made = subject.contract.optimizer
+    place = (sources.search(made, r"\blr\s*=") or sources.of_object(made)) if made else None
     if len(finite) < len(own.losses) or (finite and finite[-1] > 2 * abs(finite[0]) + 1e-3):
         return violated(
             "optimizer-diverges",
@@ -348,6 +433,15 @@ def _own_failed(subject: Subject, own: Attempt, best: Attempt, shown: dict[str, 
             fix="order the step as zero_grad, forward, backward, step",
             evidence=shown,
         )
+    if (
+        subject.contract.optimizer is not None
+        and own.remaining > _CRAWL
+        and len(own.losses) > 60
+        and own.rates[1] <= own.rates[0]  # neither a warm-up nor unknown
+    ):
+        from ..diagnosis import overfitting as explain
+
+        return explain.crawling(subject, own, best, place, shown)
     return passed(
         f"{best.name} learns the batch, {best.losses[0]:.4g} -> {best.losses[-1]:.4g} in {len(best.losses)} steps; "
         f"the declared optimizer was slower ({own.remaining:.0%} left after {len(own.losses)} steps)",

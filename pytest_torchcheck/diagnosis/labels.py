@@ -37,6 +37,41 @@ def too_few_outputs(subject: Subject, classes: int, used: Consumed) -> Finding:
     )
 
 
+_MARKED = {
+    (-1.0, 1.0): ("the labels are -1 and 1, as a margin loss has them", "map them to 0 and 1: (y + 1) / 2"),
+    (0.0, 255.0): ("the targets are pixels of a mask, 0 and 255", "divide the targets by 255"),
+    (1.0, 2.0): ("the labels count from one", "subtract 1 from the labels"),
+}  # fmt: skip
+
+
+def no_probabilities(subject: Subject, used: Consumed) -> Finding:
+    """Explain targets of a binary cross entropy that are no probabilities."""
+    low, high = used.outside[0], used.outside[-1]
+    values = f"{low:g}..{high:g}" if len(used.outside) > 2 else f"{low:g} and {high:g}"
+    whole = high > 1 and all(value == int(value) for value in used.outside)
+    cause, fix = _MARKED.get(
+        (low, high),
+        ("the targets are class indices", "use cross_entropy with an output per class, or one-hot targets")
+        if whole
+        else ("the targets are no probabilities", "scale the targets into 0..1"),
+    )  # fmt: skip
+    culprits = _made_lines(subject)
+    place = next((c.location for c in culprits if c.location is not None), None) or loss_line(
+        subject
+    )
+    return violated(
+        "label-range",
+        f"targets of binary_cross_entropy_with_logits are {values}, and it needs 0..1",
+        culprits=culprits
+        or (Culprit(kind="target", name="targets", detail=values, location=place),),
+        location=place,
+        observed=f"target {list(used.shape)}, {values}",
+        cause=cause,
+        because="beyond 0..1 the loss has no lower bound: it falls for ever as the logit grows",
+        fix=fix + " where the data is read",
+    )
+
+
 def counted(subject: Subject, path: str, ignore: int, share: float, largest: float) -> Finding:
     """Explain a loss that counts targets which are to be ignored."""
     line = declared_loss_line(subject)

@@ -13,7 +13,7 @@ from .. import sources, trees
 from ..checks.registry import suspicious, violated
 from ..findings import Culprit, Finding, Location
 from ..loop.closures import functions_of
-from ..probes.losses import LINEAR, Broadcast
+from ..probes.losses import LINEAR, Broadcast, LogOf
 from ..probes.watch import version_of
 from ..state import seed_everything
 from .returns import forward_returned, loss_returned
@@ -255,6 +255,43 @@ def wrong_input(subject: Subject, code: str, used: Consumed) -> Finding:
         cause=cause,
         because=because,
         fix=fix,
+    )
+
+
+def labels_as_numbers(subject: Subject, classes: int, used: Consumed) -> Finding:
+    """Warn of a regression on class indices."""
+    function = used.function.removeprefix("F.")
+    place = used.place or loss_line(subject)
+    return suspicious(
+        "labels-as-numbers",
+        f"{function} compares the output with class indices as if they were quantities",
+        culprits=[_culprit(subject, f"{function} of class indices", place)],
+        location=place,
+        observed=f"output {list(used.shape)} against labels of the same shape, all whole numbers below {classes}",
+        cause="a regression loss gives the classes an order and distances, which their numbers do not mean",
+        because=f"the targets are declared as Labels(classes={classes})",
+        fix=f"give the model {classes} outputs and use cross_entropy, or declare the targets as Ints if their order is meant",
+    )
+
+
+def unstable_log(subject: Subject, log: LogOf) -> Finding:
+    """Warn of a logarithm of probabilities that a sure model takes of 0."""
+    kind = log.squash.name.rpartition(".")[2]
+    place = log.op.location or log.squash.location or loss_line(subject)
+    line = f" on line {place.line}" if place is not None else ""
+    return suspicious(
+        "log-of-probabilities",
+        f"the loss takes the logarithm of a {kind}: it is infinite as soon as the model is sure",
+        culprits=[_culprit(subject, f"{log.op.name} of {log.squash.name}", place)],
+        location=place,
+        observed=f"{log.op.name} of what {log.squash} gave; the loss is finite on this batch",
+        cause=f"a {kind} rounds small probabilities to 0, and the logarithm of 0 is -inf",
+        because=f"with its input spread further, the {kind} gives 0 and the loss is not finite",
+        fix=(
+            f"use F.log_softmax, or F.cross_entropy on the logits,{line}"
+            if kind == "softmax"
+            else f"use F.binary_cross_entropy_with_logits on the logits, or F.logsigmoid,{line}"
+        ).rstrip(","),
     )
 
 

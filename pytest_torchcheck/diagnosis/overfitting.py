@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources, trees
-from ..checks.registry import violated
+from ..checks.registry import suspicious, violated
 from ..findings import Culprit, Finding, Location
 from ..state import seed_everything
 from .losses import loss_line
@@ -71,6 +71,47 @@ def stuck(
         cause=cause,
         because=because,
         fix=fix,
+        evidence=shown,
+    )
+
+
+def constant(subject: Subject, loss: float, moved: float, shown: dict[str, Any]) -> Finding:
+    """Explain a loss that is the same whatever the model outputs."""
+    place = loss_line(subject)
+    classes = round(math.exp(loss)) if 0.5 < loss < 20 else 0
+    guess = (
+        f", the loss of a uniform guess over {classes} classes"
+        if classes > 1 and abs(math.log(classes) - loss) < 1e-3
+        else ""
+    )
+    return violated(
+        "loss-constant",
+        f"the loss stays at {loss:.4g}{guess}, whatever the model outputs",
+        culprits=[Culprit(kind="loss", name="loss", detail="constant", location=place)],
+        location=place,
+        observed=f"loss {loss:.6g}; the same to six digits for outputs moved at random, with a deviation of {moved:g}",
+        cause="between the model and the loss the output is scaled away, rounded or replaced",
+        because="neither free outputs in place of the model's, trained by Adam, nor random ones change the loss",
+        fix="hand the loss the model's output as it is",
+        evidence=shown,
+    )
+
+
+def crawling(
+    subject: Subject, own: Attempt, best: Attempt, place: Location | None, shown: dict[str, Any]
+) -> Finding:
+    """Explain an optimizer that hardly moves a loss which another learning rate brings down."""
+    return suspicious(
+        "optimizer-crawls",
+        "the declared optimizer hardly moves the loss of one batch",
+        culprits=[Culprit(kind="optimizer", name="optimizer", detail="too slow", location=place)],
+        location=place,
+        observed=f"loss {own.losses[0]:.6g} -> {own.losses[-1]:.6g} in {len(own.losses)} steps at a learning rate of "
+        f"{own.rates[0]:g}; {own.remaining:.3%} of the way is left",
+        cause="the learning rate is too low for this model and loss",
+        because=f"{best.name} learns the same batch: {best.losses[0]:.4g} -> {best.losses[-1]:.4g} in "
+        f"{len(best.losses)} steps",
+        fix="raise the learning rate of the declared optimizer",
         evidence=shown,
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from .watch import Op, Watch, name_of
 
@@ -73,6 +74,21 @@ class Producer:
     operands: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LogOf:
+    """A logarithm of what a softmax or a sigmoid gave, picked or subtracted from one at most.
+
+    Attributes:
+        op: The logarithm.
+        squash: The softmax or sigmoid.
+        number: Which call of a squashing function of the run it was, from 0.
+    """
+
+    op: Op
+    squash: Op
+    number: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossCall:
     """One call of a loss function.
@@ -104,6 +120,13 @@ class Broadcast:
     result: tuple[int, ...]
 
 
+SQUASHING = frozenset({"softmax", "sigmoid"})
+_PICKS = SHAPE_ONLY | {
+    "__getitem__", "gather", "select", "index_select", "narrow", "take_along_dim", "diagonal", "diag", "masked_select",
+}  # fmt: skip
+_LOGS = frozenset({"log", "log2", "log10"})
+
+
 class LossWatch(Watch):
     """Record the loss functions of a forward and its loss.
 
@@ -118,6 +141,10 @@ class LossWatch(Watch):
         self.calls: list[LossCall] = []
         self.broadcasts: list[Broadcast] = []
         self.samples: list[Op] = []
+        self.logs: list[LogOf] = []
+        self._squashes = 0
+        self._probabilities: dict[int, tuple[weakref.ref[Tensor], Op, int]] = {}
+        self._logged: dict[int, tuple[weakref.ref[Tensor], LogOf]] = {}
         self._makers: dict[int, tuple[weakref.ref[Tensor], Producer]] = {}
         self._whole: dict[int, tuple[weakref.ref[Tensor], Op]] = {}
         self._taint: dict[int, tuple[weakref.ref[Tensor], str]] = {}
@@ -145,14 +172,37 @@ class LossWatch(Watch):
         with torch._C.DisableTorchFunction():
             if name in LOSSES and inputs:
                 self._loss(name, args, kwargs, inputs)
+                if (logged := self._logged.get(id(inputs[0]))) and logged[0]() is inputs[0]:
+                    self.logs.append(logged[1])
             if bare == "normal" and any(t.requires_grad for t in inputs):
                 self.samples.append(self.op(name))
+            if isinstance(result, Tensor) and inputs:
+                self._probable(bare, name, inputs[0], result)
             if isinstance(result, Tensor):
                 if not inputs or not result.is_floating_point():
                     self._whole_made(bare, name, inputs, result)
                 self._made(bare, name, args, inputs, result)
                 if self._losing:
                     self._follow(bare, name, inputs, result)
+
+    def _probable(self, bare: str, name: str, given: Tensor, result: Tensor) -> None:
+        """Follow probabilities from what makes them to a logarithm."""
+        if bare in SQUASHING:
+            made = (weakref.ref(result), self.op(name), self._squashes)
+            self._probabilities[id(result)] = made
+            self._squashes += 1
+            return
+        known = self._probabilities.get(id(given))
+        if known is None or known[0]() is not given:
+            return
+        _, squash, number = known
+        if bare in _PICKS or (bare in ("__rsub__", "rsub") and squash.name.endswith("sigmoid")):
+            self._probabilities[id(result)] = (weakref.ref(result), squash, number)
+        elif bare in _LOGS:
+            found = LogOf(self.op(name), squash, number)
+            self._logged[id(result)] = (weakref.ref(result), found)
+            if self._losing:
+                self.logs.append(found)
 
     def _loss(self, name: str, args: Any, kwargs: Any, inputs: list[Tensor]) -> None:
         first = inputs[0]
@@ -227,6 +277,32 @@ class LossWatch(Watch):
     def _kind(self, tensor: Tensor) -> str:
         found = self._taint.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else ""
+
+
+class Stretched(TorchFunctionMode):
+    """Spread what one call of a softmax or sigmoid is given, around its mean.
+
+    Args:
+        number: Which call of a squashing function, from 0, as in :class:`LogOf`.
+        span: From the lowest to the highest value.
+    """
+
+    def __init__(self, number: int, span: float) -> None:
+        super().__init__()
+        self._left, self._span = number, span
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function, with its first argument spread where it is the one."""
+        if name_of(func).rpartition(".")[2] in SQUASHING:
+            self._left -= 1
+            if self._left == -1 and args and isinstance(args[0], Tensor):
+                given = args[0]
+                centred = given - given.mean()
+                reach = float(centred.abs().max())
+                args = (centred * (self._span / reach) if reach else given, *args[1:])
+        return func(*args, **(kwargs or {}))
 
 
 def parameter_of(module: nn.Module, producer: Producer | None) -> str | None:
