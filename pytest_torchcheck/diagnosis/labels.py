@@ -56,9 +56,8 @@ def no_probabilities(subject: Subject, used: Consumed) -> Finding:
         else ("the targets are no probabilities", "scale the targets into 0..1"),
     )  # fmt: skip
     culprits = _made_lines(subject)
-    place = next((c.location for c in culprits if c.location is not None), None) or loss_line(
-        subject
-    )
+    made = next((c.location for c in culprits if c.location is not None), None)
+    place = made or declared_loss_line(subject)
     return violated(
         "label-range",
         f"targets of binary_cross_entropy_with_logits are {values}, and it needs 0..1",
