@@ -109,6 +109,8 @@ RULES: tuple[Rule, ...] = (
           "what stands before a cut gets no gradient: parameters and inputs alike"),
     _rule("gradients-exist/*", "device-portability/numpy-on-device device-portability/cpu-tensor device-portability/host-sync", "line",
           "what leaves torch for NumPy or Python loses both its graph and its device"),
+    _rule("gradients-exist/nothing-trainable", "*/no-graph */optimizer-parameters", "raises",
+          "a loss that nothing trainable leads to has no graph"),
     _rule("gradients-exist/* sampling-paths/*", STUCK, "model", "a part of the model gets no gradient"),
     _rule("dead-modules/*", "gradients-exist/* weights-update/*", "within", "a module that takes no part has no gradient"),
     _rule("signal-propagation/*", "gradients-exist/grad-zero", "overlap", "a vanished signal leaves no gradient"),

@@ -96,7 +96,8 @@ def sgd(model):
 
 
 def test_the_line_that_froze_is_the_one_that_was_seen_to_do_it():
-    (found,) = told(contract(optimizer=sgd), "backward", "gradients-exist", "resume")
+    made = contract(optimizer=sgd, promises=(promises.Frozen("body.*", reason="pretrained"),))
+    (found,) = told(made, "backward", "gradients-exist", "frozen-stays", "resume")
     assert (found.check, found.code) == ("gradients-exist", "nothing-trainable")
     assert found.location.function == "frozen"
     assert found.location.line == frozen.__code__.co_firstlineno + 7
