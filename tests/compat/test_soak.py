@@ -15,6 +15,7 @@ import pytest
 from tests.compat.test_xdist import cases, timeless
 
 pytest.importorskip("xdist")
+pytestmark = pytest.mark.usefixtures("in_order")
 
 CONTRACTS = int(os.environ.get("TORCHCHECK_SOAK", "2"))
 CASES = 50

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("xdist")
+pytestmark = pytest.mark.usefixtures("in_order")
 
 BODY = """
     import pytest
