@@ -65,11 +65,13 @@ class Floor:
         bounded: Whether free outputs settle.
         known: Whether it was found; False where outputs cannot be freed (a model that returns its own loss),
             and zero, which few losses go below, stands for it.
+        scale: By how much the loss changes when the outputs are moved far, where it begins near its floor; else 1.
     """
 
     value: float
     bounded: bool
     known: bool = True
+    scale: float = 1.0
 
     def __str__(self) -> str:
         """What is known of it, in words."""
@@ -235,13 +237,13 @@ def _remaining(losses: list[float] | tuple[float, ...], floor: Floor) -> float:
         return math.nan
     first, best = finite[0], min(finite[-5:])
     low = floor.value if floor.bounded else min(0.0, first - max(1.0, abs(first)))
-    if _at_floor(first, low):
+    if _at_floor(first, low, floor.scale):
         return 0.0  # there was nothing to learn to begin with
     return max(0.0, (best - low) / (first - low))
 
 
-def _at_floor(first: float, low: float) -> bool:
-    return first - low <= 1e-7 * max(1.0, abs(first))
+def _at_floor(first: float, low: float, scale: float = 1.0) -> bool:
+    return first - low <= 1e-7 * max(scale, abs(first))
 
 
 def _flat(losses: list[float]) -> bool:
@@ -293,7 +295,10 @@ def _floor(subject: Subject) -> Floor:
     low = min(losses)
     if low < 0 and _falling(losses, Floor(value=low - abs(low), bounded=True)):
         return Floor(value=-math.inf, bounded=False)
-    return Floor(value=min(low, 0.0) if low < 0.05 * abs(losses[0]) else low, bounded=True)
+    value = min(low, 0.0) if low < 0.05 * abs(losses[0]) else low
+    near = _at_floor(losses[0], value)
+    spread = _spread_of_losses(subject) if near else None
+    return Floor(value=value, bounded=True, scale=1.0 if spread is None else spread)
 
 
 def _freed(subject: Subject, batch: Any) -> tuple[Any, list[torch.Tensor]] | None:
@@ -348,8 +353,8 @@ def _judge(subject: Subject, goal: Overfit, floor: Floor, attempts: list[Attempt
         ],
     }
     if _done(own, goal):
-        if floor.bounded and _at_floor(own.losses[0], floor.value):
-            return _nothing_to_learn(subject, own.losses[0], shown)
+        if floor.bounded and _at_floor(own.losses[0], floor.value, floor.scale):
+            return _nothing_to_learn(subject, own.losses[0], floor, shown)
         return passed(
             f"the loss fell from {own.losses[0]:.4g} to {own.losses[-1]:.4g} in {len(own.losses)} steps "
             f"({floor})",
@@ -385,14 +390,15 @@ def _judge(subject: Subject, goal: Overfit, floor: Floor, attempts: list[Attempt
     return inconclusive(f"{observed}; {reason}, so that this proves no mistake", evidence=shown)
 
 
-def _nothing_to_learn(subject: Subject, loss: float, shown: dict[str, Any]) -> Finding:
+def _nothing_to_learn(
+    subject: Subject, loss: float, floor: Floor, shown: dict[str, Any]
+) -> Finding:
     """Judge a loss that is at its floor before the first step: constant, or already learnt."""
     from ..diagnosis import overfitting as explain
 
-    few = _CONSTANT * max(1.0, abs(loss))
+    few = _CONSTANT * abs(loss)
     # a loss may read the model besides its output: then its gradient tells
-    spread = _spread_of_losses(subject) if loss and subject.gradients().norm <= few else None
-    if spread is not None and spread <= few:
+    if floor.known and loss and floor.scale <= few and subject.gradients().norm <= few:
         return explain.constant(subject, loss, max(_MOVES), shown)
     return inconclusive(
         f"the loss is at its floor from the start ({loss:.4g}): there is nothing to learn",

@@ -118,8 +118,12 @@ RULES: tuple[Rule, ...] = (
     # steps that do not train
     _rule("optimizer-coverage/*", "weights-update/*", "within", "what the optimizer does not hold does not move"),
     _rule("optimizer-coverage/* weights-update/*", STUCK, "model", "a part of the model does not move"),
+    _rule("optimizer-coverage/* weights-update/* step-protocol/* scheduler-order/* gradients-exist/*",
+          "overfit/optimizer-crawls", "model", "what does not move its weights does not move its loss"),
     _rule("step-protocol/*", f"weights-update/* accumulation/* {STUCK}", "model", "a wrong order of calls undoes the step"),
-    _rule("signal-propagation/* initialisation/* dead-units/*", STUCK, "model", "a start from which training does not get away"),
+    _rule("signal-propagation/* initialisation/* dead-units/*", f"{STUCK} overfit/optimizer-crawls", "model",
+          "a start from which training does not get away"),
+    _rule("signal-propagation/signal-explodes", "loss-at-start/*", "model", "logits behind an exploding signal are huge"),
     _rule("backward/second-backward", "graph-kept/graph-carried repeatable-steps/*", "model", "one carried graph fails every second step"),
     _rule("graph-kept/graph-retained", "*/inplace-saved */second-backward", "raises",
           "a graph that is carried on and kept ends in weights that have changed since"),
