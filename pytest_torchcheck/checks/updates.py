@@ -279,6 +279,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
             name
             for name, buffer in model.named_buffers()
             if (before := subject.state.original(buffer)) is not None
+            and buffer.device.type != "meta"
             and (before.shape != buffer.shape or not torch.equal(before, buffer))
         )
         changed = tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,8 +14,6 @@ from ..scene import Scene, named_source
 from ..table import entry
 
 if TYPE_CHECKING:
-    import re
-
     from ...findings import Location
     from ..history import Fact, Op
 
@@ -144,6 +143,9 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
             ),
             location=call,
         )
+    part = _part_elsewhere(scene, name, home)
+    if part is not None:
+        return _two_places(scene, *part, home, observed)
     maker = _origin(odd, stray_device)
     made_at = maker.location if maker is not None else None
     if maker is not None and made_at is not None:
@@ -181,6 +183,45 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
             for n in list(strays)[:3]
         ),
         location=call,
+    )
+
+
+def _part_elsewhere(scene: Scene, name: str, home: str) -> tuple[str, str] | None:
+    """Return the part of the model that a registered tensor belongs to, and where it is, if that is elsewhere."""
+    if scene.model is None or not name:
+        return None
+    held = {**dict(scene.model.named_parameters()), **dict(scene.model.named_buffers())}
+    if name not in held or held[name].device.type == home:
+        return None
+    return name.rpartition(".")[0] or name, str(held[name].device)
+
+
+def _two_places(scene: Scene, part: str, device: str, home: str, observed: str) -> Explanation:
+    """Explain a model of which a part stands on another device than the rest."""
+    call, model = scene.location, scene.model
+    own = re.escape(part.rpartition(".")[2])
+    moved = (
+        sources.search(type(model), rf"\b{own}\b.*\.(?:to|cuda|cpu)\(")
+        if model is not None
+        else None
+    )
+    return Explanation(
+        code="device-pair",
+        summary=f"{part} is on {device}, the rest of the model on {home}",
+        observed=observed,
+        cause=f"only a part of the model was moved{_line(moved)}, or what goes from one part to the other was not",
+        because=f"{part} is registered, and stands on {device}; {scene.said}",
+        fix="move the model as a whole with .to(device)"
+        + (
+            f", or what goes into {part}{_line(call)}: x.to({part}.weight.device)"
+            if part in dict(model.named_modules() if model is not None else ())
+            else ""
+        ),
+        culprits=(
+            Culprit(kind="module", name=part, detail=f"on {device}", location=moved),
+            *scene.call_culprit(),
+        ),
+        location=moved or call,
     )
 
 
