@@ -19,7 +19,7 @@ from .checks import registry
 from .checks.registry import Check, catalogue
 from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError, _unknown
 from .findings import Finding, Location, Report
-from .state import is_device_error, isolated
+from .state import is_device_error, isolated, repeatable
 from .subject import Subject, SubjectError
 
 if TYPE_CHECKING:
@@ -148,6 +148,7 @@ class Runner:
         try:
             with isolated(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                repeatable()
                 found = self._findings(case)
         finally:
             self.seconds += time.perf_counter() - start

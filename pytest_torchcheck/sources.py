@@ -12,6 +12,7 @@ import site
 import sys
 import sysconfig
 import textwrap
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .findings import Location
@@ -197,21 +198,21 @@ def _is_own_class(cls: type) -> bool:
     return place is not None and rank(place.file) == 2 and "__dict__" in dir(cls)
 
 
-def search(thing: Callable[..., Any] | type, pattern: str) -> Location | None:
-    """Return the first line of a function's or class's source that matches a regular expression."""
+def search(thing: Callable[..., Any] | type | ModuleType, pattern: str) -> Location | None:
+    """Return the first line of a function's, class's or module's source that matches a regular expression."""
     return next(iter(matches(thing, pattern)), None)
 
 
-def matches(thing: Callable[..., Any] | type, pattern: str) -> list[Location]:
-    """Return the lines of a function's or class's source that match a regular expression."""
+def matches(thing: Callable[..., Any] | type | ModuleType, pattern: str) -> list[Location]:
+    """Return the lines of a function's, class's or module's source that match a regular expression."""
     try:
-        thing = inspect.unwrap(thing)
+        thing = thing if isinstance(thing, ModuleType) else inspect.unwrap(thing)
         lines, start = inspect.getsourcelines(thing)
         filename = inspect.getsourcefile(thing)
     except (TypeError, OSError):
         return []
     expression = re.compile(pattern)
-    dead = untaken_lines(thing)
+    dead = frozenset() if isinstance(thing, ModuleType) else untaken_lines(thing)
     name = getattr(thing, "__qualname__", "")
     return [
         _make(filename or "", line, name)

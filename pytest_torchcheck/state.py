@@ -414,6 +414,14 @@ def _settings_kept() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
+def repeatable() -> None:
+    """Let cuDNN choose the same, deterministic kernels in every run, so that a failure repeats; inside :func:`isolated`."""
+    cudnn = torch.backends.cudnn
+    if (cudnn.benchmark, cudnn.deterministic) != (False, True):
+        with flags_settable():
+            cudnn.benchmark, cudnn.deterministic = False, True
+
+
 @dataclass(frozen=True, slots=True)
 class Precision:
     """How products in float32 may be rounded, as torch's old and new settings have it.

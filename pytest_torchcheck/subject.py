@@ -263,6 +263,7 @@ class Subject:
         if self.contract.is_factory:
             with isolated():
                 self._model = self.build()
+                self.cache["anomaly-after-build"] = torch.is_anomaly_enabled()
             size = sum(
                 p.numel() * p.element_size() for p in self._model.parameters() if not is_lazy(p)
             )

@@ -288,7 +288,7 @@ def signal_propagation(subject: Subject) -> Iterator[Finding]:
     if all(tap.spread is None for tap in taps):
         yield inconclusive("the outputs of the layers cannot be split into two samples or more")
         return
-    yield explain.judge_signal(subject, taps)
+    yield explain.judge_signal(subject, taps, observe(subject).signals.squashed)
 
 
 @check(

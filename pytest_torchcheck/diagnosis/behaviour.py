@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -480,6 +481,29 @@ def global_state(
         because="it differs before and after one forward",
         fix="use the context manager of this setting instead",
     )
+
+
+def anomaly_left_on(subject: Subject, *, by_build: bool) -> Finding:
+    """Warn of autograd's anomaly mode, which was for debugging."""
+    made = subject.contract.model
+    places = (
+        sources.search(thing, r"detect_anomaly")
+        for thing in (made, type(subject.model), inspect.getmodule(made), inspect.getmodule(type(subject.model)))
+        if thing is not None
+    )  # fmt: skip
+    place = next((one for one in places if one is not None), None)
+    line = f" on line {place.line}" if place is not None else ""
+    return suspicious(
+        "anomaly-left-on",
+        "anomaly mode is on" + (" after the model is built" if by_build else ""),
+        culprits=[Culprit(kind="call", name="torch.autograd.set_detect_anomaly", location=place)],
+        location=place,
+        observed="torch.is_anomaly_enabled() is True"
+        + (", and was False before the factory ran" if by_build else " before anything of the contract runs"),
+        cause="it was turned on to find a NaN, and is still on: every backward checks all that it computes",
+        because="nothing turned it off: set_detect_anomaly holds for the whole process",
+        fix=f"delete it{line}, or use `with torch.autograd.detect_anomaly():` around what is looked into",
+    )  # fmt: skip
 
 
 def output_mismatch(subject: Subject, batch: Batch, output: Any) -> Finding | None:

@@ -127,8 +127,14 @@ def measured(taps: Sequence[Tap]) -> dict[str, Any]:
     return {"layers": rows} if rows else {}
 
 
-def judge_signal(subject: Subject, taps: list[Tap]) -> Finding:
-    """Compare both ends of the chain of layers; the last one is left out, since heads may start at any scale."""
+def judge_signal(subject: Subject, taps: list[Tap], squashed: Sequence[Squashed] = ()) -> Finding:
+    """Compare both ends of the chain of layers; the last one is left out, since heads may start at any scale.
+
+    Args:
+        subject: The model.
+        taps: The outputs of its layers with weights, in order.
+        squashed: Its calls of tanh and sigmoid on the very output of a layer.
+    """
     chain = [tap for tap in taps if tap.spread][:-1]
     if len(chain) < DEPTH - 1:
         return inconclusive(
@@ -166,11 +172,23 @@ def judge_signal(subject: Subject, taps: list[Tap]) -> Finding:
         cause=f"each layer {'shrinks' if fades else 'magnifies'} what tells samples apart: the initialisation does not fit "
         "the nonlinearity, or normalisation or residual paths are missing",
         because=f"the spread goes from {first.spread:.2g} behind {first.name} to {last.spread:.2g} behind {last.name}",
-        fix="initialise with the gain of the nonlinearity (nn.init.kaiming_normal_), add normalisation or residual paths"
+        fix=_rectify(chain, squashed)
+        + "initialise with the gain of the nonlinearity (nn.init.kaiming_normal_), add normalisation or residual paths"
         if fades
         else "initialise with a smaller std (nn.init.kaiming_normal_), or normalise between the layers",
         evidence=evidence,
     )
+
+
+def _rectify(chain: Sequence[Tap], squashed: Sequence[Squashed]) -> str:
+    """Return the advice to take another nonlinearity, where most of the layers feed a sigmoid."""
+    names = {tap.name for tap in chain}
+    fed = [one for one in squashed if one.source in names and one.op.endswith("sigmoid")]
+    if 2 * len(fed) < len(chain):
+        return ""
+    place = fed[0].location
+    line = f" on line {place.line}" if place is not None else ""
+    return f"use nn.ReLU (or GELU) for the sigmoid{line}, whose slope is at most 1/4; "
 
 
 def _noise(chain: Sequence[Tap]) -> int | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"B": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _ADVICE = {
-    "forward": "a smaller batch, activation checkpointing or autocast",
+    "forward": "a smaller batch with gradient accumulation, activation checkpointing or autocast",
     "loss": "a smaller batch, or the loss in chunks of the batch",
     "backward": "a smaller batch, gradient accumulation or activation checkpointing",
     "step": "an optimizer with less state (SGD, 8-bit or fused Adam), or zero_grad(set_to_none=True) before it",
