@@ -13,7 +13,7 @@ from ..diagnosis.errors import explain_error
 from ..diagnosis.explanation import counted
 from ..diagnosis.portability import Portability, portability
 from ..findings import Culprit, Finding, Location
-from ..probes.placement import IMPLICIT_SYNCS, Sync
+from ..probes.placement import IMPLICIT_SYNCS, Placement, Sync
 from ..state import seed_everything
 from ..subject import Subject, SubjectError
 from .registry import (
@@ -41,11 +41,15 @@ def on_meta(subject: Subject) -> bool:
 @check(
     "device-portability",
     "Moved to a GPU, the model runs: no tensor stays on the CPU, none is made there.",
-    cost="1 F; 1 FB on meta, where nothing is computed, in doubt or where devices are declared",
+    cost="1 F and the loss; 1 FB on meta, where nothing is computed, in doubt or where devices are declared",
     axes="once",
 )
 def device_portability(subject: Subject) -> Iterator[Finding]:
-    """Run as if on a GPU, and on ``meta`` in doubt; report what stays on the CPU, by attribute or call."""
+    """Run as if on a GPU, and on ``meta`` in doubt; report what stays on the CPU, by attribute or call.
+
+    The declared loss is run after it in the same way: tensors that it makes on the CPU, and values that it reads on
+    the host, are suspicious. Where a train step waits for a GPU is seen on a GPU only (host-syncs).
+    """
     declared = subject.contract.devices
     if declared is not None and all(device == "cpu" for device in declared):
         yield not_applicable("the contract declares that the model runs on the CPU only")
@@ -65,9 +69,15 @@ def device_portability(subject: Subject) -> Iterator[Finding]:
     findings = _each_once(findings)
     if not findings and seen.meta.kind == "mixed":
         findings.append(explain.meta_finding(seen))
-    findings += _syncs(seen)
+    findings += _syncs(seen.pretended, "forward")
     yield from findings
-    if findings:
+    in_loss = _each_once(
+        [explain.explain(subject, mixture, seen) for mixture in seen.in_loss.mixtures]
+    )
+    in_loss = [one.replace(status="suspicious") for one in in_loss]
+    in_loss += _syncs(seen.in_loss, "loss")
+    yield from in_loss
+    if findings or in_loss:
         return
     if seen.broke is not None and seen.meta.kind != "ran":
         yield inconclusive(
@@ -115,11 +125,11 @@ def _each_once(findings: list[Finding]) -> list[Finding]:
     return list(kept.values())
 
 
-def _syncs(seen: Portability) -> Iterator[Finding]:
-    """Report values read on the host by the user's own code, step by step."""
+def _syncs(seen: Placement, where: str) -> Iterator[Finding]:
+    """Report values read on the host by the user's own code, in the forward or in the loss."""
     own = [
         sync
-        for sync in seen.pretended.syncs
+        for sync in seen.syncs
         if sync.how in IMPLICIT_SYNCS and sync.location and sources.rank(sync.location.file) == 2
     ]
     if not own:
@@ -129,7 +139,7 @@ def _syncs(seen: Portability) -> Iterator[Finding]:
     lines = ", ".join(str(line) for line in sorted({s.location.line for s in own if s.location}))
     yield suspicious(
         "host-sync",
-        f"the forward waits for the GPU: {own[0].how}"
+        f"the {where} waits for the GPU: {own[0].how}"
         + (f" in {own[0].module}" if own[0].module else ""),
         culprits=[
             Culprit(
@@ -140,10 +150,10 @@ def _syncs(seen: Portability) -> Iterator[Finding]:
             )
             for s in own[:4]
         ],
-        observed=f"{len(own)} place{'s' * (len(own) > 1)} of one forward read a tensor's value on the host (line {lines})",
+        observed=f"{len(own)} place{'s' * (len(own) > 1)} of one {where} read a tensor's value on the host (line {lines})",
         cause="a Python number or a branch needs the value, so the CPU waits until the GPU has computed it",
         because=f"line {first.line} reads it: {first.text}",
-        fix=f"keep it a tensor (torch.where, masks), or read it outside of forward: line {first.line}",
+        fix=f"keep it a tensor (torch.where, masks), or read it outside of {'forward' if where == 'forward' else 'the loss'}: line {first.line}",
         evidence={"syncs": [f"{s.how} at {_spell(s)}" for s in own]},
     )
 

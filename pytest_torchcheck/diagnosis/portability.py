@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import nn
 
 from .. import sources, trees
 from ..probes.holdings import Holding, holdings
@@ -18,8 +20,6 @@ from .errors import explain_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import nn
 
     from ..batches import Batch
     from ..findings import Location
@@ -69,12 +69,14 @@ class Portability:
 
     Attributes:
         pretended: What the pretended run saw, also where it broke off.
+        in_loss: What the declared loss did after it.
         broke: What stopped the pretended run, or None.
         meta: The run on meta, where there was one.
         held: Tensors that attributes hold and ``.to()`` leaves behind: path to what holds them.
     """
 
     pretended: Placement
+    in_loss: Placement
     broke: SubjectError | None
     meta: MetaRun
     held: dict[str, Holding]
@@ -98,7 +100,7 @@ def portability(subject: Subject) -> Portability:
 
 def _examine(subject: Subject) -> Portability:
     left, followed = _left_behind(subject)
-    pretended, broke = _pretend(subject, left, followed)
+    pretended, in_loss, broke = _pretend(subject, left, followed)
     if broke is not None:
         subject.forward(train=True)  # if this raises too, it is no matter of devices
     doubt = broke is not None or any(
@@ -109,6 +111,7 @@ def _examine(subject: Subject) -> Portability:
     meta = _on_meta(subject) if doubt or declared else MetaRun(kind="not-run")
     return Portability(
         pretended=pretended,
+        in_loss=in_loss,
         broke=broke,
         meta=meta,
         held={path: holding for path, _, holding in left},
@@ -196,26 +199,48 @@ def _meta_error(
 
 def _pretend(
     subject: Subject, left: Left, followed: list[torch.Tensor]
-) -> tuple[Placement, SubjectError | None]:
+) -> tuple[Placement, Placement, SubjectError | None]:
     batch = subject.batch().clone()
+    later = Placement()
     strays = [
         (tensor, stray_attribute(path, tensor, holding.location)) for path, tensor, holding in left
     ]
     with subject.pristine() as model:
         model.train()
         seed_everything(subject.seed)
-        watch = Pretend(model, [*batch.tensors().values(), *followed], strays)
+        loss = subject.contract.loss
+        own = loss.state_dict(keep_vars=True).values() if isinstance(loss, nn.Module) else ()
+        watch = Pretend(model, [*batch.tensors().values(), *followed, *own], strays)
         try:
             with watch, torch.enable_grad():
                 output = subject.call(model, batch)
+                later = _in_loss(subject, watch, output, batch)
                 if _has_custom_functions(output):
                     with torch._C.DisableTorchFunction():  # our own loss is no part of the run
-                        loss = probe_loss(output)
+                        projected = probe_loss(output)
                     with subject.phase("backward", batch):
-                        loss.backward()
+                        projected.backward()
         except SubjectError as error:
-            return watch.found, error
-    return watch.found, None
+            return watch.found, later, error
+    return watch.found, later, None
+
+
+def _in_loss(subject: Subject, watch: Pretend, output: Any, batch: Batch) -> Placement:
+    """Run the declared loss under the pretence too, and return what was seen in it."""
+    if not callable(subject.contract.loss):
+        return Placement()
+    before = len(watch.found.mixtures), len(watch.found.syncs)
+    ops = watch.found.ops
+    with contextlib.suppress(SubjectError):  # another check tells of a loss that raises
+        subject.compute_loss(output, batch)
+    watch.found.ops = ops
+    seen = watch.found.split_off(*before)
+    # tensors from outside, such as class weights, the user moves where they move the model
+    seen.mixtures = [m for m in seen.mixtures if m.stray is None or m.stray.kind in _MADE]
+    return seen
+
+
+_MADE = ("factory", "literal", "fixed")
 
 
 def _has_custom_functions(output: Any) -> bool:

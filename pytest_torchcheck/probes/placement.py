@@ -248,6 +248,12 @@ class Placement:
     syncs: list[Sync] = field(default_factory=list)
     ops: int = 0
 
+    def split_off(self, mixtures: int, syncs: int) -> Placement:
+        """Take away what was seen after so many mixtures and syncs, and return it."""
+        later = Placement(mixtures=self.mixtures[mixtures:], syncs=self.syncs[syncs:])
+        del self.mixtures[mixtures:], self.syncs[syncs:]
+        return later
+
 
 class Pretend(Watch):
     """Runs a block as if the model and its inputs were on a GPU.
