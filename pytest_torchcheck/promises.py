@@ -26,6 +26,7 @@ __all__ = [
     "Differentiable",
     "Frozen",
     "FullyShards",
+    "Matches",
     "MayChange",
     "MayLackGradient",
     "MovingAverage",
@@ -428,6 +429,24 @@ class StraightThrough(Promise):
 def _function(owner: str, name: str, value: Any, signature: str) -> None:
     if not callable(value):
         raise PromiseError(f"{owner}({name}=) must be callable as {signature}; got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Matches(Promise):
+    """With the same weights, the model gives what another version of it gives: one that is known to work.
+
+    Attributes:
+        reference: A factory ``() -> nn.Module``, or a module, which is left as it is.
+        rename: Makes the reference's ``state_dict`` of the model's, where names or layouts differ.
+    """
+
+    reference: Callable[[], Any]
+    rename: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        _function("Matches", "reference", self.reference, "() -> nn.Module")
+        if self.rename is not None:
+            _function("Matches", "rename", self.rename, "(state_dict) -> state_dict")
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ FAMILIES = (
     "influence",
     "behaviour",
     "promised",
+    "reference",
     "state",
     "structure",
     "devices",

@@ -1,0 +1,90 @@
+"""A model beside another version of it: with the same weights both give the same."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .. import promises
+from ..diagnosis import reference as explain
+from ..probes.bisection import apart, first_parting, module_calls, paired
+from ..state import isolated, seed_everything
+from ..subject import Subject, SubjectError
+from .behaviour import EXACT, ROUNDING
+from .registry import check, inconclusive, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..findings import Finding
+    from ..probes.bisection import ModuleCall
+
+
+@check(
+    "reference-match",
+    "With the same weights, the model gives what its declared reference gives.",
+    promise="Matches",
+    cost="1 build of the reference, and 2 F in float64",
+    axes="device",
+)
+def reference_match(subject: Subject) -> Iterator[Finding]:
+    """Load the model's weights into the reference, run both in eval mode and compare, submodule by submodule.
+
+    The submodule that is named was given the same in both versions and gave something else, while all that it
+    calls itself agrees. Submodules are matched by their names.
+    """
+    for promise in subject.contract.promised("Matches"):
+        assert isinstance(promise, promises.Matches)
+        yield _compare(subject, promise)
+
+
+def _compare(subject: Subject, promise: promises.Matches) -> Finding:
+    with isolated():
+        seed_everything(subject.seed)
+        other = promise.reference
+        other = copy.deepcopy(other) if isinstance(other, nn.Module) else other()
+    if not isinstance(other, nn.Module):
+        return inconclusive(
+            f"the reference is no module: its factory returned {type(other).__name__}",
+            code="no-reference",
+        )
+    state = {name: value.detach().clone() for name, value in subject.model.state_dict().items()}
+    state = state if promise.rename is None else promise.rename(state)
+    unlike = explain.unlike(subject, state, dict(other.state_dict()))
+    if unlike is not None:
+        return unlike
+    subject.convert(other)
+    other.load_state_dict(state)
+    try:
+        with subject.in_double() as model:
+            subject.convert(other, torch.float64)
+            ours, theirs = (_calls(subject, one, torch.float64) for one in (model, other))
+            allowed = EXACT
+    except SubjectError:
+        subject.convert(other, next(iter(subject.model.parameters()), torch.zeros(1)).dtype)
+        other.load_state_dict(state)
+        with subject.pristine() as model:
+            ours, theirs = (_calls(subject, one, None) for one in (model, other))
+            allowed = ROUNDING
+    if apart(ours[-1].gave, theirs[-1].gave) <= allowed:
+        return passed(
+            f"{len(ours[-1].gave)} outputs are those of {type(other).__name__} with the same weights"
+        )
+    pairs = paired(ours, theirs)
+    return explain.differs(subject, other, pairs, first_parting(pairs, allowed), allowed)
+
+
+def _calls(subject: Subject, model: nn.Module, dtype: torch.dtype | None) -> tuple[ModuleCall, ...]:
+    batch = subject.batch()
+    batch = (batch if dtype is None else batch.to(dtype=dtype)).clone()
+
+    def run() -> Any:
+        seed_everything(subject.seed)
+        return subject.call(model, batch)
+
+    model.eval()
+    with torch.no_grad():
+        return module_calls(run, model)
