@@ -347,7 +347,7 @@ class Runner:
         return f"Contract(...).check({', '.join(arguments)})"
 
 
-_DECLARED = frozenset({"labels", "data", "loading", "rank_data", "rank_sharding"})
+_DECLARED = frozenset({"labels", "data", "loading", "reference", "rank_data", "rank_sharding"})
 """Families of checks of what the contract declares beside the model."""
 
 

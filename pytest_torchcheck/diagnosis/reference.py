@@ -40,7 +40,11 @@ def unlike(
         *([f"only in the reference: {listed(missing)}"] if missing else []),
     ]  # fmt: skip
     name = (sizes or more or missing)[0]
-    place = building_line(subject.model, name.rpartition(".")[0])
+    path, _, layer = name.rpartition(".")[0].rpartition(".")
+    try:
+        place = sources.of_assignment(subject.model.get_submodule(path), layer) if layer else None
+    except AttributeError:  # only the reference has it
+        place = None
     return violated(
         "reference-unlike",
         "the weights do not fit the reference: " + told[0],
