@@ -25,15 +25,11 @@ _STUCK = 0.3  # above this share of the distance to the floor, a plateau is a fa
 _UNBOUNDED = 0.95  # where the loss has no known floor, only a model that learns nothing is stuck
 _NOTHING = 1e-6  # where the floor itself is not known, a drop by this share of the loss
 _FLOOR_STEPS = 200
-_MOVES = (
-    1.0,
-    10.0,
-    10.0,
-)  # standard deviations by which outputs are moved to see whether a loss heeds them
+_MOVES = (1.0, 10.0, 10.0)
+"""Standard deviations by which outputs are moved to see whether a loss heeds them."""
 _CONSTANT = 1e-6  # what rounding may change in a loss that heeds nothing
-_CRAWL = (
-    0.9995  # share of the way that is left when a rate is far too low: 100 000 steps would not do
-)
+_CRAWL = 0.9995
+"""Share of the way that is left when a rate is far too low: 100 000 steps would not do."""
 _SAMPLES = 8  # larger batches are cut to so many samples
 
 
