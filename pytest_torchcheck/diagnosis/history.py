@@ -87,6 +87,29 @@ class Call:
     error: BaseException
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shared:
+    """What two backward calls of one run have in common: the first one freed it, the second one needs it.
+
+    Attributes:
+        made_by: The op that made the shared tensor nearest to the second loss, where it was seen.
+        name: The variable of a running function that holds that tensor, or empty.
+        assigned: The line that assigns the variable, where its op ran in what that line calls.
+        grad_fn: Class name of the tensor's autograd node.
+        is_loss: Whether it is what both backward calls were given itself.
+        first: The backward call that freed it.
+        count: How many backward calls the run had made, the failing one included.
+    """
+
+    made_by: Op | None
+    name: str
+    assigned: Location | None
+    grad_fn: str
+    is_loss: bool
+    first: Op
+    count: int
+
+
 @dataclass(slots=True, eq=False)
 class Replay:
     """The second run of what failed.
@@ -99,7 +122,8 @@ class Replay:
         inputs: What the model was called with, by the names of its ``forward``.
         saved_at: The user's forward line whose backward failed (from anomaly mode).
         failed_node: Class name of that backward node.
-        held: What keeps tensors of an earlier step's graph, seen when backward ran into it.
+        held: What keeps tensors of an earlier graph, seen when backward ran into it.
+        shared: What the failing backward shares with an earlier one of the same run, where it ran into that.
     """
 
     error: BaseException | None = None
@@ -110,6 +134,7 @@ class Replay:
     saved_at: Location | None = None
     failed_node: str = ""
     held: tuple[Holder, ...] = ()
+    shared: Shared | None = None
 
     def fact(self, tensor: torch.Tensor) -> Fact | None:
         """Return what is known of a tensor that the failing call was given."""

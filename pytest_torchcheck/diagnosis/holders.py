@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +36,7 @@ class Holder:
         grad_fn: Class name of the tensor's autograd node.
         location: The line that puts it there, where it could be found.
         caller: The line of the step that calls the method of that line, where there is one.
+        node: The tensor's autograd node, live.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Holder:
     grad_fn: str
     location: Location | None = None
     caller: Location | None = None
+    node: Any = field(default=None, repr=False, compare=False)
 
 
 def _graph_tensors(
@@ -94,6 +96,7 @@ def _in_attributes(model: nn.Module | None, graph: set[Any] | None) -> Iterator[
                     root=f"{path}.{root}" if path else root,
                     grad_fn=type(tensor.grad_fn).__name__,
                     location=assignment_in_methods(type(module), root),
+                    node=tensor.grad_fn,
                 )
 
 
@@ -134,6 +137,7 @@ def _in_frames(frames: list[FrameType], graph: set[Any] | None) -> Iterator[Hold
                     grad_fn=type(tensor.grad_fn).__name__,
                     location=location,
                     caller=caller,
+                    node=tensor.grad_fn,
                 )
 
 

@@ -23,9 +23,8 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode
 
 from .. import sources
-from ..probes.watch import nodes_of
+from .freed import FreedGraphs
 from .history import Call, Fact, Op, Replay, arguments_of, name_of, tensors_in
-from .holders import holders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,14 +69,6 @@ def outer_frames(frame: FrameType | None, most: int = 2) -> tuple[tuple[str, int
     return ()
 
 
-def _frames(frame: FrameType | None) -> list[FrameType]:
-    found = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    return found
-
-
 def _version(tensor: torch.Tensor) -> int:
     try:
         return tensor._version
@@ -88,9 +79,12 @@ def _version(tensor: torch.Tensor) -> int:
 class _Recorder(TorchFunctionMode):
     """Keeps every call, which op made each tensor, and what was changed in place."""
 
-    def __init__(self, model: nn.Module | None, replay: Replay) -> None:
+    def __init__(
+        self, model: nn.Module | None, replay: Replay, freed: FreedGraphs | None = None
+    ) -> None:
         super().__init__()
         self.replay = replay
+        self.freed = freed
         self.stack: list[tuple[nn.Module, str]] = []
         self._names: dict[int, str] = {}
         self._modules: dict[int, str] = {}
@@ -143,17 +137,21 @@ class _Recorder(TorchFunctionMode):
         )
         self.replay.ops.append(op)
         versions = [_version(tensor) for tensor in given]
+        backward = self.freed.before(func, op, args, kwargs) if self.freed is not None else None
         try:
             result = func(*args, **kwargs)
         except BaseException as error:
             known = self.replay.failing
             if known is None or known.error is not error:
                 self.replay.failing = Call(op, args, kwargs, error)
-                if "second time" in str(error):
+                if self.freed is not None and backward is not None:
                     # told now: whoever reruns may put the model back before the replay is read
-                    graph = nodes_of(*(tensor.grad_fn for tensor in given))
-                    self.replay.held = holders(self._model, _frames(sys._getframe(1)), graph)
+                    frame = sys._getframe(1)
+                    self.replay.held = self.freed.held(self._model, frame, backward)
+                    self.replay.shared = self.freed.shared(frame, backward)
             raise
+        if self.freed is not None:
+            self.freed.after(backward, self._model, sys._getframe(1))
         op.changed = tuple(
             fact
             for tensor, fact, version in zip(given, op.inputs, versions, strict=True)
@@ -165,6 +163,8 @@ class _Recorder(TorchFunctionMode):
         for tensor in made:
             if id(tensor) not in inputs or op.changed:
                 self._makers[id(tensor)] = (weakref.ref(tensor), op)
+            if self.freed is not None:
+                self.freed.note(tensor, op)
         for tensor, fact in zip(given, op.inputs, strict=True):
             if fact in op.changed:
                 self._makers[id(tensor)] = (weakref.ref(tensor), op)
@@ -254,6 +254,7 @@ def replay(
     model: nn.Module | None = None,
     like: BaseException | None = None,
     anomaly: bool = False,
+    graphs: bool = False,
 ) -> Replay | None:
     """Run ``rerun`` once under instruments.
 
@@ -263,6 +264,8 @@ def replay(
         like: The error of the first run; a replay that raises another type of error is no evidence, unless
             it comes out of torch's code on the same line (attention has a fast path, not taken when watched).
         anomaly: Also turn on autograd's anomaly mode, which names the forward line of a failing backward.
+        graphs: Follow which graphs are freed, and run twice: the step that left its graph behind runs before
+            the one that fails.
 
     Returns:
         The history, or None where the run raised nothing or something else.
@@ -271,7 +274,8 @@ def replay(
         KeyboardInterrupt: The user interrupted the run.
     """
     found = Replay()
-    recorder = _Recorder(model, found)
+    freed = FreedGraphs() if graphs else None
+    recorder = _Recorder(model, found, freed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         watch = (
@@ -280,6 +284,9 @@ def replay(
         try:
             with watch, _watching(recorder):
                 rerun()
+                if freed is not None:
+                    freed.run += 1
+                    rerun()
         except Exception as error:  # the user's code may raise anything
             found.error = error
     found.modules = tuple(name for _, name in recorder.stack)

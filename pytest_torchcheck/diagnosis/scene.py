@@ -193,16 +193,15 @@ class Scene:
             self._replays[anomaly] = (
                 None
                 if self.rerun is None
-                else replay(self._again, model=self.model, like=self.error, anomaly=anomaly)
+                else replay(
+                    self.rerun,
+                    model=self.model,
+                    like=self.error,
+                    anomaly=anomaly,
+                    graphs="second time" in self.message,
+                )
             )
         return self._replays[anomaly]
-
-    def _again(self) -> None:
-        assert self.rerun is not None
-        self.rerun()
-        if "second time" in self.message:
-            # the step that left its graph behind ran before the one that failed
-            self.rerun()
 
     @cached_property
     def forward_ops(self) -> tuple[Op, ...]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ... import sources
 from ...findings import Culprit
 from ...probes.watch import nodes_of
 from ..explanation import Explanation, describe, listed
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import re
 
     from ...findings import Location
-    from ..history import Fact, Op
+    from ..history import Fact, Op, Shared
     from ..scene import Scene
 
 _CUTS = frozenset({"detach", "detach_", "data", "item", "numpy", "tolist", "argmax", "argmin", "long", "int", "bool",
@@ -52,23 +53,28 @@ def second_backward(scene: Scene, match: re.Match[str]) -> Explanation | None:
     graph = nodes_of(loss.grad_fn) if loss is not None else None
     frames = [frame for frame, _ in scene.frames]
     found: tuple[Holder, ...] = again.held if again is not None else ()
-    found = found or holders(scene.model, frames, graph)
+    shared = again.shared if again is not None else None
+    if shared is not None and not found and not shared.is_loss:
+        return _in_one_run(scene, shared)
+    found = found or (holders(scene.model, frames, graph) if shared is None else ())
     certain = bool(found)
     # the state of the model is put back before an error is explained: then its source has to do
-    found = found or kept_attributes(scene.model) or kept_variables(frames)
+    if shared is None:
+        found = found or kept_attributes(scene.model) or kept_variables(frames)
     if found:
         first = found[0]
         line = _line(first.location)
         return Explanation(
             code="second-backward",
-            summary=f"{first.root} carries the graph of an earlier step into backward",
+            summary=f"{first.root} carries the graph of an earlier {'step' if shared is None else 'backward'} into backward",
             observed=f"{scene.phase}: backward runs into a graph that is already freed"
             + (f"; {first.name} has grad_fn={first.grad_fn}" if first.grad_fn else ""),
-            cause=f"{first.root} is kept{line} with its graph, and used again in the next step"
+            cause=f"{first.root} is kept{line} with its graph, and used again "
+            + ("in the next step" if shared is None else "before a later backward")
             if certain
             else f"likely {listed([h.root for h in found])}, which is kept{line}, still has the graph of the step before",
             because=(
-                f"{first.name} is part of the loss's graph and outlives the step; "
+                f"{first.name} is part of the loss's graph and outlives the {'step' if shared is None else 'first backward'}; "
                 if certain
                 else ""
             )
@@ -106,6 +112,67 @@ def second_backward(scene: Scene, match: re.Match[str]) -> Explanation | None:
         culprits=scene.call_culprit(),
         location=place,
     )
+
+
+def _in_one_run(scene: Scene, shared: Shared) -> Explanation:
+    """Two backward calls of one run, of different losses, through one tensor that was made before the first."""
+    op, place = shared.made_by, scene.location
+    made = shared.assigned or (op.location if op is not None else None)
+    name = shared.name or (sources.assigned_name(made) if made is not None else "")
+    name = name or (f"the result of {op.name}" if op is not None else "a tensor")
+    first = shared.first.location
+    loops = first is not None and place is not None and (first.file, first.line) == (place.file, place.line)  # fmt: skip
+    source = _source(op) if op is not None and shared.assigned is None else None
+    came = source[0] if source is not None else None
+    if came is not None and made is not None and (came.file, came.line) == (made.file, made.line):
+        came = None
+    if loops:
+        cause = f"{name} is in what the backward{_line(place)} runs through both times: the first time frees its graph, the second one needs it"
+        fix = f"make {name} without its graph: .detach(){_line(made)}" + (
+            f", or torch.no_grad(){_line(came)}" if came is not None else ""
+        )
+        fix += "; if it is to train, make it anew before each backward"
+    else:
+        cause = f"both losses contain {name}: the backward{_line(first)} frees its graph, and the one{_line(place)} needs it"
+        fix = f"add the losses and call backward once, or .detach() {name} in the loss that is not to train what made it{_line(made)}"
+    trained = f" of {source[1]}" if source is not None and source[1] else ""
+    return Explanation(
+        code="second-backward",
+        summary=f"{scene.at} runs backward again through {name}, whose graph an earlier backward of the same call has freed",
+        observed=f"{scene.phase}: backward number {shared.count} of one call, on line {place.line if place else '?'}; "
+        f"{name} was made before the first one and has grad_fn={shared.grad_fn}",
+        cause=cause,
+        because=scene.quote(90),
+        fix=fix,
+        culprits=(
+            Culprit(kind="tensor", name=name, detail=f"made{_line(made)} with its graph", location=made),
+            *((Culprit(kind="tensor", name=sources.assigned_name(came) or name, detail=f"takes the graph{trained} here", location=came),)
+              if came is not None else ()),
+            *((Culprit(kind="call", name=place.text, detail="runs through it again", location=place),) if place else ()),
+        ),
+        location=made or place,
+    )  # fmt: skip
+
+
+def _source(op: Op) -> tuple[Location | None, str] | None:
+    """Return the line of an op's own function on which a graph comes in, and the module it is of."""
+    seen: set[int] = set()
+    queue, last = [op], None
+    while queue:
+        current = queue.pop(0)
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        for fact in current.inputs:
+            maker = fact.made_by
+            if not fact.requires_grad:
+                continue
+            if maker is None or maker.module != op.module or maker.frame is None or op.frame is None or maker.frame[2] != op.frame[2]:  # fmt: skip
+                module = maker.module if maker is not None else fact.name
+                last = last or (current.location, module)
+            else:
+                queue.append(maker)
+    return last
 
 
 def _cut(fact: Fact | None) -> Op | None:

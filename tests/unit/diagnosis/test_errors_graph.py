@@ -234,6 +234,53 @@ def test_backward_called_twice():
     assert found.location.text == "loss.backward()"
 
 
+def epochs(critic, x, *, detach, retain=False):
+    returns = x.sum(dim=1)
+    weights = returns - critic(x).squeeze(-1)
+    weights = weights / weights.std()
+    if detach:
+        weights = weights.detach()
+    for _ in range(2):
+        loss = (weights * critic(x).squeeze(-1)).mean()
+        loss.backward(retain_graph=retain)
+
+
+def test_a_graph_that_two_passes_of_one_call_share():
+    critic, x = nn.Linear(4, 1), torch.randn(8, 4)
+    epochs(critic, x, detach=True)
+    epochs(critic, x, detach=False, retain=True)
+    found = explain(lambda: epochs(critic, x, detach=False), phase="step", model=critic)
+    assert found.code == "second-backward"
+    assert "weights" in found.summary
+    assert "earlier step" not in str(found)
+    assert found.location.line == line(epochs, "weights / weights.std()")
+    assert line(epochs, "returns - critic") in {c.location.line for c in found.culprits}
+    assert ".detach()" in found.fix
+
+
+class Adversary(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator, self.judge = nn.Linear(4, 4), nn.Linear(4, 1)
+
+
+def adversarial(model, x, *, detach):
+    fake = model.generator(x)
+    model.judge(fake.detach() if detach else fake).square().mean().backward()
+    (1 - model.judge(fake)).square().mean().backward()
+
+
+def test_a_graph_that_two_losses_of_one_call_share():
+    model, x = Adversary(), torch.randn(8, 4)
+    adversarial(model, x, detach=True)
+    found = explain(lambda: adversarial(model, x, detach=False), phase="step", model=model)
+    assert found.code == "second-backward"
+    assert "both losses contain fake" in found.cause
+    assert found.location.line == line(adversarial, "fake = model.generator")
+    lines = {c.location.line for c in found.culprits}
+    assert line(adversarial, "(1 - model.judge(fake))") in lines
+
+
 class Cut(nn.Module):
     def __init__(self):
         super().__init__()
