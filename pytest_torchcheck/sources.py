@@ -176,6 +176,12 @@ def of_object(thing: Any) -> Location | None:
     return _make(filename, max(line, 1), getattr(thing, "__qualname__", ""))
 
 
+def of_user_object(thing: Any) -> Location | None:
+    """Return where a function, method or class is defined, or None where that is in torch or another tool."""
+    place = of_object(thing)
+    return place if place is not None and rank(place.file) else None
+
+
 def of_own_class(model: Any) -> Location | None:
     """Return where the class of a model, else of the first of its modules that the user wrote, is defined."""
     for module in (model, *model.modules()):

@@ -97,7 +97,7 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
         bad = [
             *explain_samples.not_finite(found, subject.seed),
             *explain_samples.elsewhere(found),
-            *explain_samples.inconsistent(found, collates),
+            *explain_samples.inconsistent(found, collates, subject.contract.location),
             *_out_of_range(subject, found),
             *([explain_samples.identical(found)] if validity.identical_inputs(found) else []),
         ]

@@ -9,6 +9,7 @@ from pytest_torchcheck.data import (
     delivery,
     explain_order,
     explain_workers,
+    labels,
     order,
     pairing,
     randomness,
@@ -164,7 +165,8 @@ def random_augmentation(subject: Subject) -> Iterator[Finding]:
                 f"{part.prefix}items of {part.name} hold nothing that can be compared"
             )
         elif not found.random:
-            yield explain_workers.not_random(part, found, _in_data(randomness.find_reseeding, part))
+            fixed = _in_data(randomness.find_reseeding, part)
+            yield explain_workers.not_random(part, found, fixed, subject.contract.location)
         elif not found.repeats:
             yield explain_workers.unseeded(part, found, *_in_data(randomness.find_divergence, part))
         elif found.duplicates:
@@ -180,14 +182,20 @@ def random_augmentation(subject: Subject) -> Iterator[Finding]:
 
 @check(
     "loader-order",
-    "The order of samples repeats with the seed, and a shuffled one is new in every epoch.",
+    "The order of samples repeats with the seed, a shuffled one is new in every epoch, and the sampler is made for as many samples as there are.",
     needs=("dataset",),
     cost="the indices of three epochs",
     axes="once",
 )
 def loader_order(subject: Subject) -> Iterator[Finding]:
-    """Draw the indices of two epochs, and of the first again."""
+    """Compare what the sampler draws from with the dataset; draw the indices of two epochs, and of the first again."""
     for part in data_parts(subject):
+        other = _in_data(order.reach, part) if part.is_map_style else None
+        if other is not None:
+            yield explain_order.reach_wrong(
+                part, other, _classes(subject, part), subject.contract.location
+            )
+            continue
         if order.sampler_of(part) is None or not part.is_map_style:
             yield not_applicable(f"{part.prefix}the order is torch's own: it repeats with the seed")
             continue
@@ -209,6 +217,13 @@ def loader_order(subject: Subject) -> Iterator[Finding]:
             yield passed(
                 f"{part.prefix}{found.count} indices repeat with the seed; the order is {epochs}"
             )
+
+
+def _classes(subject: Subject, part: Part) -> int | None:
+    """Return how many values the labels of a dataset have, as far as they were read."""
+    survey = next((each for each in surveys(subject) if each.part.role == part.role), None)
+    measured = labels.measure(survey) if survey is not None and survey.samples else None
+    return len(measured.values) if measured is not None and measured.values else None
 
 
 @check(

@@ -62,7 +62,7 @@ def locate(owner: Any, attribute: str) -> Location | None:
         return _enclosing_line(owner, attribute) or sources.of_object(owner)
     if owner is None:
         return None
-    return sources.of_assignment(owner, attribute) or sources.of_object(owner)
+    return sources.of_assignment(owner, attribute) or sources.of_user_object(owner)
 
 
 def _global_line(module: types.ModuleType, name: str) -> Location | None:

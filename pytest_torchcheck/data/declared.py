@@ -75,8 +75,8 @@ def loader_line(
     made = _loader(tree, declared.line, role)
     if made is None:
         return declared
-    said = _said(made)
-    line = next((said[word].lineno for word in words if word in said), made.lineno)
+    told = said(made)
+    line = next((told[word].lineno for word in words if word in told), made.lineno)
     return Location(
         file=declared.file,
         line=line,
@@ -125,7 +125,7 @@ def _loader(tree: ast.Module, line: int, role: str) -> ast.Dict | ast.Call | Non
         match node:
             case ast.Name():
                 node = _last(assigned, node.id, node.lineno)
-            case ast.Dict() if role and (part := _said(node).get(role)) is not None:
+            case ast.Dict() if role and (part := said(node).get(role)) is not None:
                 node = part
             case ast.Call(func=ast.Name(id=name)) if name in functions:
                 node = next(
@@ -165,7 +165,7 @@ def _declared_loader(tree: ast.Module, line: int) -> ast.expr | None:
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def _said(node: ast.Dict | ast.Call) -> dict[str, ast.expr]:
+def said(node: ast.Dict | ast.Call) -> dict[str, ast.expr]:
     """Return what a dict or a call says by name."""
     if isinstance(node, ast.Call):
         return {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}

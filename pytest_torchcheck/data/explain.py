@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Location
 
 if TYPE_CHECKING:
@@ -15,6 +16,12 @@ def dataset_culprit(
 ) -> Culprit:
     """Name something of a dataset, with its role where there are several."""
     return Culprit(kind="dataset", name=f"{part.prefix}{name}", detail=detail, location=location)
+
+
+def own_line(part: Part, pattern: str) -> Location | None:
+    """Return the first line of the dataset's class that matches; none of torch's own classes."""
+    place = sources.search(type(part.own), pattern)
+    return place if place is not None and sources.rank(place.file) else part.class_line
 
 
 def line_ref(location: Location | None) -> str:

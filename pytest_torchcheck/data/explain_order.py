@@ -10,6 +10,7 @@ from pytest_torchcheck.findings import Culprit, Finding
 
 from .declared import loader_line, making_line
 from .explain import dataset_culprit, line_ref
+from .making import sampler_made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_torchcheck.findings import Location
 
     from . import validity
-    from .order import Epoch, Order
+    from .order import Epoch, Order, Reach
     from .plan import Part
     from .splits import Overlap
 
@@ -62,6 +63,39 @@ def order_wrong(
         )  # fmt: skip
 
 
+def reach_wrong(part: Part, found: Reach, classes: int | None, declared: Location | None) -> Finding:  # fmt: skip
+    """A sampler made for another number of samples; ``classes`` is how many label values there are."""
+    made, given, assigned = sampler_made(part, found.sampler, declared)
+    name, what = type(found.sampler).__name__, given or found.given
+    per_class = found.given == "weights" and found.length == classes
+    short = found.length < found.size
+    thing = "weights" if found.given == "weights" else "samples"
+    left = found.size - found.length
+    make = violated if found.certain else suspicious
+    at = assigned[-1] if len(assigned) == 1 else made
+    return make(
+        "sampler-length",
+        f"{part.prefix}{name} never draws {left} of the {found.size} samples: it was given {found.length} {thing}"
+        if short
+        else f"{part.prefix}{name} draws indices up to {found.length - 1}, and there are {found.size} samples",
+        culprits=(
+            *(dataset_culprit(part, what, f"{found.length} {thing}", line) for line in assigned),
+            dataset_culprit(part, name, f"given {found.length} {thing}", made),
+        ),
+        location=at,
+        observed=f"len({found.given}) of the sampler is {found.length}, the loader reads from {found.size} samples",
+        cause=f"{what} has one weight for each class, where the sampler wants one for each sample"
+        if per_class
+        else f"the sampler was given {what}, which is not of the {found.size} samples that the loader reads",
+        because=f"it draws from 0..{found.length - 1}"
+        + (f": samples {found.length}..{found.size - 1} have no chance" if short else f"; index {found.size} cannot be read")
+        + (f"; the labels read have {classes} values" if per_class else ""),
+        fix=f"give each sample the weight of its class: {what}[labels]" + (f", at {line_ref(at)}" if at else "")
+        if per_class
+        else f"make the sampler of the {thing} of what the loader reads" + (f", at {line_ref(at)}" if at else ""),
+    )  # fmt: skip
+
+
 def leaked(first: Part, second: Part, found: Overlap, declared: Location | None = None) -> Finding:
     """Two splits share samples; ``declared`` is where the contract names them."""
     place = making_line(declared, second.role)
@@ -82,11 +116,11 @@ def leaked(first: Part, second: Part, found: Overlap, declared: Location | None 
                 kind="dataset",
                 name=f"{part.role}[{index}]",
                 detail="",
-                location=making_line(declared, part.role) or sources.of_object(part.dataset),
+                location=making_line(declared, part.role) or part.class_line,
             )
             for part, index in ((second, b), (first, a))
         ),
-        location=place or sources.of_object(second.dataset),
+        location=place or second.class_line,
         observed=f"{how} compared: {found.compared[0]} of {found.total[0]} with {found.compared[1]} of {found.total[1]}; "
         f"{share:.1%} shared",
         cause="the splits are not disjoint"

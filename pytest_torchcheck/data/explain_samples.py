@@ -13,6 +13,7 @@ from pytest_torchcheck.findings import Culprit, Finding, Location
 from . import validity
 from .contents import Contents
 from .explain import dataset_culprit, few, line_ref, where
+from .making import loader_made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +107,9 @@ def _divisors(part: Part, line: Location | None) -> list[Culprit]:
     return found[:2]
 
 
-def inconsistent(survey: Survey, collates: validity.CollateError | None) -> Iterator[Finding]:
+def inconsistent(
+    survey: Survey, collates: validity.CollateError | None, declared: Location | None = None
+) -> Iterator[Finding]:
     """Samples that differ in structure, dtype or shape, and batches that cannot be made.
 
     Where no loader is declared, samples may be collated in any way: only a few odd ones are worth a warning.
@@ -123,10 +126,10 @@ def inconsistent(survey: Survey, collates: validity.CollateError | None) -> Iter
             return
         shapes = validity.deviations(survey, lambda leaf: str(list(leaf.shape)))
         if shapes and not plan.declared and _is_rare(shapes[0], survey):
-            yield _unlike_shapes(survey, shapes[0], "")
+            yield _unlike_shapes(survey, shapes[0], "", declared)
             return
     if collates is not None and plan.declared:
-        yield _not_collatable(survey, collates)
+        yield _not_collatable(survey, collates, declared)
 
 
 def _is_rare(odd: validity.Deviation, survey: Survey) -> bool:
@@ -152,8 +155,11 @@ def _varies(survey: Survey, odd: validity.Deviation, what: str) -> Finding:
     )
 
 
-def _unlike_shapes(survey: Survey, odd: validity.Deviation, said: str) -> Finding:
+def _unlike_shapes(
+    survey: Survey, odd: validity.Deviation, said: str, declared: Location | None
+) -> Finding:
     part = survey.part
+    made = loader_made(part, declared) if part.plan.declared else None
     place = (
         validity.return_line(part, odd.index, survey.seed + odd.index)
         if part.is_map_style
@@ -164,22 +170,32 @@ def _unlike_shapes(survey: Survey, odd: validity.Deviation, said: str) -> Findin
         "samples-do-not-stack",
         f"{part.prefix}sample {odd.index} has shape {odd.other} at {where(odd.path)} where most have {odd.usual}: "
         "the batch cannot be stacked",
-        culprits=(dataset_culprit(part, f"{part.name}[{odd.index}]", f"shape {odd.other}", place),),
+        culprits=(
+            dataset_culprit(part, f"{part.name}[{odd.index}]", f"shape {odd.other}", place),
+            *(
+                (dataset_culprit(part, "loader", "has no collate_fn", made),)
+                if made is not None
+                else ()
+            ),
+        ),
         observed=f"{odd.count} of {len(survey.samples)} samples read have another shape",
         cause="the default collate function stacks samples, which needs equal shapes",
         because=f"torch said: {said}"
         if said
         else f"sample {odd.index} is returned by {line_ref(place)}",
-        fix="bring samples to one shape in __getitem__, or pad them in a collate_fn",
+        fix="bring samples to one shape in __getitem__, or pad them in a collate_fn"
+        + (f" given at {line_ref(made)}" if made is not None else ""),
     )
 
 
-def _not_collatable(survey: Survey, error: validity.CollateError) -> Finding:
+def _not_collatable(
+    survey: Survey, error: validity.CollateError, declared: Location | None
+) -> Finding:
     part = survey.part
     own = part.plan.collate_fn is not None
     shapes = validity.deviations(survey, lambda leaf: str(list(leaf.shape)))
     if shapes and not own:
-        return _unlike_shapes(survey, shapes[0], error.message)
+        return _unlike_shapes(survey, shapes[0], error.message, declared)
     opaque = next(
         (leaf for leaf in survey.samples[0].leaves if leaf.kind in ("none", "other")), None
     )

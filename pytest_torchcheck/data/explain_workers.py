@@ -11,7 +11,8 @@ from pytest_torchcheck.checks.registry import inconclusive, not_applicable, susp
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
 from . import delivery, validity
-from .explain import dataset_culprit, few, line_ref
+from .explain import dataset_culprit, few, line_ref, own_line
+from .making import replaced_from_outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -283,27 +284,52 @@ def _duplicate(part: Part, found: Augmentation, one: Duplicate) -> Finding:
     )
 
 
-def not_random(part: Part, found: Augmentation, fixed: Reseeding | None) -> Finding:
-    """Augmentation that is promised and does not happen, or is the same for ever."""
-    place = (
-        fixed.location
-        if fixed is not None
-        else sources.search(type(part.dataset), r"def __getitem__")
-    )
+def not_random(
+    part: Part, found: Augmentation, fixed: Reseeding | None, declared: Location | None = None
+) -> Finding:
+    """Augmentation that is promised and does not happen, or is the same for ever; ``declared`` is the contract's line."""
+    own = type(part.own)
+    place = fixed.location if fixed is not None else own_line(part, r"def __getitem__")
     name = fixed.call if fixed is not None else "__getitem__"
+    which = part.name if own is type(part.dataset) else f"{part.name} of {own.__name__}"
+    replaced = list(replaced_from_outside(part, declared))[:2] if fixed is None else []
+    cause = (
+        "the generator is put into one state at every reading"
+        if fixed
+        else "nothing random reaches the items"
+    )
+    fix = (
+        f"drop {line_ref(place)}; seed once, outside of the reading"
+        if fixed
+        else ("apply the augmentation in __getitem__, or drop the promise RandomAugmentation()")
+    )
+    if replaced:
+        attribute, owner, line = replaced[0]
+        shares = owner.endswith(".dataset") and own is not type(part.dataset)
+        now = type(getattr(part.own, attribute)).__name__
+        cause += (
+            f"; likely {attribute} (now a {now}), which line {line.line} replaces through {owner}"
+            + (": splits of one dataset share it" if shares else "")
+        )
+        fix = (
+            f"give each split a dataset of its own, instead of {line_ref(line)}"
+            if shares
+            else (f"keep what augments in {attribute}, at {line_ref(line)}")
+        )
     return violated(
         "augmentation-fixed",
-        f"{part.prefix}every reading of an item of {part.name} is equal, where random augmentation is promised: {name}"
-        if fixed
-        else f"{part.prefix}every reading of an item of {part.name} is equal, where random augmentation is promised",
-        culprits=(dataset_culprit(part, name, "", place),),
+        f"{part.prefix}every reading of an item of {which} is equal, where random augmentation is promised"
+        + (f": {name}" if fixed else ""),
+        culprits=(
+            *(dataset_culprit(part, f"{owner}.{attribute}", "replaced here", line) for attribute, owner, line in replaced),
+            dataset_culprit(part, name, "", place),
+        ),
         location=place,
         observed=f"{found.items} items were read twice in two epochs; none differs",
-        cause="the generator is put into one state at every reading" if fixed else "nothing random reaches the items",
+        cause=cause,
         because=f"{name} at {line_ref(place)}, which runs at every reading" if fixed
         else f"generators drawn from: {', '.join(found.used) or 'none'}",
-        fix=f"drop {line_ref(place)}; seed once, outside of the reading" if fixed
-        else "apply the augmentation in __getitem__, or drop the promise RandomAugmentation()",
+        fix=fix,
     )  # fmt: skip
 
 
@@ -325,7 +351,7 @@ def unseeded(part: Part, found: Augmentation, name: str, place: Location | None)
 
 def shards_shared(part: Part, found: Shards) -> Finding:
     """An iterable dataset that every worker reads whole."""
-    place = sources.search(type(part.dataset), r"def __iter__")
+    place = own_line(part, r"def __iter__")
     make = violated if part.plan.num_workers > 1 else suspicious
     return make(
         "worker-duplicates",

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import BatchSampler
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 
 from pytest_torchcheck.state import isolated
 
@@ -89,6 +98,61 @@ def sampler_of(part: Part) -> Any:
         if inner is not None and (type(own) is BatchSampler or hasattr(inner, "set_epoch"))
         else own
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What a sampler of torch's own was made for, where that is another number of samples.
+
+    Attributes:
+        sampler: The sampler.
+        given: Name of its attribute that says what it draws from.
+        length: How many samples it draws from.
+        size: How many samples the loader reads from.
+        certain: False where the sampler may have been given a part on purpose: a range of the first indices.
+    """
+
+    sampler: Any
+    given: str
+    length: int
+    size: int
+    certain: bool
+
+
+_DRAWS_FROM: tuple[tuple[type[Sampler[int]], str], ...] = (
+    (WeightedRandomSampler, "weights"),
+    (RandomSampler, "data_source"),
+    (SequentialSampler, "data_source"),
+    (DistributedSampler, "dataset"),
+)
+
+
+def reach(part: Part) -> Reach | None:
+    """Return what the sampler of a map-style dataset draws from, where it is not as long as the dataset.
+
+    A sampler with an order of its own (``__iter__`` overridden) is not judged.
+    """
+    plan = part.plan
+    sampler = sampler_of(part)
+    if sampler is None and plan.loader is not None:
+        sampler = plan.loader.sampler
+    kind = next((one for one in _DRAWS_FROM if isinstance(sampler, one[0])), None)
+    if kind is None or type(sampler).__iter__ is not kind[0].__iter__:
+        return None
+    given: Any = getattr(sampler, kind[1], None)
+    if not hasattr(given, "__len__"):
+        return None
+    read: Any = plan.loader.dataset if plan.loader is not None else part.dataset
+    length, size = len(given), len(read)
+    if kind[1] == "weights":
+        # weights of zero behind the end are never drawn
+        longest = torch.as_tensor(given).nonzero()
+        drawn = int(longest.max()) + 1 if len(longest) else 0
+        length = drawn if length > size else length
+    if length == size:
+        return None
+    certain = length > size or kind[1] == "weights" or isinstance(given, Dataset)
+    return Reach(sampler=sampler, given=kind[1], length=length, size=size, certain=certain)
 
 
 def measure(part: Part, *, seed: int = 0) -> Order:

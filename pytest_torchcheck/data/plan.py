@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import (
     BatchSampler,
@@ -17,6 +17,11 @@ from torch.utils.data import (
     SequentialSampler,
     default_collate,
 )
+
+from pytest_torchcheck import sources
+
+if TYPE_CHECKING:
+    from pytest_torchcheck.findings import Location
 
 EVALUATION_ROLES = ("eval", "evaluation", "val", "valid", "validation", "test")
 
@@ -143,6 +148,27 @@ class Part:
     def name(self) -> str:
         """The dataset's class, as its user calls it."""
         return type(self.dataset).__name__
+
+    @property
+    def own(self) -> Any:
+        """The dataset whose class the user wrote, where torch's Subset or ConcatDataset stands around it."""
+        found = self.dataset
+        for _ in range(8):
+            if sources.of_user_object(type(found)) is not None:
+                return found
+            inner = getattr(found, "dataset", None)
+            if inner is None:
+                several = getattr(found, "datasets", None)
+                inner = several[0] if isinstance(several, list | tuple) and several else None
+            if inner is None:
+                break
+            found = inner
+        return self.dataset
+
+    @property
+    def class_line(self) -> Location | None:
+        """Where the class of the dataset is defined; None where torch has it."""
+        return sources.of_user_object(type(self.own))
 
     @property
     def evaluates(self) -> bool:

@@ -270,7 +270,7 @@ def return_line(part: Part, index: int, seed: int = 0) -> Location | None:
             found = find_line(lambda: read(part.dataset, index, seed), watcher)
         finally:
             snapshot.restore()
-    return found or sources.of_object(part.dataset)
+    return found or part.class_line
 
 
 def try_last_batch(

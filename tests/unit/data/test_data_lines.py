@@ -1,0 +1,149 @@
+"""The lines outside of a dataset that findings on data name: its sampler, its loader, what replaces its parts."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Subset,
+    WeightedRandomSampler,
+    random_split,
+)
+
+from pytest_torchcheck import Contract, sources
+from pytest_torchcheck.promises import RandomAugmentation
+
+
+class Jittered(Dataset):
+    def __init__(self, transform=None):
+        self.images, self.labels = torch.rand(12, 4), torch.arange(12) % 3
+        self.transform = transform
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        image = self.images[index]
+        return (self.transform(image) if self.transform else image), int(self.labels[index])
+
+
+class Ragged(Jittered):
+    def __getitem__(self, index):
+        return self.images[index][: 2 + index % 2], int(self.labels[index])
+
+
+def line(function, text):
+    lines, start = inspect.getsourcelines(function)
+    (found,) = [start + i for i, each in enumerate(lines) if text in each]
+    return found
+
+
+def told(check, **fields):
+    report = Contract(**fields).check([check])
+    for finding in report.findings:
+        for place in (finding.location, *(one.location for one in finding.culprits)):
+            assert place is None or sources.rank(place.file) == 2, finding
+    return report.findings
+
+
+def balanced(dataset, weights):
+    given = weights
+    return WeightedRandomSampler(given, num_samples=len(dataset))
+
+
+def test_a_sampler_with_a_weight_for_each_class():
+    data = Jittered()
+    (found,) = told(
+        "loader-order", dataset=data, loader={"sampler": balanced(data, [0.2, 0.5, 0.3])}
+    )
+    assert (found.status, found.code) == ("violated", "sampler-length")
+    assert "never draws 9 of the 12 samples" in found.summary
+    assert "one weight for each class" in found.cause
+    assert found.location.line == line(balanced, "given = weights")
+    assert line(balanced, "WeightedRandomSampler(") in {c.location.line for c in found.culprits}
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_sampler_with_weights_behind_the_end(inner):
+    data = Jittered()
+    sampler = balanced(data, [1.0] * 15)
+    loader = {"batch_sampler": BatchSampler(sampler, 2, False)} if inner else {"sampler": sampler}
+    (found,) = told("loader-order", dataset=data, loader=loader)
+    assert "draws indices up to 14, and there are 12 samples" in found.summary
+
+
+def test_a_sampler_of_another_dataset():
+    data = Jittered()
+    part = Subset(data, range(4))
+    loader = DataLoader(data, sampler=RandomSampler(part), batch_size=2)
+    (found,) = told("loader-order", dataset=data, loader=loader)
+    assert (found.status, found.code) == ("violated", "sampler-length")
+    loader = DataLoader(data, sampler=RandomSampler(range(4)), batch_size=2)
+    (found,) = told("loader-order", dataset=data, loader=loader)
+    assert found.status == "suspicious"  # a part that may be meant
+
+
+def test_samplers_of_the_right_length():
+    data = Jittered()
+    part = Subset(data, range(4))
+    for dataset, loader in (
+        (data, {"sampler": balanced(data, [1.0] * 12)}),
+        (data, {"sampler": balanced(data, [1.0] * 12 + [0.0])}),
+        (data, {"sampler": RandomSampler(data, num_samples=3)}),
+        (data, DataLoader(data, shuffle=True, batch_size=2)),
+        (part, DataLoader(part, sampler=RandomSampler(part), batch_size=2)),
+        (data, {"sampler": torch.utils.data.SubsetRandomSampler(range(5))}),
+    ):
+        (found,) = told("loader-order", dataset=dataset, loader=loader)
+        assert found.status in ("passed", "not-applicable"), found
+
+
+def noisy(image):
+    return image + torch.randn(4)
+
+
+def plain(image):
+    return image * 2
+
+
+def splits(own):
+    full = Jittered(noisy)
+    train, held_out = random_split(full, [8, 4], generator=torch.Generator().manual_seed(0))
+    if own:
+        return train, Subset(Jittered(plain), held_out.indices)
+    held_out.dataset.transform = plain
+    return train, held_out
+
+
+def test_a_transform_replaced_through_another_split():
+    train, _ = splits(own=False)
+    (found,) = told("random-augmentation", dataset=train, promises=(RandomAugmentation(),))
+    assert found.code == "augmentation-fixed"
+    assert found.location.text == "def __getitem__(self, index):"
+    assert "Subset of Jittered" in found.summary
+    assert line(splits, "held_out.dataset.transform = plain") in {c.location.line for c in found.culprits}  # fmt: skip
+    assert "through held_out.dataset" in found.cause
+    train, _ = splits(own=True)
+    (found,) = told("random-augmentation", dataset=train, promises=(RandomAugmentation(),))
+    assert found.status == "passed"
+
+
+def arguments():
+    return {"batch_size": 3, "shuffle": True}
+
+
+def loaded(data):
+    return DataLoader(data, batch_size=5, drop_last=True)
+
+
+def test_the_loader_without_a_collate_function():
+    for loader, maker in ((arguments(), arguments), (loaded(Ragged()), loaded)):
+        (found,) = told("samples-valid", dataset=Ragged(), loader=loader)
+        assert found.code == "samples-do-not-stack"
+        assert line(maker, "return") in {c.location.line for c in found.culprits}
