@@ -105,7 +105,8 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
         if not bad:
             leaves = len(found.samples[0].leaves)
             yield passed(
-                f"{found.part.prefix}{found.read} were read: {leaves} leaves each, finite and alike"
+                f"{found.part.prefix}{found.read} were read: {leaves} leaves each, finite and alike",
+                evidence={"samples": validity.leaf_rows(found)},
             )
 
 
@@ -222,8 +223,10 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
                 else f"{measured.low:g} to {measured.high:g}"
             )
             within = f", within {classes} classes" if classes is not None else ""
+            rows = [{"label": k, "samples": n} for k, n in sorted(measured.values.items())]
             yield passed(
-                f"{part.prefix}{measured.count} labels of {measured.dtype}: {kinds}{within}"
+                f"{part.prefix}{measured.count} labels of {measured.dtype}: {kinds}{within}",
+                evidence={"labels": rows} if rows else None,
             )
 
 

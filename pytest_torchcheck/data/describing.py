@@ -57,6 +57,7 @@ class Leaf:
         low, high: Smallest and largest finite value, None where there is none.
         nan, inf: How many elements are NaN, or infinite.
         whole: True when every finite value is a whole number.
+        mean, std: Of the finite values, None where there is none.
         digest: Equal for equal contents, dtype and shape; None where it cannot be told.
         attached: True when it carries an autograd graph.
     """
@@ -72,6 +73,8 @@ class Leaf:
     nan: int = 0
     inf: int = 0
     whole: bool = False
+    mean: float | None = None
+    std: float | None = None
     digest: str | None = None
     attached: bool = False
 
@@ -137,6 +140,8 @@ def _number(path: str, value: Any) -> Leaf:
         nan=int(math.isnan(number)),
         inf=int(math.isinf(number)),
         whole=finite and number.is_integer(),
+        mean=number if finite else None,
+        std=0.0 if finite else None,
         digest=f"{dtype}{value!r}",
     )
 
@@ -151,14 +156,16 @@ def _tensor(path: str, kind: Kind, tensor: torch.Tensor, name: str = "") -> Leaf
     tensor = tensor.detach()
     digest, low, high = None, None, None
     nan, inf, whole = 0, 0, False
+    mean, std = None, None
     if device.type != "meta" and not tensor.is_quantized:
         dense = tensor if tensor.layout == torch.strided else tensor.to_dense()
         digest = _digest(raw_bytes(dense), f"{dtype}{shape}")
         if dense.numel():
             low, high, nan, inf, whole = _numbers(dense)
+            mean, std = _moments(dense, finite=not nan and not inf)
     return Leaf(
         path=path, kind=kind, type=name, shape=shape, dtype=dtype, device=str(device), attached=attached,
-        digest=digest, low=low, high=high, nan=nan, inf=inf, whole=whole,
+        digest=digest, low=low, high=high, nan=nan, inf=inf, whole=whole, mean=mean, std=std,
     )  # fmt: skip
 
 
@@ -186,6 +193,17 @@ def _numbers(tensor: torch.Tensor) -> tuple[float | None, float | None, int, int
         and bool((tensor == tensor.round()).all())
     )
     return low, high, nan, inf, whole
+
+
+def _moments(tensor: torch.Tensor, *, finite: bool) -> tuple[float | None, float | None]:
+    """Return mean and deviation of the finite values, in float32, which is near enough to look at."""
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    values = tensor.to(torch.float32) if tensor.dtype != torch.float64 else tensor
+    values = values if finite else values[torch.isfinite(values)]
+    if not values.numel():
+        return None, None
+    std, mean = torch.std_mean(values, correction=0)
+    return mean.item(), std.item()
 
 
 def _digest(data: Any, salt: str) -> str:

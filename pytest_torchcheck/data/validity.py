@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -102,6 +103,40 @@ def identical_inputs(survey: Survey) -> bool:
             return False
         digests.add(tuple(leaf.digest for leaf in data))
     return len(digests) == 1
+
+
+def leaf_rows(survey: Survey) -> list[dict[str, Any]]:
+    """Return a row for every leaf of the samples: dtype, shape, range, mean and deviation over all that were read."""
+    paths: dict[str, list[Leaf]] = {}
+    for sample in survey.samples:
+        for leaf in sample.leaves:
+            paths.setdefault(leaf.path, []).append(leaf)
+    rows = []
+    for path, found in paths.items():
+        means = [
+            (one.mean, one.std) for one in found if one.mean is not None and one.std is not None
+        ]
+        mean = sum(m for m, _ in means) / len(means) if means else None
+        spread = (
+            math.sqrt(max(sum(s * s + m * m for m, s in means) / len(means) - mean * mean, 0.0))
+            if mean is not None
+            else None
+        )
+        shapes = {one.shape for one in found}
+        rows.append(
+            {
+                "leaf": path or "sample",
+                "type": "/".join(sorted({one.type for one in found})),
+                "dtype": "/".join(sorted({one.dtype for one in found})),
+                "shape": list(shapes.pop()) if len(shapes) == 1 else f"{len(shapes)} shapes",
+                "low": min((one.low for one in found if one.low is not None), default=None),
+                "high": max((one.high for one in found if one.high is not None), default=None),
+                "mean": mean,
+                "std": spread,
+                "nan or inf": sum(one.nan + one.inf for one in found),
+            }
+        )
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The measurements of a finding as blocks that every renderer can lay out: curves, tables, chains.
 
-Six keys of ``Finding.evidence`` have a shape of their own; any other key is shown as text.
+Eight keys of ``Finding.evidence`` have a shape of their own; any other key is shown as text.
 
 ``losses``
     A list of numbers, one per step; or a mapping of names to such lists.
@@ -13,6 +13,8 @@ Six keys of ``Finding.evidence`` have a shape of their own; any other key is sho
     A list of names, from the object that is alive to what holds it; or a list of such lists.
 ``lines``
     A list of mappings with ``bytes`` and either ``file``, ``line`` and ``text`` or ``where``.
+``samples``, ``labels``
+    Lists of mappings with the same keys in each: what a dataset holds.
 ``timeline``
     A step's memory over time, as :func:`~pytest_torchcheck.render.timeline.timeline_svg` takes it.
 """
@@ -224,7 +226,8 @@ def _timeline(value: Any) -> Iterator[Block]:
         yield Timeline(title="memory over the step", data=value)
 
 
-_SPECIAL = ("losses", "layers", "gradients", "holders", "lines", "timeline")
+_TABLES = ("samples", "labels")
+_SPECIAL = ("losses", "layers", "gradients", *_TABLES, "holders", "lines", "timeline")
 
 
 def _others(evidence: Mapping[str, Any], limit: int | None) -> Iterator[Block]:
@@ -253,6 +256,10 @@ def blocks(finding: Finding, *, verbosity: int = 1) -> Iterator[Block]:
     yield from _curves(evidence.get("losses"))
     yield from _layers(evidence.get("layers"), limit)
     yield from _gradients(evidence.get("gradients"), limit)
+    for title in _TABLES:
+        rows = evidence.get(title)
+        if isinstance(rows, list) and rows and all(isinstance(row, Mapping) for row in rows):
+            yield _table(title, rows, limit)
     yield from _holders(evidence.get("holders"))
     yield from _memory_lines(evidence.get("lines"), limit)
     yield from _timeline(evidence.get("timeline"))
