@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from .reading import Survey
 
 
+_ON_GPU = re.compile(
+    r"(?i)not compiled with CUDA|no (?:NVIDIA|CUDA)|re-initialize CUDA|CUDA error|cuda.*unavailable"
+)
+
+
 def read_error(survey: Survey) -> Finding:
     """A sample that cannot be read."""
     part, error = survey.part, survey.errors[0]
@@ -32,6 +37,7 @@ def read_error(survey: Survey) -> Finding:
         and error.index == survey.count - 1
         and error.type in ("IndexError", "KeyError")
     )
+    on_gpu = _ON_GPU.search(error.message) is not None
     others = f"; so do {len(survey.errors) - 1} more" if len(survey.errors) > 1 else ""
     return violated(
         "sample-raises",
@@ -41,11 +47,14 @@ def read_error(survey: Survey) -> Finding:
             *([dataset_culprit(part, "__len__", f"promises {survey.count}", validity.length_line(part))] if at_end else []),
         ),
         observed=f"{survey.read} could be read; sample {error.index} raises {error.type}{others}",
-        cause="__len__ promises more samples than there are" if at_end else "the reading fails for this sample",
+        cause="__len__ promises more samples than there are" if at_end
+        else "the dataset puts its samples on a GPU: there is none here, and a forked worker cannot start CUDA" if on_gpu
+        else "the reading fails for this sample",
         because=f"len() is {survey.count}, and the last index raises {error.type}"
         if at_end
         else f"raised at {line_ref(error.location)}: {error.message}",
         fix="return the number of readable samples from __len__" if at_end
+        else f"return CPU tensors from {line_ref(error.location)}; the loop moves batches to the device" if on_gpu
         else f"mend {line_ref(error.location)} for sample {error.index}, or leave it out of the dataset",
         evidence={"errors": [[e.index, e.type, e.message] for e in survey.errors]},
     )  # fmt: skip

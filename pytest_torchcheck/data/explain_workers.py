@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _INSTEAD = {
     "lambda": "a function at module level (functools.partial for what it closes over)",
     "local function": "a function at module level",
-    "local class": "a class at module level",
     "open file": "its path, opened at the first read in each worker",
     "lock": "nothing: make it at the first use in each worker",
     "generator": "what it is made of, and make it in __iter__ or at the first read",
@@ -73,7 +72,9 @@ def not_picklable(part: Part, found: Sequence[Unpicklable]) -> Finding:
         if not first.shares_handle
         else "an open file cannot be sent, and forked workers would share its position",
         because=first.error[:200],
-        fix=f"keep {_INSTEAD[first.kind]} in {first.path}",
+        fix=f"define {first.path} at module level"
+        if first.kind == "local class"
+        else f"in {first.path} keep {_INSTEAD[first.kind]}",
         evidence={"paths": [one.path for one in found], "num_workers": plan.num_workers},
     )
 
