@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -33,6 +34,16 @@ CulpritKind = Literal[
     "device",
     "rank",
 ]
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+def without_escapes(text: str) -> str:
+    """Return a text without the escape codes that set colours: some of torch's messages have them."""
+    return _ESCAPES.sub("", text) if "\x1b" in text else text
+
+
+_TEXTS = ("summary", "observed", "cause", "because", "fix")
+
 Plain = None | bool | int | float | str | list[Any] | dict[str, Any]
 
 
@@ -113,6 +124,9 @@ class Finding:
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {self.status!r}")
+        for name in _TEXTS:
+            if "\x1b" in (text := getattr(self, name)):
+                object.__setattr__(self, name, without_escapes(text))
 
     @property
     def key(self) -> str:

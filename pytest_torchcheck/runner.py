@@ -18,7 +18,7 @@ from .adapters import LoopUnavailableError
 from .checks import registry
 from .checks.registry import Check, catalogue
 from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError, _unknown
-from .findings import Finding, Location, Report
+from .findings import Finding, Location, Report, without_escapes
 from .state import is_device_error, isolated, repeatable
 from .subject import Subject, SubjectError
 
@@ -311,7 +311,7 @@ class Runner:
             evidence={
                 **known.evidence,
                 "phase": error.phase,
-                "traceback": traceback.format_exception(cause),
+                "traceback": [without_escapes(text) for text in traceback.format_exception(cause)],
             },
         )
         if finding.code == "out-of-memory":

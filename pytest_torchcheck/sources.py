@@ -366,6 +366,23 @@ def untaken_lines(function: Callable[..., Any] | type) -> frozenset[int]:
             known[name] = cell.cell_contents
         except ValueError:  # a variable that has no value yet
             continue
+    return _untaken(tree, start, known)
+
+
+def untaken_in(frame: FrameType) -> frozenset[int]:
+    """Return the lines of a running function in branches that its closure rules out; see :func:`untaken_lines`."""
+    code = frame.f_code
+    try:
+        lines, start = inspect.getsourcelines(code)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (TypeError, OSError, SyntaxError):
+        return frozenset()
+    return _untaken(
+        tree, start, {n: frame.f_locals[n] for n in code.co_freevars if n in frame.f_locals}
+    )
+
+
+def _untaken(tree: ast.Module, start: int, known: Mapping[str, Any]) -> frozenset[int]:
     stored = {
         node.id
         for node in ast.walk(tree)

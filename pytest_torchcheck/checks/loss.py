@@ -10,6 +10,7 @@ import torch
 
 from .. import sources, trees
 from ..diagnosis import losses as explain
+from ..diagnosis.losses_called import is_criterion
 from ..probes.losses import (
     Broadcast,
     LogOf,
@@ -63,6 +64,7 @@ class Consumed:
         target_place: Line within forward or loss that made the targets last.
         outside: The lowest and highest target, or all of a few, where a binary cross entropy got some outside of 0 to 1.
         whole: Whether a regression loss got whole numbers of the input's shape as targets.
+        criterion: Class of torch's loss module that called the function, or empty.
     """
 
     function: str
@@ -85,6 +87,7 @@ class Consumed:
     target_place: Location | None = None
     outside: tuple[float, ...] = ()
     whole: bool = False
+    criterion: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +242,7 @@ def _describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module)
         "function": call.op.name,
         "shape": tuple(values.shape),
         "place": call.op.location,
+        "criterion": call.op.module_class if is_criterion(call.op.module_class) else "",
         "target_place": None if call.target_op is None else call.target_op.location,
     }
     if call.producer is not None:

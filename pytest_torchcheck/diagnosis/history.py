@@ -53,6 +53,7 @@ class Op:
         outputs: The tensors it made.
         changed: The tensors that it changed in place.
         outer: Where the helpers of the user's that called it were called in turn, up to the ``forward``.
+        inference: The line that turned inference mode on for it, where it was on.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Op:
     outputs: tuple[Fact, ...] = ()
     changed: tuple[Fact, ...] = ()
     outer: tuple[tuple[str, int, str], ...] = ()
+    inference: Location | None = None
 
     @property
     def location(self) -> Location | None:

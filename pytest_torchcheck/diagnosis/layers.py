@@ -2,18 +2,72 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..findings import Culprit
 from .building import Origin, building_line, size_origin
+from .scene import dimension_lost
 from .size_values import value_lines
 
 if TYPE_CHECKING:
     from ..findings import Location
-    from .history import Fact
+    from .history import Fact, Op
     from .scene import Scene
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """The op that last took dimensions from a tensor, on another line than the one that failed.
+
+    Attributes:
+        words: What it did, as a clause.
+        batch: Whether the batch dimension is among them.
+        fix: The edit of its line.
+        culprit: Its line.
+    """
+
+    words: str
+    batch: bool
+    fix: str
+    culprit: Culprit
+
+
+def dropped(scene: Scene, fact: Fact | None) -> Dropped | None:
+    """Return the op that last took dimensions from a tensor; None where none did, or on the failing line itself."""
+    op = dimension_lost(fact, several=True)
+    place = op.location if op is not None else None
+    if op is None or place is None or not op.outputs or not scene.meeting(place):
+        return None
+    name = "an index" if op.name == "__getitem__" else op.name
+    before, after = list(op.inputs[0].shape), list(op.outputs[0].shape)
+    batch = _takes_batch(op, scene.batch_size())
+    words = f"{name} on line {place.line} makes {after} of {before}"
+    fix = f"keep the dimension on line {place.line}"
+    if batch:
+        words += ", without the batch dimension"
+        fix = f"keep dimension 0, the batch, on line {place.line}"
+        if op.name == "squeeze":
+            fix = f"name the dimensions that squeeze is to drop on line {place.line}: all but the batch (or flatten(1))"
+    culprit = Culprit(kind="call", name=name, detail=f"makes {after} of {before}", location=place)
+    return Dropped(words=words, batch=batch, fix=fix, culprit=culprit)
+
+
+def _takes_batch(op: Op, batch: int | None) -> bool:
+    """Say whether an op drops the first dimension of a tensor, whose size is that of the batch."""
+    before, after = op.inputs[0].shape, op.outputs[0].shape
+    if batch is None or before[:1] != (batch,):
+        return False
+    if op.name == "squeeze":
+        named = op.arguments and op.arguments[0] not in ("0", "dim=0", str(-len(before)), f"dim={-len(before)}")  # fmt: skip
+        return batch == 1 and not named
+    if op.name == "__getitem__":
+        single = len(op.arguments) == 1 and re.fullmatch(r"-?\d+", op.arguments[0]) is not None
+        return single and after == before[1:]
+    return False
 
 
 def input_of(scene: Scene) -> torch.Tensor | None:

@@ -16,6 +16,7 @@ from ..loop.closures import functions_of
 from ..probes.losses import LINEAR, Broadcast, LogOf
 from ..probes.watch import version_of
 from ..state import seed_everything
+from .losses_called import criterion_culprits
 from .returns import forward_returned, loss_returned
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def wrong_input(subject: Subject, code: str, used: Consumed) -> Finding:
     )
     place = place or used.place or loss_line(subject)
     words = {
-        "function": function,
+        "function": used.criterion or function,
         "zeros": used.zeros,
         "made": made.op.name if made is not None else "?",
     }
@@ -244,6 +245,7 @@ def wrong_input(subject: Subject, code: str, used: Consumed) -> Finding:
             Culprit(kind="output", name="output", detail="without log_softmax", location=left)
         )
     culprits.append(_culprit(subject, function, used.place))
+    culprits += criterion_culprits(used.place, used.criterion)
     return violated(
         code,
         summary,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import sources
 from ..findings import Culprit
+from .assigned import assigned, called, holds
 from .origins import target_culprits
 
 if TYPE_CHECKING:
@@ -47,3 +50,37 @@ def target_culprit(detail: str, place: Location | None, scene: Scene) -> tuple[C
         Culprit(kind="target", name="targets", detail=detail, location=first),
         *(culprit for culprit in made if culprit.location != first),
     )
+
+
+def criterion_of(scene: Scene) -> str:
+    """Return the class of the loss module of torch's that was running (``BCELoss``), or an empty string."""
+    name = type(scene.module).__name__
+    return name if is_criterion(name) else ""
+
+
+def is_criterion(name: str) -> bool:
+    """Say whether a class of this name is one of torch's loss modules."""
+    found = getattr(torch.nn.modules.loss, name, None)
+    return isinstance(found, type) and issubclass(found, torch.nn.modules.loss._Loss)
+
+
+def criterion_culprits(place: Location | None, cls: str) -> tuple[Culprit, ...]:
+    """Return the line that makes the loss module which a line calls as a culprit; none where it is that very line.
+
+    Args:
+        place: The line that calls it.
+        cls: Its class, as :func:`criterion_of` says.
+    """
+    tree = sources.tree_of(place.file) if place is not None and cls else None
+    if place is None or tree is None:
+        return ()
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or not holds(call, place.line) or isinstance(call.func, ast.Call):  # fmt: skip
+            continue
+        name = ast.unparse(call.func)
+        made = assigned(place, name, made=cls)
+        if made is None or made.location.line == place.line:
+            continue
+        if any(called(node) == cls for node in ast.walk(made.value)):
+            return (Culprit(kind="loss", name=cls, detail=f"makes {name}", location=made.location),)
+    return ()

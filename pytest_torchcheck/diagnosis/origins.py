@@ -29,10 +29,42 @@ def target_culprits(*things: Any, name: str = "targets") -> tuple[Culprit, ...]:
         things: Models, losses, batch functions: objects or classes of the user's, or file names.
         name: What the culprits are called.
     """
-    return tuple(
-        Culprit(kind="target", name=name, detail="made here", location=place)
-        for place in target_lines(*things)
+    lines = target_lines(*things)
+    helpers = [
+        (function, helper)
+        for place in lines
+        for function, helper in helper_returns(place)
+        if helper not in lines
+    ]
+    return (
+        *(Culprit(kind="target", name=name, detail="made here", location=p) for p in lines),
+        *(
+            Culprit(
+                kind="call", name=function, detail="a return of what makes them", location=helper
+            )
+            for function, helper in helpers[:_MOST]
+        ),
     )
+
+
+def helper_returns(place: Location, most: int = 2) -> list[tuple[str, Location]]:
+    """Return the functions of the file that a line calls, with their ``return``; none that has more than a few."""
+    tree = sources.tree_of(place.file)
+    if tree is None:
+        return []
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and n.lineno == place.line]
+    names = dict.fromkeys(n.func.id for n in calls if isinstance(n.func, ast.Name))
+    found: list[tuple[str, Location]] = []
+    for name in names:
+        function = _function(name, tree)
+        if function is None:
+            continue
+        ways = sorted(
+            n.lineno for n in _own(function) if isinstance(n, ast.Return) and n.value is not None
+        )
+        if len(ways) <= most:
+            found += [(name, sources.of_line(place.file, line, name)) for line in ways]
+    return found
 
 
 def target_lines(*things: Any) -> list[Location]:

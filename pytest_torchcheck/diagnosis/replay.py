@@ -23,6 +23,7 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode
 
 from .. import sources
+from ..probes.watch import gradients_off_line
 from .freed import FreedGraphs
 from .history import Call, Fact, Op, Replay, arguments_of, name_of, tensors_in
 
@@ -134,6 +135,9 @@ class _Recorder(TorchFunctionMode):
             arguments=arguments_of(args, kwargs),
             frame=user_frame(sys._getframe(1)),
             outer=outer_frames(sys._getframe(1)),
+            inference=gradients_off_line(_frames(sys._getframe(1)))
+            if torch.is_inference_mode_enabled()
+            else None,
         )
         self.replay.ops.append(op)
         versions = [_version(tensor) for tensor in given]

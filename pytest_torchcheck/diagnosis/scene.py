@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .. import sources
-from ..findings import Culprit, Location
+from ..findings import Culprit, Location, without_escapes
 from .building import building_line
 from .explanation import PHASE_WORDS, Phase, clipped, describe, times
 from .replay import calls_of, replay
@@ -61,7 +61,7 @@ class Scene:
         self.batch = batch
         self.rerun = rerun
         self.device = device
-        self.message = str(error)
+        self.message = without_escapes(str(error))
         self._replays: dict[bool, Replay | None] = {}
 
     # -- words ----------------------------------------------------------------------------------
@@ -396,15 +396,17 @@ def flattened_from(fact: Fact | None) -> tuple[int, ...]:
 _SPATIAL = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
 
 
-def dimension_lost(fact: Fact | None) -> Op | None:
-    """Return the op that last gave a tensor one dimension fewer than it read, or None."""
+def dimension_lost(fact: Fact | None, *, several: bool = False) -> Op | None:
+    """Return the op that last gave a tensor one dimension fewer than it read, or None.
+
+    Args:
+        fact: The tensor.
+        several: Also count an op that takes several dimensions away.
+    """
     while fact is not None and fact.made_by is not None and fact.made_by.inputs:
         op, source = fact.made_by, fact.made_by.inputs[0]
-        if len(source.shape) == len(fact.shape) + 1 and op.name not in (
-            "flatten",
-            "view",
-            "reshape",
-        ):
+        lost = len(source.shape) - len(fact.shape)
+        if (lost == 1 or (several and lost > 1)) and op.name not in ("flatten", "view", "reshape"):
             return op
         fact = source
     return None

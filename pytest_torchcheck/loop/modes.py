@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from pytest_torchcheck import sources
 from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding
 
@@ -230,12 +231,19 @@ def _statistics(trace: Trace) -> Iterator[Finding]:
         if not _EVALUATES.search(function):
             continue
         make = violated if _IS_EVALUATION.search(function) else suspicious
+        off = event.off or sources.line_above(event.place, r"^[^#]*set_grad_enabled\(False")
+        before = off or event.place
         yield make(
             "evaluation-updates-statistics",
             f"{function} runs the model in training mode: {few(event.statistics)} change",
             culprits=(
                 Culprit(
                     kind="call", name=event.name, detail="in training mode", location=event.place
+                ),
+                *(
+                    [Culprit(kind="call", name="eval", detail="missing before it", location=off)]
+                    if off is not None and off != event.place
+                    else ()
                 ),
                 *(
                     Culprit(kind="buffer", name=name, detail="moved")
@@ -246,6 +254,6 @@ def _statistics(trace: Trace) -> Iterator[Finding]:
             observed=f"{len(event.statistics)} buffers changed in a forward without gradients",
             cause="the evaluation does not call eval() first, so that its data moves the running statistics",
             because=f"the model was in training mode at {at(event.place)}",
-            fix="call model.eval() before the evaluation and model.train() after it",
+            fix=f"call {event.name}.eval() before {at(before)}, and {event.name}.train() after the evaluation",
         )
         return

@@ -11,6 +11,7 @@ from torch import nn
 from pytest_torchcheck import sources
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import CodeType, FrameType
 
     from pytest_torchcheck.findings import Location
@@ -28,6 +29,14 @@ def user_frame(*, within: CodeType | None = None) -> FrameType | None:
             return None
         frame = frame.f_back
     return frame
+
+
+def frames_within(code: CodeType) -> Iterator[FrameType]:
+    """Iterate over the running frames that a function's code called, from the innermost."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        yield frame
+        frame = frame.f_back
 
 
 def name_in(frame: FrameType | None, thing: Any) -> str:

@@ -9,7 +9,7 @@ from pytest_torchcheck.checks.registry import violated
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
 from .replay import where_loss_is_made_anew
-from .trace import Backward, Clip, Event, OptimizerStep, Trace
+from .trace import Backward, Clip, Event, Forward, OptimizerStep, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,6 +89,15 @@ def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
             f"; {others[0].name}() at {at(others[0].place)} does not reach them" if others else ""
         )
         passes = len(step.sources)
+        before = trace.events[: max(step.sources)]
+        forward = next(
+            (
+                e
+                for e in reversed(before)
+                if isinstance(e, Forward) and e.grad and e.step == latest.step
+            ),
+            None,
+        )
         yield violated(
             "zero-grad-missing",
             f"{wanted}() is missing: {step.name}() applies the gradients of {passes} backward passes where "
@@ -96,6 +105,7 @@ def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
             culprits=(
                 Culprit(kind="call", name=wanted, detail="missing", location=latest.place),
                 call(step, "applies gradients again"),
+                *((call(forward, "the gradients are still there"),) if forward is not None and at(forward.place) != at(latest.place) else ()),
                 *(Culprit(kind="call", name=e.name, detail="clears other gradients", location=e.place) for e in others[:1]),
                 *(Culprit(kind="parameter", name=n, detail="stale gradient") for n in (sorted(step.stale)[:4] if part else ())),
             ),

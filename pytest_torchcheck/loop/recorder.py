@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import sources
+from pytest_torchcheck.probes.watch import gradients_off_line
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError, optimizers_of, schedulers_of
 
 from .ahead import Ahead, rates_ahead
 from .gradients import Ledger
-from .naming import iterator_lines, name_in, user_frame
+from .naming import frames_within, iterator_lines, name_in, user_frame
 from .patches import listening
 from .steps import StepWatch, take_steps
 from .trace import Backward, Clip, Event, Forward, Kind, Mode, OptimizerStep, Trace
@@ -470,6 +471,9 @@ class _Recorder(StepWatch):
             frozen=frozenset(
                 prefix + n if n else name for n, m in module.named_modules() if not m.training
             ),
+            off=None
+            if torch.is_grad_enabled()
+            else gradients_off_line(frames_within(record.__code__)),
         )
         statistics = (
             {} if event.grad else {n: b.detach().clone() for n, b in module.named_buffers()}
@@ -490,7 +494,7 @@ class _Recorder(StepWatch):
         self.events.append(
             Forward(
                 kind="forward", step=event.step, name=event.name, owner=event.owner, place=event.place,
-                module=event.module, grad=event.grad, frozen=event.frozen, statistics=moved,
+                module=event.module, grad=event.grad, frozen=event.frozen, statistics=moved, off=event.off,
             )
         )  # fmt: skip
 

@@ -47,12 +47,14 @@ class Forward(Event):
         grad: Whether gradients were on.
         frozen: Qualified names of the modules that were in eval mode.
         statistics: Buffers that the call changed while gradients were off.
+        off: The line that turned gradients off for it, where they were off.
     """
 
     module: str
     grad: bool
     frozen: frozenset[str]
     statistics: tuple[str, ...] = ()
+    off: Location | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

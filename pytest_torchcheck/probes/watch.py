@@ -7,7 +7,7 @@ import linecache
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
@@ -346,6 +346,23 @@ def line_at(filename: str, line: int, function: str = "") -> Location:
 
 
 _GRAD_OFF = ("no_grad", "inference_mode", "set_grad_enabled")
+
+
+def gradients_off_line(frames: Iterable[FrameType]) -> Location | None:
+    """Return the innermost ``with`` or decorator that has gradients off for what runs; None where a call did it.
+
+    Args:
+        frames: The running frames, from the innermost.
+    """
+    inner: FrameType | None = None
+    for frame in frames:
+        if frame.f_code.co_name == "decorate_context" and inner is not None:
+            return _decorator_line(inner)
+        if sources.rank(frame.f_code.co_filename):
+            inner = frame
+            if (found := _with_line(frame)) is not None:
+                return found
+    return None
 
 
 def _decorator_line(frame: FrameType) -> Location:

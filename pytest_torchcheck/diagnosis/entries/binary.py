@@ -8,7 +8,13 @@ import torch
 
 from ...findings import Culprit
 from ..explanation import Explanation, describe, dtype_word, numbers
-from ..losses_called import loss_call, on_line, target_culprit
+from ..losses_called import (
+    criterion_culprits,
+    criterion_of,
+    loss_call,
+    on_line,
+    target_culprit,
+)
 from ..table import entry
 
 if TYPE_CHECKING:
@@ -105,6 +111,9 @@ def binary_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
     place = scene.location
     if value is None:
         return None
+    criterion = criterion_of(scene)
+    name = criterion or "binary_cross_entropy"
+    made = criterion_culprits(place, criterion)
     real = value.detach().float()
     broken = int((~torch.isfinite(real)).sum())
     finite = real[torch.isfinite(real)]
@@ -121,23 +130,25 @@ def binary_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"the {match[1]} holds NaN or infinities",
             "find where the first one is made (finiteness check)",
         )
-        summary = f"binary_cross_entropy is given {broken} values that are not finite"
+        summary = f"{name} is given {broken} values that are not finite"
     elif match[1] == "input":
         cause, fix = (
             "the output is no probability: a sigmoid is missing",
-            f"use binary_cross_entropy_with_logits{on_line(scene)}",
+            f"use BCEWithLogitsLoss for BCELoss on line {made[0].location.line}"
+            if made and made[0].location is not None
+            else f"use {'BCEWithLogitsLoss' if criterion else 'binary_cross_entropy_with_logits'}{on_line(scene)}",
         )
-        summary = f"binary_cross_entropy is given outputs in {span}, not in 0..1"
+        summary = f"{name} is given outputs in {span}, not in 0..1"
     else:
         cause, fix = (
             "the targets are no probabilities",
             "scale the targets to 0..1 where the data is read",
         )
-        summary = f"binary_cross_entropy is given targets in {span}, not in 0..1"
+        summary = f"{name} is given targets in {span}, not in 0..1"
     kind = (
         target_culprit(span, place, scene)
         if match[1] == "target"
-        else (Culprit(kind="output", name="output", detail=span, location=place),)
+        else (*made, Culprit(kind="output", name="output", detail=span, location=place))
     )
     return Explanation(
         code="probability-range",

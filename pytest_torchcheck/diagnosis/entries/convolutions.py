@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..explanation import Explanation, describe, numbers, times
-from ..layers import edit, input_fact, input_of, size_values, where_decided
+from ..layers import dropped, edit, input_fact, input_of, size_values, where_decided
 from ..scene import Scene, dimension_lost, named_source
 from ..table import entry
 
@@ -188,6 +188,13 @@ def rank(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"what reaches {name} has {-missing or len(shape) - max(wanted)} dimension(s) too many"
         )
         change = f"flatten or squeeze the input of {name}{call_line}"
+    culprits = scene.blame()
+    lost = dropped(scene, input_fact(scene)) if missing >= 1 else None
+    if lost is not None:
+        cause += f": {lost.words}"
+        culprits += (lost.culprit,)
+        change = lost.fix if lost.batch else change
+        call = lost.culprit.location if lost.batch else call
     return Explanation(
         code="input-rank",
         summary=f"{name} expects {words} dimensions, got {len(shape)}: {list(shape)}",
@@ -196,7 +203,7 @@ def rank(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=f"the input has {len(shape)} dimensions where {words} are allowed; {scene.said}",
         fix=change,
-        culprits=scene.blame(),
+        culprits=culprits,
         location=call,
     )
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from ... import sources
 from ...findings import Culprit
-from ..explanation import CXX_DTYPES, Explanation, describe, dtype_name, dtype_word
+from ..explanation import CXX_DTYPES, Explanation, describe, dtype_name, dtype_word, listed
 from ..scene import Scene, named_source
 from ..table import entry
 
 if TYPE_CHECKING:
     import re
 
+    from ...findings import Location
     from ..history import Fact, Op
 
 _WORD = r"([A-Za-z][\w:. ]*?)"
@@ -240,3 +243,61 @@ def integer_gradient(scene: Scene, match: re.Match[str]) -> Explanation | None:
         culprits=scene.blame(),
         location=scene.location,
     )
+
+
+@entry(r"Attempting to unscale FP16 gradients")
+def float16_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A GradScaler whose optimizer holds float16 weights."""
+    frame = scene.called("unscale_") or {}
+    groups = getattr(frame.get("optimizer"), "param_groups", ())
+    held = [p for group in groups for p in group["params"] if p.dtype == torch.float16]
+    named = {} if scene.model is None else {id(p): n for n, p in scene.model.named_parameters()}
+    names = [named[id(p)] for p in held if id(p) in named]
+    place = scene.location
+    made = _only_half(scene)
+    total = sum(len(group["params"]) for group in groups)
+    shown = listed(names, 3) or "the weights"
+    line = f" on line {made.line}" if made is not None else ""
+    return Explanation(
+        code="float16-gradients",
+        summary=f"the scaler cannot unscale the gradients of {shown}: the weights are float16",
+        observed=f"{len(held)} of {total} parameters of the optimizer are float16",
+        cause="the weights themselves are float16, so that their gradients are, too; a scaler needs float32 ones"
+        + (f"; the only conversion to float16 that was found is{line}" if made is not None else ""),
+        because=scene.said,
+        fix=f"keep the weights in float32{f', without the conversion{line}' if made else ''}, and let torch.autocast compute in float16",
+        culprits=(
+            *((Culprit(kind="call", name=made.text, detail="converts to float16", location=made),) if made else ()),
+            Culprit(kind="call", name="unscale_", detail="refuses float16 gradients", location=place),
+            *(Culprit(kind="parameter", name=name, detail="float16") for name in names[:4]),
+        ),
+        location=made or place,
+        evidence={"parameters": names},
+    )  # fmt: skip
+
+
+_HALF = frozenset({"torch.float16", "torch.half", "'float16'"})
+
+
+def _only_half(scene: Scene) -> Location | None:
+    """Return the only line that converts something to float16, outside of forwards, in the files that ran."""
+    files = {frame.f_code.co_filename for frame, _ in scene.frames}
+    defined = sources.of_object(type(scene.model)) if scene.model is not None else None
+    files |= {defined.file} if defined is not None else set()
+    found: dict[tuple[str, int], Location] = {}
+    for file in files:
+        tree = sources.tree_of(file) if sources.rank(file) == 2 else None
+        pending: list[ast.AST] = [] if tree is None else [tree]
+        while pending:
+            node = pending.pop()
+            if isinstance(node, ast.FunctionDef) and node.name == "forward":
+                continue
+            pending += ast.iter_child_nodes(node)
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            given = {ast.unparse(a) for a in (*node.args, *(k.value for k in node.keywords))}
+            name = node.func.attr
+            if name == "half" or (name in ("to", "type", "from_pretrained") and given & _HALF):
+                place = sources.of_line(file, node.lineno)
+                found[place.file, place.line] = place
+    return next(iter(found.values())) if len(found) == 1 else None

@@ -11,6 +11,7 @@ from ...findings import Culprit
 from ...probes.watch import nodes_of
 from ..explanation import Explanation, describe, listed
 from ..holders import Holder, holders, kept_attributes, kept_variables
+from ..inference_tensors import made_in_inference
 from ..table import entry
 
 if TYPE_CHECKING:
@@ -386,17 +387,20 @@ def unused(scene: Scene, match: re.Match[str]) -> Explanation | None:
 @entry(r"Inference tensors cannot be saved for backward")
 def inference(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A tensor made under inference_mode in a training graph."""
-    op = scene.failing_op
-    names = [f.name for f in (op.inputs if op is not None else ()) if f.name]
-    place = scene.location
+    made = made_in_inference(scene)
+    name = next((f.name for f in made.facts if f.name), "")
+    shape = next((list(f.shape) for f in made.facts), None)
+    at = made.line
+    what = name or (f"a tensor {shape}" if shape is not None else "a tensor")
     return Explanation(
         code="inference-tensor",
-        summary=f"{scene.at} trains on a tensor made under inference_mode"
-        + (f" ({names[0]})" if names else ""),
+        summary=f"{scene.at} trains on {what} made under inference_mode",
         observed=scene.values(),
         cause="inference_mode makes tensors that autograd may never use",
         because=scene.quote(),
-        fix="make it under torch.no_grad() instead, or clone it first",
-        culprits=scene.blame(),
-        location=place,
+        fix=f"write torch.no_grad() for inference_mode{_line(at)}"
+        if at is not None
+        else "make it under torch.no_grad() instead, or clone it first",
+        culprits=(*made.culprits, *scene.blame()),
+        location=at or scene.location,
     )

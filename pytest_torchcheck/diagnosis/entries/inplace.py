@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from ...findings import Culprit
 from ..building import building_line
 from ..explanation import Explanation, numbers
+from ..inference_tensors import made_in_inference
 from ..table import entry
 
 if TYPE_CHECKING:
     from ..history import Fact, Op, Replay
+    from ..inference_tensors import Inference
     from ..scene import Scene
 
 _OPERATORS = {"__iadd__": "+=", "__isub__": "-=", "__imul__": "*=", "__itruediv__": "/=", "__idiv__": "/=",
@@ -116,6 +118,7 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
     place = op.location
     name = fact.name
     holder = (place.function.rpartition("<locals>.")[2] if place else "") or op.module or op.name
+    where = op.module if op.module and op.module != holder else ""
     target = name or (f"the output of {maker}" if maker else f"a tensor {list(shape)}")
     line = f" on line {place.line}" if place else ""
     # the flag of a module is changed where the module is built
@@ -172,7 +175,7 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix = f"write inplace=False on line {built.line}" if built else _in_words(op)
     return Explanation(
         code="inplace-saved",
-        summary=f"{holder} changes {target} in place ({_word(op)}) before backward needs it",
+        summary=f"{holder}{f' ({where})' if where else ''} changes {target} in place ({_word(op)}) before backward needs it",
         observed=observed,
         cause=cause,
         because=f"in a second run {_word(op)}{line} took it from version {expected} to {expected + 1}"
@@ -229,6 +232,7 @@ def view(scene: Scene, match: re.Match[str]) -> Explanation | None:
     made += f" on line {maker.location.line}" if maker is not None and maker.location else ""
     place = scene.location
     line = f" on line {place.line}" if place else ""
+    mode: Inference | None = None
     if match[2]:
         cause = f"{re.sub('Backward[0-9]*$', '', match[2])} returns several views of one tensor, and autograd cannot follow a change of one of them"
         code = "inplace-view"
@@ -239,6 +243,9 @@ def view(scene: Scene, match: re.Match[str]) -> Explanation | None:
         )
     else:
         cause, code = "the tensor was made under inference_mode", "inplace-inference"
+        mode = made_in_inference(scene)
+        if mode.line is not None:
+            cause += f" on line {mode.line.line}"
     return Explanation(
         code=code,
         summary=f"{scene.at} writes to a tensor{shown} that may not be changed in place{made}",
@@ -246,6 +253,6 @@ def view(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=scene.said,
         fix=f"write x = x.clone() before the change{line}, or an operation that makes a new tensor",
-        culprits=scene.blame(),
+        culprits=(*scene.blame(), *(mode.culprits if mode is not None else ())),
         location=place,
     )

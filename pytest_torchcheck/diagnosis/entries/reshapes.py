@@ -6,6 +6,7 @@ import math
 import re
 
 from ..explanation import Explanation, clipped, numbers
+from ..layers import dropped
 from ..scene import Scene, made_from, named_source
 from ..table import entry
 from .shapes import label
@@ -120,7 +121,10 @@ def view_stride(scene: Scene, match: re.Match[str]) -> Explanation | None:
 def dimension(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A dimension that the tensor does not have."""
     op = scene.failing_op
-    fact = op.inputs[0] if op is not None and op.inputs else None
+    facts = op.inputs if op is not None else ()
+    ranks = (int(match[2]) + 1,) if match[0].startswith("Dimension") else ()
+    # of several operands (cat) the one that lacks the dimension; a scalar counts as of one dimension
+    fact = next((f for f in facts if max(len(f.shape), 1) in ranks), next(iter(facts), None))
     word = op.name if op is not None else "the call"
     word = "indexing" if word == "__getitem__" else word
     shape = list(fact.shape) if fact is not None else None
@@ -154,8 +158,17 @@ def dimension(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"the tensor has {match[1]} dimensions, and more are indexed",
         )
     batch = scene.batch_size()
-    if shape and batch is not None and shape[0] != batch and not name:
+    fix = f"name a dimension that exists{_line(scene)} (negative ones count from the end)"
+    culprits, location = scene.blame(), scene.location
+    lost = dropped(scene, fact)
+    if lost is not None:
+        cause += f"; {lost.words}"
+        culprits += (lost.culprit,)
+    elif shape and batch is not None and shape[0] != batch and not name:
         cause += "; the batch dimension may have been squeezed or indexed away before"
+    if lost is not None and lost.batch:
+        fix, location = lost.fix, lost.culprit.location
+        culprits = (lost.culprit, *scene.call_culprit(detail="needs the dimension"))
     return Explanation(
         code="dimension-missing",
         summary=f"{scene.at}: {word} of {what} with {detail}",
@@ -163,9 +176,9 @@ def dimension(scene: Scene, match: re.Match[str]) -> Explanation | None:
         + (f"; the model's input is {scene.input_words()}" if scene.input_words() else ""),
         cause=cause,
         because=scene.said,
-        fix=f"name a dimension that exists{_line(scene)} (negative ones count from the end)",
-        culprits=scene.blame(),
-        location=scene.location,
+        fix=fix,
+        culprits=culprits,
+        location=location,
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ... import sources
 from ...findings import Culprit, Location
 from ..explanation import Explanation, listed, numbers
+from ..layers import dropped
 from ..scene import Scene, named_source
 from ..table import entry
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import re
 
     from ..history import Fact
+    from ..layers import Dropped
 
 
 def operands(scene: Scene) -> tuple[Fact, ...]:
@@ -251,6 +253,7 @@ def concatenation(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """Cat or stack of tensors whose other sizes differ."""
     facts = operands(scene)
     stack = match[0].startswith("stack")
+    lost: Dropped | None = None
     word = "stack" if stack else "cat"
     shapes = [label(fact) for fact in facts]
     shown = listed(shapes, 4) if shapes else match[0]
@@ -258,8 +261,13 @@ def concatenation(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause = f"entry {match[4]} has shape {match[3]}, entry {match[2]} has {match[1]}"
         fix = f"pad or crop the tensors to one shape{_line(scene)}"
     elif not match[3]:
+        least = min(int(match[1]), int(match[2]))
         cause = "the tensors have different numbers of dimensions"
-        fix = f"unsqueeze the one with {min(int(match[1]), int(match[2]))} dimensions{_line(scene)}"
+        fix = f"unsqueeze the one with {least} dimensions{_line(scene)}"
+        lost = next((d for f in facts if len(f.shape) == least and (d := dropped(scene, f))), None)
+        if lost is not None:
+            cause += f": {lost.words}"
+            fix = lost.fix if lost.batch else fix
     else:
         cause = f"tensor {match[4]} has {match[3]} where the first one has {match[2]}, outside dimension {match[1]}"
         fix = f"crop, pad or interpolate tensor {match[4]} to {match[2]}{_line(scene)}"
@@ -275,9 +283,18 @@ def concatenation(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=scene.said,
         fix=fix,
-        culprits=(*scene.blame(shown), *scene.made_elsewhere(facts)),
+        culprits=_each_line(
+            *scene.blame(shown),
+            *((lost.culprit,) if lost is not None else ()),
+            *scene.made_elsewhere(facts),
+        ),
         location=scene.location,
     )
+
+
+def _each_line(*culprits: Culprit) -> tuple[Culprit, ...]:
+    """Return culprits without a second one of a line."""
+    return tuple({c.location or c.name: c for c in reversed(culprits)}.values())[::-1]
 
 
 @entry(
@@ -289,13 +306,17 @@ def product_rank(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A product of tensors with the wrong number of dimensions."""
     facts = operands(scene)
     shown: Any = " by ".join(label(fact) for fact in facts[:2]) or "its factors"
+    lost = next((d for fact in facts if (d := dropped(scene, fact)) is not None), None)
     return Explanation(
         code="matmul-shapes",
         summary=f"{scene.at} multiplies {shown}: the number of dimensions is wrong",
         observed=str(shown),
-        cause="bmm needs three dimensions, mm two, matmul at least one",
+        cause="bmm needs three dimensions, mm two, matmul at least one"
+        + (f"; {lost.words}" if lost is not None else ""),
         because=scene.said,
-        fix=f"use matmul (@), which broadcasts the dimensions before the last two{_line(scene)}",
-        culprits=scene.blame(),
+        fix=lost.fix
+        if lost is not None and lost.batch
+        else f"use matmul (@), which broadcasts the dimensions before the last two{_line(scene)}",
+        culprits=_each_line(*scene.blame(), *((lost.culprit,) if lost is not None else ())),
         location=scene.location,
     )

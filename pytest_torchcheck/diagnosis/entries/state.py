@@ -11,6 +11,7 @@ from ... import sources
 from ...findings import Culprit
 from ..building import building_line, size_origin
 from ..explanation import Explanation, describe, listed, numbers, times
+from ..groups import groups_overlap
 from ..holders import holders
 from ..table import entry
 
@@ -103,6 +104,8 @@ def optimizer_parameters(scene: Scene, match: re.Match[str]) -> Explanation | No
             "the result of an operation (.to(), .cuda(), a product) is no leaf",
         )
         fix = f"make the nn.Parameter from the result, after moving it{_line(place)}"
+    elif (overlap := groups_overlap(scene)) is not None:
+        return overlap
     else:
         summary, cause = (
             "a parameter stands twice in the optimizer",

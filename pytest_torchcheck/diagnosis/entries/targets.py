@@ -9,7 +9,13 @@ import torch
 from ... import sources
 from ...findings import Culprit
 from ..explanation import Explanation, describe, dtype_word
-from ..losses_called import loss_call, on_line, target_culprit
+from ..losses_called import (
+    criterion_culprits,
+    criterion_of,
+    loss_call,
+    on_line,
+    target_culprit,
+)
 from ..table import entry
 
 if TYPE_CHECKING:
@@ -244,15 +250,18 @@ def _broadcast_in_model(
 )
 def class_weights(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """Class weights for another number of classes."""
+    made = criterion_culprits(scene.location, criterion_of(scene))
+    place = made[0].location if made else scene.location
     return Explanation(
         code="class-weights",
         summary=f"the loss has weights for {match[2]} classes, the logits have {match[1]}",
         observed=f"weight [{match[2]}], {match[1]} classes",
         cause="the class weights were made for another number of classes",
         because=scene.said,
-        fix=f"give weight= {match[1]} entries{on_line(scene)}",
+        fix=f"give weight= {match[1]} entries{f' on line {place.line}' if place else ''}",
         culprits=(
+            *made,
             Culprit(kind="loss", name="weight", detail=f"[{match[2]}]", location=scene.location),
         ),
-        location=scene.location,
+        location=place,
     )

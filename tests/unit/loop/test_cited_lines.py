@@ -1,0 +1,101 @@
+"""The lines beside the call at fault: the forward that finds old gradients, the line that turned gradients off."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract, Labels
+
+
+def model():
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+
+def line(function, text):
+    lines, start = inspect.getsourcelines(function)
+    return start + next(i for i, one in enumerate(lines) if text in one)
+
+
+def check(step, name):
+    torch.manual_seed(0)
+    made = Contract(
+        model=model,
+        inputs="B 4",
+        targets=Labels("B", classes=3),
+        loss=F.cross_entropy,
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+        train_step=step,
+    )
+    return [f for f in made.check([name]).findings if f.status in ("violated", "suspicious")]
+
+
+def never_cleared(model, optimizer, inputs, targets):
+    logits = model(*inputs)
+    loss = F.cross_entropy(logits, targets)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def test_the_forward_that_finds_old_gradients_is_cited():
+    (found,) = check(never_cleared, "step-protocol")
+    assert found.code == "zero-grad-missing"
+    assert line(never_cleared, "model(*inputs)") in {
+        c.location.line for c in found.culprits if c.location is not None
+    }
+
+
+def by_block(model, inputs):
+    with torch.no_grad():
+        return model(*inputs)
+
+
+@torch.no_grad()
+def by_decorator(model, inputs):
+    return model(*inputs)
+
+
+def by_call(model, inputs):
+    torch.set_grad_enabled(False)
+    try:
+        return model(*inputs)
+    finally:
+        torch.set_grad_enabled(True)
+
+
+def stepping(evaluation, *, right=False):
+    def validate(model, inputs):
+        model.train(not right)
+        evaluation(model, inputs)
+        model.train()
+
+    def step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(*inputs), targets)
+        loss.backward()
+        optimizer.step()
+        validate(model, inputs)
+        return loss.detach()
+
+    return step
+
+
+WAYS = [(by_block, "with torch.no_grad"), (by_decorator, "@torch.no_grad"), (by_call, "enabled(False)")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("way", "text"), WAYS)
+def test_the_line_that_turned_gradients_off_is_cited(way, text, monkeypatch):
+    # the name of the function says that it evaluates
+    code = way.__wrapped__ if hasattr(way, "__wrapped__") else way
+    renamed = code.__code__.replace(co_name="evaluate", co_qualname="evaluate")
+    monkeypatch.setattr(code, "__code__", renamed)
+    (found,) = check(stepping(way), "evaluation-leaves-trace")
+    assert found.code == "evaluation-updates-statistics"
+    missing = next(c for c in found.culprits if c.name == "eval")
+    assert missing.location.line == line(code, text)
+    assert not check(stepping(way, right=True), "evaluation-leaves-trace")
