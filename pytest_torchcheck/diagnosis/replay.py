@@ -70,6 +70,12 @@ def outer_frames(frame: FrameType | None, most: int = 2) -> tuple[tuple[str, int
     return ()
 
 
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def _version(tensor: torch.Tensor) -> int:
     try:
         return tensor._version
