@@ -37,7 +37,7 @@ def listening(
 
     Args:
         handlers: ``backward``, ``zero-grad``, ``scheduler-step``, ``scale``, ``unscale``, ``scaler-step``,
-            ``scaler-update``, ``clip-norm``, ``clip-value``, ``mode``. Each is called around the original; what
+            ``scaler-update``, ``clip-norm``, ``clip-value``, ``mode``, ``load-state``. Each is called around the original; what
             has no handler is left alone.
         before_step: Called before every optimizer's step, whichever class it is of; returns other arguments or None.
         before_forward: Called before every module's forward.
@@ -91,6 +91,7 @@ def _patched() -> Iterator[tuple[str, Any, str]]:
             if method in vars(cls):
                 yield kind, cls, method
     yield "mode", torch.nn.Module, "train"
+    yield "load-state", torch.nn.Module, "load_state_dict"
 
 
 def _subclasses(cls: type) -> list[type]:

@@ -9,7 +9,7 @@ from pytest_torchcheck.checks.registry import violated
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
 from .replay import where_loss_is_made_anew
-from .trace import Backward, Clip, Event, Forward, OptimizerStep, Trace
+from .trace import Backward, Clip, Event, Forward, LoadState, OptimizerStep, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +43,7 @@ def protocol_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     yield from _counted_twice(trace)
     yield from _scaled(trace)
     yield from _clips(trace)
+    yield from _loads_itself(trace)
 
 
 def _zero_grad_between(trace: Trace) -> Iterator[Finding]:
@@ -326,6 +327,26 @@ def _clips(trace: Trace) -> Iterator[Finding]:
             because=f"{at(event.place)} ran {where}"
             + (f" at {at(stepped.place)}" if stepped is not None else ""),
             fix="clip after backward and before the optimizer's step",
+        )
+        return
+
+
+def _loads_itself(trace: Trace) -> Iterator[Finding]:
+    """A network is given its own state: a target that never follows, or a best state that was never copied."""
+    for event in trace.events:
+        if not isinstance(event, LoadState) or not 0 < event.own == event.tensors:
+            continue
+        yield violated(
+            "state-loaded-itself",
+            f"{event.name} is given the module's own tensors: it changes nothing",
+            culprits=(call(event, "its own state"),),
+            location=event.place,
+            observed=f"{event.own} of the {event.tensors} tensors given are the module's own, in the same memory",
+            cause="state_dict() gives the tensors themselves and no copies: this is the module's own state, now or as "
+            "it was kept earlier",
+            because=f"each tensor given at {at(event.place)} starts at the address of the one that it is to replace",
+            fix="give it the other network's state_dict(); where a state is kept for later, "
+            "keep copy.deepcopy(module.state_dict())",
         )
         return
 

@@ -21,7 +21,7 @@ from .gradients import Ledger
 from .naming import frames_within, iterator_lines, name_in, user_frame
 from .patches import listening
 from .steps import StepWatch, take_steps
-from .trace import Backward, Clip, Event, Forward, Kind, Mode, OptimizerStep, Trace
+from .trace import Backward, Clip, Event, Forward, Kind, LoadState, Mode, OptimizerStep, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -218,6 +218,7 @@ class _Recorder(StepWatch):
                 "clip-norm": self._clip_norm,
                 "clip-value": self._clip_value,
                 "mode": self._mode,
+                "load-state": self._load_state,
             },
             before_step=self._before_step,
             before_forward=self._before_forward,
@@ -458,6 +459,21 @@ class _Recorder(StepWatch):
         with self._deeper("mode"):
             return original(*args, **kwargs)
 
+    def _load_state(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module, state = args[0], args[1] if len(args) > 1 else kwargs["state_dict"]
+        given = {k: t for k, t in dict(state).items() if isinstance(t, torch.Tensor) and t.numel()}
+        held: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+        held |= dict(module.named_buffers(remove_duplicate=False))
+        self.keep.append(module)
+        self.events.append(
+            LoadState(
+                **self._common("load-state", module, "load_state_dict", type(module).__name__),
+                tensors=len(given),
+                own=sum(key in held and _is_same(t, held[key]) for key, t in given.items()),
+            )
+        )
+        return original(*args, **kwargs)
+
     def _before_forward(self, module: nn.Module) -> None:
         self._depth["forward"] += 1
         if self._depth["forward"] > 1 or id(module) not in self.names:
@@ -568,3 +584,17 @@ def _evaluates_once(optimizer: torch.optim.Optimizer) -> bool:
 
 def _fallback(thing: Any) -> str:
     return "optimizer" if isinstance(thing, torch.optim.Optimizer) else "model"
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors are the same elements in the same memory."""
+    if "meta" in (one.device.type, other.device.type) or {one.layout, other.layout} != {
+        torch.strided
+    }:
+        return one is other
+    return (
+        one.device == other.device
+        and one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+    )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Kind = Literal[
     "forward", "backward", "optimizer-step", "zero-grad", "scheduler-step", "scale", "unscale",
-    "scaler-step", "scaler-update", "clip", "mode",
+    "scaler-step", "scaler-update", "clip", "mode", "load-state",
 ]  # fmt: skip
 
 
@@ -152,6 +152,19 @@ class Mode(Event):
 
     module: str
     training: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadState(Event):
+    """A ``load_state_dict`` of a module.
+
+    Attributes:
+        tensors: How many tensors it was given.
+        own: How many of them were the module's own, in its own memory: loading these changes nothing.
+    """
+
+    tensors: int
+    own: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
