@@ -8,7 +8,7 @@ import platform
 import time
 import traceback
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -18,7 +18,8 @@ from .adapters import LoopUnavailableError
 from .checks import registry
 from .checks.registry import Check, catalogue
 from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError, _unknown
-from .findings import Finding, Location, Report, without_escapes
+from .findings import Culprit, Finding, Location, Report, without_escapes
+from .state import is_device_error, isolated, repeatable
 from .state import is_device_error, isolated, repeatable
 from .subject import Subject, SubjectError
 
@@ -302,6 +303,7 @@ class Runner:
                 rerun=error.rerun,
                 device=case.device,
             )
+        known = known.replace(culprits=self._with_batch_line(known.culprits))
         finding = registry.explained(
             known,
             location=known.location
@@ -324,6 +326,18 @@ class Runner:
         if lost:
             self._lost[case.device] = self._crashes[key]
         return finding
+
+    def _with_batch_line(self, culprits: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
+        """Point targets that no line of the failing call makes to what the contract's own batch function returns."""
+        batch = self.contract.batch
+        if not callable(batch) or all(c.kind != "target" or c.location for c in culprits):
+            return culprits
+        returned = sources.matches(batch, r"^\s*return\b")
+        place = returned[-1] if returned else sources.of_object(batch)
+        return tuple(
+            replace(c, location=place) if c.kind == "target" and c.location is None else c
+            for c in culprits
+        )
 
     def _line_of(self, phase: str, subject: Subject) -> Location | None:
         """Return the user's line that stands for a phase, for an error raised outside of their code."""

@@ -60,9 +60,16 @@ def label_range(subject: Subject) -> Iterator[Finding]:
     Targets of a binary cross entropy are judged where they are the user's own, and where the loss heeds them.
     """
     seen = evidence(subject)
-    beyond = next((u for u in seen.consumed if u.outside), None)
-    if beyond is not None and subject.batch().origin != "drawn":
-        yield explain.no_probabilities(subject, beyond)
+    binary = [u for u in seen.consumed if u.binary]
+    if binary and subject.batch().origin != "drawn":
+        beyond = next((u for u in binary if u.outside), None)
+        if beyond is not None:
+            yield explain.no_probabilities(subject, beyond)
+        else:
+            yield passed(
+                f"{sum(u.binary for u in binary)} targets of a binary cross entropy: those that the loss heeds lie "
+                "within 0 and 1"
+            )
         return
     used = next((u for u in seen.consumed if u.classes), None)
     if used is None:

@@ -63,6 +63,7 @@ class Consumed:
         counted: How many targets count.
         target_place: Line within forward or loss that made the targets last.
         outside: The lowest and highest target, or all of a few, where a binary cross entropy got some outside of 0 to 1.
+        binary: How many targets a binary cross entropy of logits got.
         whole: Whether a regression loss got whole numbers of the input's shape as targets.
         criterion: Class of torch's loss module that called the function, or empty.
     """
@@ -86,6 +87,7 @@ class Consumed:
     counted: int = 0
     target_place: Location | None = None
     outside: tuple[float, ...] = ()
+    binary: int = 0
     whole: bool = False
     criterion: str = ""
 
@@ -270,6 +272,7 @@ def _describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module)
     target = call.target
     if target is not None and call.op.name == "F.binary_cross_entropy_with_logits":
         made["outside"] = _no_probabilities(trees.dense(target), grad)
+        made["binary"] = target.numel()
     elif target is not None and call.op.name in _REGRESSIONS:
         numbers = trees.dense(target)
         made["whole"] = numbers.shape == values.shape and bool((numbers == numbers.round()).all())

@@ -16,7 +16,9 @@ from ..table import entry
 if TYPE_CHECKING:
     import re
 
-    from ..history import Op
+    import torch
+
+    from ..history import Fact, Op
 
 
 @entry(r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)",
@@ -44,6 +46,16 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
     alone = single_sample(input_fact(scene)) if given.numel() == want else None
     if alone is not None:
         return _without_batch(scene, *alone, common)
+    batch = scene.batch_size()
+    if (
+        batch is not None
+        and given.dim() == 2
+        and given.shape[0] != batch
+        and given.numel() == batch * want
+    ):
+        fixed = _batch_written(input_fact(scene), given.shape[0])
+        if fixed is not None:
+            return _fixed_batch(scene, fixed, given, batch, common)
     if given.dim() > 2 and math.prod(given.shape[1:]) == want:
         return Explanation(
             **common,
@@ -115,4 +127,32 @@ def _without_batch(
             ),
         ),
         location=call,
+    )
+
+
+def _batch_written(fact: Fact | None, rows: int) -> Op | None:
+    """Return the reshape that was given the number of rows as a number."""
+    while fact is not None and fact.made_by is not None and fact.made_by.inputs:
+        op = fact.made_by
+        if op.name in ("view", "reshape") and fact.shape[:1] == (rows,) != op.inputs[0].shape[:1]:
+            return op
+        fact = op.inputs[0]
+    return None
+
+
+def _fixed_batch(
+    scene: Scene, op: Op, given: torch.Tensor, batch: int, common: dict[str, Any]
+) -> Explanation:
+    """Explain a batch size that is written into a reshape."""
+    place, rows = op.location, given.shape[0]
+    line = f" on line {place.line}" if place is not None else ""
+    holder = (place.function.rpartition("<locals>.")[2] if place is not None else "") or op.name
+    return Explanation(
+        **common,
+        cause=f"{op.name}{line} gives {rows} rows whatever the batch: a batch size is written into the code",
+        because=f"the batch has {batch} samples; {rows} rows of {given.shape[1]} hold as much as {batch} of the "
+        f"{given.numel() // batch} that {scene.module_name} takes",
+        fix=f"write x.shape[0] for {rows}{line}, or .flatten(1)",
+        culprits=(Culprit(kind="call", name=holder, detail=f"gives {rows} rows", location=place),),
+        location=place or scene.location,
     )

@@ -76,13 +76,21 @@ def norm_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
             culprits=scene.blame(f"built for {times(want)}"),
             location=call,
         )
-    place, origin = where_decided(scene, want[0] if len(want) == 1 else None)
+    layer = any(
+        hasattr(scene.module, key) for key in ("normalized_shape", "num_features", "num_channels")
+    )
+    # a function that is given the size is called in the forward of a module of the user's own
+    place, origin = (
+        where_decided(scene, want[0] if len(want) == 1 else None) if layer else (None, None)
+    )
     wanted = got[0] if len(got) == 1 else 0
     fix = (
         edit(scene, origin, place, wanted, f"build {name} for {wanted} features")
         if wanted
         else f"build {name} with normalized_shape={list(got)}"
     )
+    if not layer:
+        fix = f"normalise over {times(got)} features{call_line}"
     return Explanation(
         code="norm-shape",
         summary=summary,
