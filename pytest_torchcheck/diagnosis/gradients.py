@@ -135,11 +135,26 @@ def last_stop(subject: Subject) -> GraphCut | None:
 
     with subject.pristine():
         stops = find_stops(forward_and_loss(subject), subject.model)
-    return max(
+    last = max(
         (stop for stop in stops if stop.op is not None),
         key=lambda stop: stop.op.index if stop.op is not None else 0,
         default=None,
     )
+    return last or _shared_cut(subject)
+
+
+def _shared_cut(subject: Subject) -> GraphCut | None:
+    """Return the operation that cuts most of the parameters off, such as an ``.item()`` on the way to the loss."""
+    from ..probes.provenance import find_cut
+
+    trainable = {n: p for n, p in subject.named_parameters().items() if p.requires_grad}
+    with subject.pristine():
+        cuts = find_cut(forward_and_loss(subject), subject.model, trainable)
+    places: dict[Any, list[GraphCut]] = defaultdict(list)
+    for cut in cuts.values():
+        if cut.op is not None and (cut.region or cut.location) is not None:
+            places[cut.kind, cut.region or cut.location].append(cut)
+    return max(places.values(), key=len)[-1] if places else None
 
 
 def _place(cut: GraphCut | None) -> tuple[Any, ...]:
