@@ -20,7 +20,6 @@ from .checks.registry import Check, catalogue
 from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError, _unknown
 from .findings import Culprit, Finding, Location, Report, without_escapes
 from .state import is_device_error, isolated, repeatable
-from .state import is_device_error, isolated, repeatable
 from .subject import Subject, SubjectError
 
 if TYPE_CHECKING:

@@ -60,18 +60,19 @@ def label_range(subject: Subject) -> Iterator[Finding]:
     Targets of a binary cross entropy are judged where they are the user's own, and where the loss heeds them.
     """
     seen = evidence(subject)
-    binary = [u for u in seen.consumed if u.binary]
-    if binary and subject.batch().origin != "drawn":
-        beyond = next((u for u in binary if u.outside), None)
-        if beyond is not None:
-            yield explain.no_probabilities(subject, beyond)
-        else:
-            yield passed(
-                f"{sum(u.binary for u in binary)} targets of a binary cross entropy: those that the loss heeds lie "
-                "within 0 and 1"
-            )
+    drawn = subject.batch().origin == "drawn"
+    binary = [] if drawn else [u for u in seen.consumed if u.binary]
+    beyond = next((u for u in binary if u.outside), None)
+    if beyond is not None:
+        yield explain.no_probabilities(subject, beyond)
         return
     used = next((u for u in seen.consumed if u.classes), None)
+    if used is None and binary:
+        count = sum(u.binary for u in binary)
+        yield passed(
+            f"{count} targets of a binary cross entropy: those that the loss heeds lie within 0 and 1"
+        )
+        return
     if used is None:
         yield not_applicable("the loss takes no class indices")
         return
