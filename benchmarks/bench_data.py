@@ -2,7 +2,7 @@
 
 The promise: over 10 000 samples, at most twice the time of reading each of them once. Three datasets: cheap ones in memory,
 images that are augmented as they are read, and bytes that are unpacked as they are read. The checks read samples of every split,
-take content hashes of all of them for split hygiene, and start a spawned worker. What workers are forked off has to import torch and the
+compare all of them for split hygiene, and start a spawned worker. What workers are forked off has to import torch and the
 package first, once per session and beside the other checks: each dataset is checked as the first of a session, which waits for what
 is left of that import, and again as a later one. The whole is judged, with the start of every process: later checks against the promise, and
 first ones against the promise or, where reading everything takes less than the import alone, against that import and the promise

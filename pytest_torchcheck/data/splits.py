@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MOST_ROWS = 100_000
 MOST_READ = 10_000
 SKETCH = 512
+SHORTEST_BYTES = 256
+"""Stored bytes that are shorter may be a key or a file's name, of which equal ones in two places are different samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,26 +136,39 @@ def _indices(dataset: Any) -> tuple[list[Hashable], Any]:
 
 
 def _columns(part: Part) -> dict[str, Held]:
-    """Return the stored arrays that have one row of data per sample, those with most data first.
+    """Return the stored arrays and lists of bytes that have one row of data per sample, those with most data first.
 
     Lists of file names are left out: equal names in two folders are different samples.
     """
     if isinstance(part.dataset, Subset | ConcatDataset):
         return {}
     count = part.length
+    contents = Contents(part.dataset, spread(count, 8))
     held = [
         one
-        for one in Contents(part.dataset, spread(count, 8)).arrays
+        for one in contents.arrays
         if one.path
         and len(one.value.shape)
         and len(one.value) == count
         and not _is_label(one.value)
     ]
+    held += [one for one in contents.containers if one.path and _is_encoded(one.value, count)]
     return {one.path: one for one in sorted(held, key=lambda one: -_row_size(one.value))}
 
 
+def _is_encoded(value: Any, count: int) -> bool:
+    """Say whether a list holds one encoded sample for each: compressed images, serialised records."""
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == count
+        and all(isinstance(row, bytes) and len(row) >= SHORTEST_BYTES for row in value)
+    )
+
+
 def _row_size(value: Any) -> int:
-    return int(value[0].nbytes) if len(value) else 0
+    if not len(value):
+        return 0
+    return len(value[0]) if isinstance(value[0], bytes) else int(value[0].nbytes)
 
 
 def _is_label(value: Any) -> bool:
@@ -165,6 +180,8 @@ def _is_label(value: Any) -> bool:
 
 def _rows(held: Held, count: int) -> _Keys:
     value = held.value
+    if isinstance(value, list | tuple):
+        return {index: value[index] for index in spread(count, MOST_ROWS)}
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         if "numpy" not in sys.modules:

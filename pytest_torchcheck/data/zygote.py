@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -128,6 +129,7 @@ def serve() -> None:
 
     from . import served
 
+    gc.freeze()  # a worker's collections would copy every page of what was imported here
     for line in sys.stdin.buffer:
         request = json.loads(line)
         folder = Path(request["folder"])

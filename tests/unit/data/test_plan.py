@@ -77,6 +77,27 @@ def test_overlap_by_indices_rows_and_contents() -> None:
     assert (as_read.how, as_read.shared, as_read.is_complete) == ("contents", 1, True)
 
 
+class Records:
+    """Samples as bytes, one record each, decoded as they are read."""
+
+    def __init__(self, records: list[bytes]) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.frombuffer(bytearray(self.records[index]), dtype=torch.uint8), index % 2
+
+
+def test_overlap_of_stored_bytes() -> None:
+    records = [bytes([value]) * 300 for value in range(8)]
+    found = _overlap(Records(records[:5]), Records(records[4:]))
+    assert (found.how, found.where, found.shared, found.pairs) == ("rows", "records", 1, ((4, 0),))
+    keys = [record[:16] for record in records]  # may name what stands elsewhere
+    assert _overlap(Records(keys[:5]), Records(keys[4:])).how == "contents"
+
+
 def test_data_that_repeats_itself_is_no_leak() -> None:
     few = torch.randint(0, 2, (64, 3)).float()
     found = _overlap(TensorDataset(few), TensorDataset(few.clone()))
