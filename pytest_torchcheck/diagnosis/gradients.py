@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..probes.finiteness import NonFinite
     from ..probes.provenance import GraphCut
     from ..subject import Subject
+    from .siblings import Sibling
     from .unread import Unread
 
 CAUSES = {
@@ -212,6 +213,19 @@ def _missing(
                     location=found.slip,
                 )
             )
+    if kind == "never-used" and (instead := _called_instead(subject, names[0])) is not None:
+        cause += (
+            f"; {instead.name} is called {instead.calls} times in one forward, {instead.idle} never"
+        )
+        fix = f"call {instead.idle} instead of {instead.name} on line {instead.line.line}, or delete it"
+        culprits.append(
+            Culprit(
+                kind="call",
+                name=instead.name,
+                detail=f"called where {instead.idle} is not",
+                location=instead.line,
+            )
+        )
     return violated(
         "grad-none",
         f"{names_text(names)} {have(names)} no gradient ({len(names)} of {total} parameters)",
@@ -240,6 +254,13 @@ def _unread(subject: Subject, place: Location) -> Unread | None:
 
     with subject.pristine():
         return unread(place, forward_and_loss(subject))
+
+
+def _called_instead(subject: Subject, name: str) -> Sibling | None:
+    """Return the sibling that runs in the place of the layer that owns a parameter."""
+    from .siblings import called_instead
+
+    return called_instead(subject, name)
 
 
 def _looks() -> int:

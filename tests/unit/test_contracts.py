@@ -183,3 +183,8 @@ def test_nothing_outside_the_plugin_imports_pytest() -> None:
                 for line in path.read_text().splitlines())
     ]  # fmt: skip
     assert offenders == []
+
+
+def test_checks_as_one_text() -> None:
+    with pytest.raises(DeclarationError, match=r"sequence of names: \('backward',\)"):
+        Contract(**GOOD).check("backward")

@@ -1,0 +1,86 @@
+"""A layer that never runs is told together with the sibling that is called in its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from pytest_torchcheck import Contract
+
+if TYPE_CHECKING:
+    from pytest_torchcheck.findings import Finding
+
+
+class Block(nn.Module):
+    def __init__(self, *, slip: bool) -> None:
+        super().__init__()
+        self.slip = slip
+        self.norm1 = nn.LayerNorm(8)
+        self.mix = nn.Linear(8, 8)
+        self.norm2 = nn.LayerNorm(8)
+        self.feed = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.mix(self.norm1(x))
+        if self.slip:
+            return x + self.feed(self.norm1(x))  # again
+        return x + self.feed(self.norm2(x))
+
+
+class Stack(nn.Module):
+    def __init__(self, *, slip: bool) -> None:
+        super().__init__()
+        self.slip = slip
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(self.layers[0](x)) if self.slip else torch.tanh(layer(x))  # every time
+        return x
+
+
+class Spare(nn.Module):
+    """One encoder for both inputs, and one that is forgotten altogether: nothing runs too often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(8, 8)
+        self.spare = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encode(x)
+
+
+def _found(model: nn.Module) -> list[Finding]:
+    contract = Contract(
+        model=model,
+        batch=((torch.randn(4, 8),), torch.randn(4, 8)),
+        loss=nn.functional.mse_loss,
+    )
+    report = contract.check(("gradients-exist",))
+    return [finding for finding in report.findings if finding.status == "violated"]
+
+
+def test_second_call_of_a_sibling_is_named() -> None:
+    (finding,) = _found(nn.Sequential(Block(slip=True), Block(slip=False)))
+    assert "0.norm1 is called 2 times in one forward, 0.norm2 never" in (finding.cause or "")
+    place = finding.culprits[-1].location
+    assert place is not None
+    assert place.text.endswith("# again")
+    assert not _found(nn.Sequential(Block(slip=False), Block(slip=False)))
+
+
+def test_first_entry_of_a_list_in_a_loop() -> None:
+    (finding,) = _found(Stack(slip=True))
+    assert "layers.0 is called 3 times" in (finding.cause or "")
+    place = finding.culprits[-1].location
+    assert place is not None
+    assert place.text.endswith("# every time")
+    assert not _found(Stack(slip=False))
+
+
+def test_nothing_is_said_of_siblings_that_run_once() -> None:
+    (finding,) = _found(Spare())
+    assert "called" not in (finding.cause or "")
