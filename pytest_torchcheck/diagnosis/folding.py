@@ -107,6 +107,8 @@ RULES: tuple[Rule, ...] = (
           "without a gradient a parameter does not move"),
     _rule("gradients-exist/* sampling-paths/*", "gradients-exist/* input-influence/*", "line",
           "what stands before a cut gets no gradient: parameters and inputs alike"),
+    _rule("gradients-exist/grad-zero", "dead-units/*", "line", "a unit that gives zero hands no gradient on"),
+    _rule("input-influence/*", STUCK, "model", "what the model does not see it cannot learn from"),
     _rule("gradients-exist/*", "device-portability/numpy-on-device device-portability/cpu-tensor device-portability/host-sync", "line",
           "what leaves torch for NumPy or Python loses both its graph and its device"),
     _rule("gradients-exist/nothing-trainable", "*/no-graph */optimizer-parameters", "raises",

@@ -353,6 +353,16 @@ _ZERO_CAUSES = {
     "sampling": "a draw that is not reparameterised stands between it and the loss",
     "overwritten": "what it computes is overwritten in place",
 }
+LOSSES_OF_VALUES = {
+    "inactive": "a rectifier that it feeds has no positive input",
+    "single-choice": "a softmax over one entry is the constant one",
+    "times-zero": "what is computed from it is multiplied by zero",
+    "saturated": "a clamp or squashing function that it feeds is at its bounds",
+    "overwritten": "what is computed from it is overwritten",
+    "zeroed": "only its shape is used",
+    "not-reaching-loss": "no output is computed from what is computed of it",
+}
+"""Why the values of an input do not count, where only its gradient is known to be lost."""
 _ZERO_FIXES = {
     "inactive": "initialise the bias above zero or use a leaky rectifier",
     "single-choice": "normalise over more than one entry, or weight by the value before normalisation",

@@ -11,10 +11,12 @@ from .. import sources
 from ..checks.registry import violated
 from ..findings import Culprit, Finding, Location
 from ..state import seed_everything
+from ..subject import SubjectError, clear_gradients
 from .explanation import counted
-from .gradients import names_text
+from .gradients import LOSSES_OF_VALUES, names_text
 
 if TYPE_CHECKING:
+    from ..probes.provenance import GraphCut, ZeroGradient
     from ..subject import Subject
 
 
@@ -37,7 +39,8 @@ def _by_forward(subject: Subject, path: str) -> str:
 
 def ignored(subject: Subject, paths: list[str]) -> Finding:
     """Explain inputs that change nothing."""
-    place = sources.of_object(type(subject.model).forward)
+    lost = _lost(subject, paths[0]) if len(paths) == 1 else None
+    place = sources.of_object(type(subject.model).forward) if lost is None else lost.location
     names = [_by_forward(subject, path) for path in paths]
     return violated(
         "input-ignored",
@@ -48,10 +51,44 @@ def ignored(subject: Subject, paths: list[str]) -> Finding:
         ],
         location=place,
         observed="its gradient is None or zero, and other values leave every output bit-equal in either mode",
-        cause="the forward does not use it, or overwrites it before it does",
-        because="only this input differed between two forwards under the same seed",
-        fix="use it in forward, or drop it from the inputs",
+        cause="the forward does not use it, or overwrites it before it does"
+        if lost is None
+        else LOSSES_OF_VALUES.get(lost.kind, "its values are lost on the way"),
+        because="only this input differed between two forwards under the same seed"
+        + ("" if lost is None or not lost.fact else f"; {lost.fact}"),
+        fix="use it in forward, or drop it from the inputs"
+        if lost is None or lost.location is None
+        else f"let its values through line {lost.location.line}, or drop it from the inputs",
     )
+
+
+def _lost(subject: Subject, path: str) -> GraphCut | ZeroGradient | None:
+    """Return the operation behind which a floating input no longer counts, where one of the user's lines has it."""
+    from ..probes.provenance import find_cut, find_zero_gradients
+
+    batch = subject.batch().clone()
+    leaf = dict(batch.input_leaves())[path]
+    if not leaf.is_floating_point():
+        return None
+    leaf.requires_grad_(True)
+
+    def run() -> torch.Tensor:
+        clear_gradients(subject.model)
+        subject.model.train()
+        seed_everything(subject.seed)
+        with torch.enable_grad():
+            return subject.compute_loss(subject.call(subject.model, batch), batch, "probe")
+
+    found: GraphCut | ZeroGradient | None
+    try:
+        with subject.pristine() as model:
+            found = find_zero_gradients(run, model, (), inputs={path: leaf}).get(path)
+            found = found or find_cut(run, model, {path: leaf}).get(path)
+    except SubjectError:  # some operations refuse an input that requires a gradient
+        return None
+    if found is None or found.location is None or found.kind == "never-used":
+        return None
+    return found if sources.rank(found.location.file) == 2 else None
 
 
 def recomputed(

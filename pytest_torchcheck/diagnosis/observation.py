@@ -61,11 +61,13 @@ class Stranger:
     Attributes:
         kind: Its class.
         location: The line that called it.
+        made: The line that made it, where that is known.
         fleeting: Whether it was gone after the step: made in the forward, with new weights each time.
     """
 
     kind: str
     location: Location | None
+    made: Location | None
     fleeting: bool
 
 
@@ -209,7 +211,11 @@ def _strangers(
             continue
         trained = module is None or any(p.grad is not None for p in module.parameters())
         if trained:
-            found.append(Stranger(kind=seen.kind, location=seen.location, fleeting=module is None))
+            found.append(
+                Stranger(
+                    kind=seen.kind, location=seen.location, made=seen.made, fleeting=module is None
+                )
+            )
     return tuple(found)
 
 

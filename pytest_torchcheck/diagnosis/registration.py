@@ -87,13 +87,15 @@ def made_in_forward(subject: Subject) -> Iterator[Finding]:
     for stranger in seen.strangers:
         made = violated if stranger.fleeting else suspicious
         line = f" on line {stranger.location.line}" if stranger.location else ""
+        place = (stranger.made if stranger.fleeting else None) or stranger.location
+        edit = f" of line {place.line}" if place else ""
         yield made(
             "module-made-in-forward" if stranger.fleeting else "module-foreign",
             f"the forward makes a new {stranger.kind} with new weights each time"
             if stranger.fleeting
             else f"the forward trains a {stranger.kind} that the model does not register",
             culprits=[Culprit(kind="module", name=stranger.kind, location=stranger.location)],
-            location=stranger.location,
+            location=place,
             observed=f"{stranger.kind} ran{line}; it is in neither modules() nor any attribute",
             cause="the layer is made in forward, so that its weights are random in every call and never trained"
             if stranger.fleeting
@@ -101,7 +103,9 @@ def made_in_forward(subject: Subject) -> Iterator[Finding]:
             because="it was gone after the step"
             if stranger.fleeting
             else "its weights got a gradient, and model.parameters() does not contain them",
-            fix=f"make it in __init__ as an attribute{line}",
+            fix=f"make it in __init__ as an attribute, instead{edit}"
+            if stranger.fleeting
+            else "make it in __init__ as an attribute, and call that" + line,
         )
 
 

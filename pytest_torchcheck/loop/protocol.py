@@ -35,9 +35,10 @@ def few(names: frozenset[str] | tuple[str, ...]) -> str:
 
 def protocol_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     """Yield what is wrong with the order of a step's calls, each fact once."""
-    yield from _zero_grad_between(trace)
+    early = tuple(_step_before_backward(trace))
+    # where every call steps first, what stands between backward and the next call's step is in its place
+    yield from early or _zero_grad_between(trace)
     yield from _zero_grad_missing(trace)
-    yield from _step_before_backward(trace)
     yield from _loss_made_anew(subject, trace)
     yield from _leaks(trace)
     yield from _counted_twice(trace)
@@ -139,12 +140,19 @@ def _step_before_backward(trace: Trace) -> Iterator[Finding]:
     if not wrong:
         return
     step, backward = wrong[0]
+    never = len(wrong) > 1 and all(one.empty for one, _ in wrong)
+    uses = (
+        "it finds no gradient, and nothing is learnt"
+        if never
+        else "each update uses the gradients of the batch before"
+    )
+    found = "each time" if never else "in the first one"
     yield violated(
         "step-before-backward",
-        f"{step.name}() runs before {backward.name}(): each update uses the gradients of the batch before",
+        f"{step.name}() runs before {backward.name}(): {uses}",
         culprits=(call(step, "runs first"), call(backward, "runs afterwards")),
         location=step.place,
-        observed=f"{'in the one call' if len(wrong) == 1 else f'in all {len(wrong)} calls'} of the step {step.name}() came first; in the first one it found no gradient",
+        observed=f"{'in the one call' if len(wrong) == 1 else f'in all {len(wrong)} calls'} of the step {step.name}() came first; {found} it found no gradient",
         cause="the update stands before the backward pass",
         because=f"{at(step.place)} ran before {at(backward.place)}",
         fix=f"move {step.name}() after {at(backward.place)}",

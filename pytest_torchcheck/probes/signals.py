@@ -159,10 +159,18 @@ class Seen:
     """A module with trainable weights that ran, and that the model registers neither itself nor by its weights.
 
     A container that the forward makes of registered layers has no weight of its own, and is none.
+
+    Attributes:
+        kind: Its class.
+        location: The line that called it.
+        made: The line that made it, where the function that called it did so during the run.
+        module: The module.
+        parameters: Its own that train.
     """
 
     kind: str
     location: Location | None
+    made: Location | None
     module: weakref.ref[nn.Module]
     parameters: tuple[weakref.ref[nn.Parameter], ...]
 
@@ -185,6 +193,7 @@ class SignalWatch(Watch):
         self._flow: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._chains: list[tuple[str, str, Counter[str]]] = []
         self.strangers: list[Seen] = []
+        self._filled: dict[int, tuple[weakref.ref[Tensor] | None, Location | None]] = {}
 
     def __exit__(
         self,
@@ -224,10 +233,18 @@ class SignalWatch(Watch):
         registered = {id(p) for p in self._model.parameters()}
         own = [p for p in module.parameters() if p.requires_grad and id(p) not in registered]
         if own:
+            called = self.locate()
+            lines = (self._filled.get(id(p), (None, None)) for p in own)
+            made = [
+                line
+                for (tensor, line), p in zip(lines, own, strict=True)
+                if tensor is not None and tensor() is p
+            ]
             self.strangers.append(
                 Seen(
                     kind=type(module).__name__,
-                    location=self.locate(),
+                    location=called,
+                    made=next((line for line in made if _same_function(line, called)), None),
                     module=weakref.ref(module),
                     parameters=tuple(map(weakref.ref, own)),
                 )
@@ -285,6 +302,9 @@ class SignalWatch(Watch):
             if source is not None:
                 for tensor in tensors_in(result):
                     self._flow[id(tensor)] = (weakref.ref(tensor), source)
+            if isinstance(result, nn.Parameter) and len(self._filled) < _MOST:
+                # an initialisation writes to a parameter that is made during the run
+                self._filled.setdefault(id(result), (weakref.ref(result), self.locate()))
         if not isinstance(result, Tensor) or not result.is_floating_point() or not result.numel():
             return
         if getattr(func, "__name__", "") in SQUASHING and not in_backward():
@@ -362,6 +382,13 @@ class SignalWatch(Watch):
             return None
         values = output.detach().float()
         return _rms(values - values.mean(dim, keepdim=True))
+
+
+def _same_function(first: Location | None, second: Location | None) -> bool:
+    """Say whether two lines stand in one function."""
+    if first is None or second is None:
+        return False
+    return (first.file, first.function) == (second.file, second.function)
 
 
 def _rms(tensor: Tensor) -> float:

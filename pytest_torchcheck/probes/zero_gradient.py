@@ -14,7 +14,7 @@ from .steps import gradients_kept, record_step, values_behind
 from .watch import Op, describe, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from ..findings import Location
 
@@ -78,7 +78,11 @@ class Stopped:
 
 
 def find_zero_gradients(
-    run: Callable[[], object], module: nn.Module, names: Iterable[str]
+    run: Callable[[], object],
+    module: nn.Module,
+    names: Iterable[str],
+    *,
+    inputs: Mapping[str, Tensor] | None = None,
 ) -> dict[str, ZeroGradient]:
     """Find the operation at which the gradient of connected parameters becomes zero.
 
@@ -86,6 +90,7 @@ def find_zero_gradients(
         run: One forward that returns the loss, with or without its backward.
         module: The model; its gradients are put back.
         names: Qualified names of parameters of ``module``.
+        inputs: Leaves to be looked at as well, by any name.
 
     Returns:
         The operation by name. A name is left out where the parameter is not connected to the loss,
@@ -93,7 +98,7 @@ def find_zero_gradients(
         where no single operation takes it there. Cost: one recorded step for all names.
     """
     known = dict(module.named_parameters(remove_duplicate=False))
-    parameters = {name: known[name] for name in names}
+    parameters = {name: known[name] for name in names} | dict(inputs or {})
     recorder = Recorder(module, parameters, gradients=True)
     try:
         with gradients_kept(module.parameters()):
@@ -124,6 +129,12 @@ def _zero(name: str, parameter: Value, behind: Collection[Value]) -> ZeroGradien
         return None
     kind, fact = _reason(stopped)
     op = stopped.call.op
+    if kind == "times-zero" and (source := _zeros_made(stopped)) is not None:
+        product = op.name
+        kind, fact = _reason(source)
+        op = source.call.op
+        if source.call is not stopped.call:
+            fact += f"; {product} multiplies by what that gave"
     return ZeroGradient(
         parameter=name,
         kind=kind,
@@ -275,6 +286,34 @@ def _reason(stopped: Stopped) -> tuple[ZeroKind, str]:
     if before.numel() < after.numel():
         return "cancels", f"{measured}: the contributions of its {after.numel()} outputs cancel"
     return "other", measured
+
+
+_ZEROING = ("inactive", "times-zero", "overwritten")
+
+
+def _zeros_made(stopped: Stopped) -> Stopped | None:
+    """Return the call that made a factor of zeros from values that were not, seen as where the gradient stops.
+
+    None where the zeros were there before the run: a parameter that starts at zero, a constant.
+    """
+    call, value = stopped.call, stopped.value
+    factors = [v for v in call.inputs if v.tensor is not value.tensor and _is_zero(v.tensor)]
+    found = factors[0] if factors else None
+    while found is not None and (maker := found.maker) is not None and not maker.shape_only:
+        lively = [v for v in maker.inputs if not _is_zero(v.tensor)]
+        data = [v for v in lively if v.origin != "parameter"]
+        if lively:
+            others = [v for v in maker.inputs if v not in lively]
+            if not data or any(v.origin in ("parameter", "source") for v in others):
+                return None
+            source = Stopped(maker, data[0], found, stopped.reached, 1)
+            return source if _reason(source)[0] in _ZEROING else None
+        found = next(iter(maker.inputs), None)
+    return None
+
+
+def _is_zero(tensor: Tensor) -> bool:
+    return tensor.numel() > 0 and not bool(tensor.detach().any())
 
 
 def _dim(call: Call, tensor: Tensor) -> int | None:

@@ -230,5 +230,6 @@ def test_several_parameters_in_one_step():
     # what the dead rectifier hands on is zero too, so the head's weight has nothing to learn from
     assert set(found) == {"encoder.weight", "encoder.bias", "head.weight"}
     assert found["encoder.bias"].op.name == "torch.relu"
-    assert found["head.weight"].kind == "times-zero"
+    assert found["head.weight"].op.name == "torch.relu"
+    assert "F.linear multiplies by what that gave" in found["head.weight"].fact
     assert len(runs) == 1
