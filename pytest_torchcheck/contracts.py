@@ -327,20 +327,20 @@ class Contract:
 
     def check(
         self,
-        checks: Iterable[str] | None = None,
+        checks: str | Iterable[str] | None = None,
         *,
         seed: int = 0,
         examples: int | None = None,
-        devices: Sequence[str] | None = None,
+        devices: str | Sequence[str] | None = None,
         strict: bool = False,
     ) -> Report:
         """Run the checks that apply and return everything that they found.
 
         Args:
-            checks: Names of the checks to run; all that apply by default.
+            checks: Name of one check, or names of several; all that apply by default.
             seed: Decides every random choice; the same seed gives the same verdict.
             examples: How many drawn batches the shape-sensitive checks use; the default is small.
-            devices: Run on these devices only, such as ``("cpu",)``.
+            devices: Run on this device or these only, such as ``"cpu"``.
             strict: Count ``suspicious`` and ``inconclusive`` as violated.
 
         Returns:
@@ -353,10 +353,14 @@ class Contract:
 
         return run_contract(
             self,
-            checks=None if checks is None else tuple(checks),
+            checks=(checks,)
+            if isinstance(checks, str)
+            else None
+            if checks is None
+            else tuple(checks),
             seed=seed,
             examples=examples,
-            devices=devices,
+            devices=(devices,) if isinstance(devices, str) else devices,
             strict=strict,
         )
 

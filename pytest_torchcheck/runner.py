@@ -423,10 +423,6 @@ def run_contract(
 ) -> Report:
     """Run all cases of a contract; see :meth:`Contract.check`."""
     known = tuple(catalogue())
-    if isinstance(checks, str):
-        raise DeclarationError(
-            f"checks: given the text {checks!r}, give a sequence of names: ({checks!r},)"
-        )
     for name in checks or ():
         if name not in known:
             raise DeclarationError(_unknown("checks", name, known))

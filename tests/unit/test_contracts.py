@@ -185,6 +185,8 @@ def test_nothing_outside_the_plugin_imports_pytest() -> None:
     assert offenders == []
 
 
-def test_checks_as_one_text() -> None:
-    with pytest.raises(DeclarationError, match=r"sequence of names: \('backward',\)"):
-        Contract(**GOOD).check("backward")
+def test_one_check_on_one_device_by_name() -> None:
+    report = Contract(**GOOD).check("backward", devices="cpu")
+    assert {(finding.check, finding.device) for finding in report.findings} == {("backward", "cpu")}
+    with pytest.raises(DeclarationError, match="unknown name 'backwards'"):
+        Contract(**GOOD).check("backwards")
