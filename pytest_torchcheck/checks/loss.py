@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 _SURE = 250.0
 """Logits so far apart: the smaller probability is 0 in float32, and its logarithm is -250."""
 _REGRESSIONS = ("F.mse_loss", "F.l1_loss", "F.smooth_l1_loss", "F.huber_loss")
+_BINARY = ("F.binary_cross_entropy", "F.binary_cross_entropy_with_logits")
+_SUM = 1e-2
+"""By how much class probabilities may miss one: in half precision they do so by less."""
 _LOGITS = ("F.cross_entropy", "F.log_softmax", "torch.log_softmax", "Tensor.log_softmax")
 
 
@@ -66,6 +69,9 @@ class Consumed:
         binary: How many targets a binary cross entropy of logits got.
         whole: Whether a regression loss got whole numbers of the input's shape as targets.
         criterion: Class of torch's loss module that called the function, or empty.
+        unlike: What keeps float targets of cross entropy from being class probabilities: ``several`` ones in a row,
+            ``negative`` ones, or ``batch`` where the one dimension there is does not sum to one; empty where nothing does.
+        swapped: Whether a binary cross entropy was given 0s and 1s of the batch first, and the output after it.
     """
 
     function: str
@@ -90,6 +96,8 @@ class Consumed:
     binary: int = 0
     whole: bool = False
     criterion: str = ""
+    unlike: str = ""
+    swapped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +278,10 @@ def _describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module)
             ((values.exp().sum(dim) - 1).abs() < 1e-3).all()
         )
     target = call.target
+    if call.swapped and call.op.name in _BINARY:
+        made["swapped"] = bool(((values == 0) | (values == 1)).all())
+    if target is not None and call.op.name == "F.cross_entropy" and target.is_floating_point():
+        made["unlike"] = _no_distributions(trees.dense(target), values)
     if target is not None and call.op.name == "F.binary_cross_entropy_with_logits":
         made["outside"] = _no_probabilities(trees.dense(target), grad)
         made["binary"] = target.numel()
@@ -299,6 +311,19 @@ def _describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module)
                 if bool(moved.any()):
                     made["rising"] = float((slope[moved] > 0).float().mean())
     return Consumed(**made)
+
+
+def _no_distributions(target: torch.Tensor, values: torch.Tensor) -> str:
+    """Say what keeps float targets from being class probabilities; a row may be scaled, or left out by zeros."""
+    if target.shape != values.shape or not target.dim():
+        return ""
+    if target.dim() == 1:
+        return "batch" if abs(float(target.sum()) - 1) > _SUM and len(target) > 1 else ""
+    rows = target.movedim(1, -1).flatten(0, -2)
+    several = rows[(rows != 0).sum(-1) > 1]
+    if bool((several < 0).any()):
+        return "negative"
+    return "several" if len(several) and bool(((rows == 0) | (rows == 1)).all()) else ""
 
 
 def _no_probabilities(target: torch.Tensor, grad: torch.Tensor | None) -> tuple[float, ...]:
@@ -510,8 +535,9 @@ def loss_shapes(subject: Subject) -> Iterator[Finding]:
 def loss_input(subject: Subject) -> Iterator[Finding]:
     """Compare what each loss function was given with what it expects.
 
-    Two habits are suspicious: a logarithm of what a softmax or a sigmoid gave (tried with an input as a sure model
-    gives it), and a regression on labels that are declared as classes.
+    Three habits are suspicious: a logarithm of what a softmax or a sigmoid gave (tried with an input as a sure model
+    gives it), a regression on labels that are declared as classes, and a cross entropy of targets that are no class
+    probabilities (several ones in a row, negative ones, or one number per sample).
     """
     seen = evidence(subject)
     unstable = next((log for log in seen.logs if not _holds_when_sure(subject, log)), None)
@@ -530,6 +556,15 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
         if compared is not None and _shape_of(subject.batch().targets) == compared.shape:
             found = True
             yield explain.labels_as_numbers(subject, labels.classes, compared)
+    for used in seen.consumed:
+        if used.unlike and (used.unlike != "batch" or used.shape == _samples_of(subject)):
+            found = True
+            yield explain.no_class_probabilities(subject, used)
+            break
+    swapped = next((used for used in seen.consumed if used.swapped), None)
+    if swapped is not None:
+        yield explain.arguments_swapped(subject, swapped)
+        return
     done: set[str] = set()
     for used in seen.consumed:
         made_by = used.producer.kind if used.producer is not None else ""
@@ -566,6 +601,13 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
     if not found:
         names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
         yield passed(f"{names}: the input has the form that is expected")
+
+
+def _samples_of(subject: Subject) -> tuple[int, ...] | None:
+    """Return the shape of one number per sample."""
+    symbol = subject.source.batch_symbol
+    size = None if symbol is None else subject.batch().sizes.get(symbol)
+    return None if size is None else (size,)
 
 
 def _shape_of(targets: Any) -> tuple[int, ...] | None:

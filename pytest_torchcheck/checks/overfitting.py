@@ -123,7 +123,7 @@ def _done(attempt: Attempt, goal: Overfit) -> bool:
 
 def _attempt(subject: Subject, goal: Overfit, floor: Floor, rate: float | None) -> Attempt:
     """Train from the pristine state; ``rate`` None means the user's own optimizer and step."""
-    batch = _small(subject)
+    batch = small_batch(subject)
     losses: list[float] = []
     made: Any = None
     with subject.pristine(steps=True) as model:
@@ -163,7 +163,7 @@ def _rate_of(made: Any) -> float:
     return max(rates, default=math.nan)
 
 
-def _small(subject: Subject) -> Any:
+def small_batch(subject: Subject) -> Any:
     """Return the base batch, cut to a few samples where it is larger and has a batch axis."""
     batch = subject.batch()
     symbol = subject.source.batch_symbol
@@ -265,7 +265,7 @@ def _floor(subject: Subject) -> Floor:
     """Find the lowest loss by descending on the outputs themselves, as if the model could say anything."""
     if subject.contract.loss is None or subject.contract.loss == "output":
         return _UNKNOWN
-    batch = _small(subject).clone()
+    batch = small_batch(subject).clone()
     freed = _freed(subject, batch)
     if freed is None:
         return _UNKNOWN
@@ -315,7 +315,7 @@ def _freed(subject: Subject, batch: Any) -> tuple[Any, list[torch.Tensor]] | Non
 
 def _spread_of_losses(subject: Subject) -> float | None:
     """Return by how much the loss changes when the outputs are moved far at random; None where that cannot be."""
-    batch = _small(subject).clone()
+    batch = small_batch(subject).clone()
     freed = _freed(subject, batch)
     if freed is None:
         return None
@@ -453,7 +453,7 @@ def _own_failed(subject: Subject, own: Attempt, best: Attempt, shown: dict[str, 
 
 def _hindrance(subject: Subject, best: Attempt) -> str | None:
     """Name what keeps a correct model from learning this batch, or None."""
-    batch = _small(subject)
+    batch = small_batch(subject)
     trainable = sum(p.numel() for p in subject.model.parameters() if p.requires_grad)
     wanted = sum(
         t.numel() for path, t in batch.tensors().items() if path not in dict(batch.input_leaves())

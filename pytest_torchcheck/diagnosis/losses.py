@@ -276,6 +276,71 @@ def labels_as_numbers(subject: Subject, classes: int, used: Consumed) -> Finding
     )
 
 
+_UNLIKE = {
+    "several": (
+        "targets with several classes in one row",
+        "softmax makes the classes of a row compete, so that no more than one can become likely",
+        "a row of the targets, all of which are 0 or 1, holds more than one 1",
+        "use binary_cross_entropy_with_logits, or divide each row by its sum where classes are to compete",
+    ),
+    "negative": (
+        "targets that are no class probabilities",
+        "float targets are taken for probabilities of the classes, which these are not",
+        "a row of the targets holds negative numbers beside others",
+        "use a regression loss such as mse_loss, or give class indices",
+    ),
+    "batch": (
+        "one number per sample",
+        "an input of one dimension is one sample with so many classes: the softmax runs over the batch",
+        "the targets, one per sample, do not sum to one over the batch",
+        "use binary_cross_entropy_with_logits for 0 and 1, mse_loss for quantities",
+    ),
+}
+"""What cross entropy is given, the cause, what was measured, and the edit, by :attr:`Consumed.unlike`."""
+
+
+def no_class_probabilities(subject: Subject, used: Consumed) -> Finding:
+    """Warn of a cross entropy with float targets that are no class probabilities."""
+    what, cause, because, fix = _UNLIKE[used.unlike]
+    place = _loss_place(subject, used)
+    line = f" on line {place.line}" if place is not None else ""
+    return suspicious(
+        "targets-no-distribution",
+        f"cross_entropy is given {what}",
+        culprits=[_culprit(subject, f"cross_entropy of {what}", place)],
+        location=place,
+        observed=f"input {list(used.shape)}, float targets of the same shape",
+        cause=cause,
+        because=because,
+        fix=f"{fix}{line}",
+    )
+
+
+def arguments_swapped(subject: Subject, used: Consumed) -> Finding:
+    """Explain a binary cross entropy that takes the targets for the output."""
+    function = used.function.removeprefix("F.")
+    place = _loss_place(subject, used)
+    line = f" on line {place.line}" if place is not None else ""
+    return violated(
+        "loss-arguments-swapped",
+        f"{function} is given the targets first and the output second",
+        culprits=[_culprit(subject, f"{function}(targets, output)", place)],
+        location=place,
+        observed=f"input {list(used.shape)}: 0 and 1 alone, as the targets of the batch; target: what requires a gradient",
+        cause="the output is taken for the targets, and the targets for the output",
+        because="the first argument was computed from the batch's targets, the second one from the model's output",
+        fix=f"write {function}(output, targets){line}",
+    )
+
+
+def _loss_place(subject: Subject, used: Consumed) -> Location | None:
+    """Return the line that calls a loss function; where it is one of torch's as it is, the line that declares it."""
+    line = loss_line(subject)
+    if callable(subject.contract.loss) and (line is None or sources.rank(line.file) < 2):
+        return subject.contract.location
+    return used.place or line
+
+
 def unstable_log(subject: Subject, log: LogOf) -> Finding:
     """Warn of a logarithm of probabilities that a sure model takes of 0."""
     kind = log.squash.name.rpartition(".")[2]

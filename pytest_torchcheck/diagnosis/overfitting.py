@@ -55,6 +55,12 @@ def stuck(
         because = barred.detail
         fix = "drop this activation behind the last layer, or scale the targets into its range"
         culprits.append(barred)
+    elif (twins := _contradiction(subject)) is not None:
+        code, location = "overfit-stuck", twins.location
+        cause = "samples with nearly the same inputs have different targets"
+        because = f"{twins.detail}; {best.remaining:.0%} of the way is left"
+        fix = "compare these samples with their source: inputs that lost what tells them apart, or targets of other samples"
+        culprits.append(twins)
     else:
         code = "overfit-stuck"
         cause = "likely causes: targets that do not belong to their inputs, a part of the model that does not train, or an output that cannot reach the targets"
@@ -147,6 +153,57 @@ def _out_of_reach(subject: Subject) -> Culprit | None:
                 location=place or maker.op.location,
             )
     return None
+
+
+def _contradiction(subject: Subject) -> Culprit | None:
+    """Return the samples of the batch whose inputs hardly differ, and whose targets do."""
+    from ..checks.overfitting import small_batch
+
+    batch = small_batch(subject)
+    symbol = subject.source.batch_symbol
+    size = min(_COMPARED, 0 if symbol is None else batch.sizes.get(symbol, 0))
+    if symbol is None or size < 2:
+        return None
+    axes = subject.source.axes(symbol)
+    inputs = {p: t for p, t in batch.input_leaves() if isinstance(t, torch.Tensor) and t.numel()}
+    targets = {p: t for p, t in batch.tensors().items() if p not in inputs and t.numel()}
+    if not inputs or not targets or any(p not in axes for p in (*inputs, *targets)):
+        return None
+    apart = torch.zeros(size, size, dtype=torch.float64)
+    for path, tensor in inputs.items():
+        gaps = _gaps(tensor, axes[path])
+        apart = torch.maximum(apart, gaps if tensor.is_floating_point() else gaps.sign())
+    differ = torch.zeros(size, size, dtype=torch.bool)
+    for path, tensor in targets.items():
+        differ |= _gaps(tensor, axes[path]) > 0
+    pairs = ((apart <= _ALIKE) & differ).nonzero().tolist()
+    if not pairs:
+        return None
+    rows = len({row for pair in pairs for row in pair})
+    first, second = pairs[0]
+    maker = subject.contract.batch
+    place = sources.of_object(maker) if callable(maker) else subject.contract.location
+    return Culprit(
+        kind="input",
+        name=next(iter(inputs)),
+        detail=f"the inputs of samples {first} and {second} differ by {float(apart[first, second]):.1g} of their size, "
+        f"and their targets differ; {rows} of {size} samples have such a twin",
+        location=place,
+    )
+
+
+_COMPARED = 32  # so many samples are compared with each other
+_ALIKE = (
+    1e-5  # of inputs that cannot be learnt: what float32 hardly keeps on its way through a model
+)
+
+
+def _gaps(tensor: torch.Tensor, axis: int) -> torch.Tensor:
+    """Return the largest difference between each two rows along an axis, as a share of the largest element."""
+    rows = trees.dense(tensor.detach()).cpu().movedim(axis, 0)[:_COMPARED]
+    rows = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
+    rows = rows.to(torch.complex128 if rows.is_complex() else torch.float64)
+    return (rows[:, None] - rows[None]).abs().amax(-1) / max(float(rows.abs().max()), 1e-300)
 
 
 def _blind_axis(subject: Subject) -> tuple[str, int, Location | None, str] | None:

@@ -100,6 +100,7 @@ class LossCall:
         options: Its keyword arguments.
         producer: What made the input, or None where no watched operation did.
         target_op: What made the target last, slices included, or None where it came from outside.
+        swapped: Whether it was given a target of the batch first, and after it what was computed from outputs alone.
     """
 
     op: Op
@@ -108,6 +109,7 @@ class LossCall:
     options: dict[str, Any]
     producer: Producer | None
     target_op: Op | None = None
+    swapped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +218,9 @@ class LossWatch(Watch):
                 options=options,
                 producer=self.producer(first),
                 target_op=self._target_op(target),
+                swapped=isinstance(target, Tensor)
+                and target.requires_grad
+                and (self._kind(first), self._kind(target)) == ("target", "output"),
             )
         )
 

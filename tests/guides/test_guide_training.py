@@ -1,4 +1,4 @@
-"""Rows 33 to 39: what keeps a model from learning, and what lets it look as if it learnt."""
+"""Rows 33 to 36 and 39: what keeps a model from learning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import promises
+from pytest_torchcheck import Contract, promises
+from pytest_torchcheck.render.terminal import render_report
 from tests.guides.rows import Net, Symptom, contract, holds, named, sgd
 
 CE = F.cross_entropy
@@ -230,6 +231,66 @@ ROW_35 = (
 def test_row_35(symptom: Symptom) -> None:
     """A loss that stays at the logarithm of the classes, or starts far above it."""
     holds(symptom)
+
+
+def batches(broken):
+    def batch(seed):  # BUG
+        x = torch.randn(6, 8, generator=torch.Generator().manual_seed(seed))
+        return (1 + 1e-6 * x if broken else x,), torch.tensor([0, 1, 2, 0, 1, 2])
+
+    return Contract(model=Net, batch=batch, loss=CE)
+
+
+def prices(seed):
+    g = torch.Generator().manual_seed(seed)
+    return (torch.randn(6, 8, generator=g),), 3 + torch.randn(6, generator=g)
+
+
+class Price(Net):
+    def forward(self, x):
+        out = super().forward(x).squeeze(1)
+        return torch.sigmoid(out) if self.broken else out  # BUG
+
+
+class Softmaxed(Net):
+    def forward(self, x):
+        out = super().forward(x)
+        return out.softmax(1) if self.broken else out  # BUG
+
+
+def negated(output, targets):
+    return -CE(output, targets)  # BUG
+
+
+ROW_36 = (
+    Symptom(name="inputs that lost what tells them apart", make=batches, checks=("overfit",), code="overfit-stuck",
+            says=("nearly the same inputs", "of samples 0 and 1 differ by", "6 of 6")),
+    Symptom(name="targets out of reach", checks=("overfit",), code="overfit-stuck",
+            make=lambda b: Contract(model=lambda: Price(b, out=1), batch=prices, loss=F.mse_loss),
+            says=("keeps the output from the targets", "100% of targets lie outside")),
+    Symptom(name="softmax before cross entropy", make=lambda b: contract(lambda: Softmaxed(b)),
+            checks=("loss-input", "overfit"), code="double-softmax", says=("drop the softmax",)),
+    Symptom(name="a loss of the wrong sign", make=lambda b: contract(Net, loss=negated if b else CE),
+            checks=("loss-sign", "overfit"), code="loss-sign", says=("negate the loss",)),
+    Symptom(name="a learning rate that is too high",
+            make=lambda b: contract(Net, optimizer=rate(1e4 if b else 0.5), sizes={"B": 4}), checks=("overfit",),
+            code="optimizer-diverges", says=("lower the learning rate",)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("symptom", **named(*ROW_36))
+def test_row_36(symptom: Symptom) -> None:
+    """One batch is learnt by heart, or it is said what keeps the model from it."""
+    holds(symptom)
+
+
+def test_row_36_curve() -> None:
+    """The curve of the loss, down to a tenth of its first value, in the report."""
+    report = contract(Net, sizes={"B": 4}).check(["overfit"])
+    (passed,) = report.with_status("passed")
+    losses = passed.evidence["losses"]
+    assert losses[-1] < 0.1 * losses[0]
+    assert "loss by step" in render_report(report, verbosity=2)
 
 
 class Listed(Net):

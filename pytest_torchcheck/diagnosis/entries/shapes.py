@@ -10,6 +10,7 @@ from ..explanation import Explanation, listed, numbers
 from ..layers import dropped
 from ..scene import Scene, named_source
 from ..table import entry
+from .regression import regression_shape
 
 if TYPE_CHECKING:
     import re
@@ -156,6 +157,8 @@ def broadcast(scene: Scene, match: re.Match[str]) -> Explanation | None:
     observed = f"{match['a']} against {match['b']}{at}"
     words = scene.input_words()
     observed += f"; the model's input is {words}" if words else ""
+    if (found := regression_shape(scene)) is not None:
+        return found
     if (found := _short_table(scene, facts, dimension, observed)) is not None:
         return found
     cause, because, fix = (

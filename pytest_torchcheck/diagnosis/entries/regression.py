@@ -1,0 +1,38 @@
+"""A regression loss whose output has more columns than its targets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..explanation import Explanation
+from ..losses_called import loss_call, on_line, target_culprit
+
+if TYPE_CHECKING:
+    from ..scene import Scene
+
+_REGRESSIONS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+
+
+def regression_shape(scene: Scene) -> Explanation | None:
+    """Explain one target for several columns of an output; None where that is not what a regression loss was given."""
+    name, given, target, _ = loss_call(scene, _REGRESSIONS)
+    if given is None or target is None or given.shape[:-1] != target.shape:
+        return None
+    columns = given.shape[-1]
+    whole = not target.is_floating_point()
+    place = scene.location
+    return Explanation(
+        code="target-shape",
+        summary=f"{name} is given targets {list(target.shape)} for an output {list(given.shape)}",
+        observed=f"output {list(given.shape)}, target {list(target.shape)}",
+        cause=f"the output has {columns} columns per target"
+        + (": class indices need cross_entropy, not a regression loss" if whole else ""),
+        because=scene.said,
+        fix=(
+            f"use cross_entropy{on_line(scene)}"
+            if whole
+            else f"give the model's last layer one output and call .squeeze(-1) on it{on_line(scene)}"
+        ),
+        culprits=target_culprit(str(list(target.shape)), place, scene),
+        location=place,
+    )
