@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pytest_torchcheck.specs.domains import Context
     from pytest_torchcheck.specs.tensors import TensorSpec
 
+IGNORED = -100
+"""The label that torch's losses leave out by default."""
 Rows = Literal["seeded", "first", "last"]
 """Which rows are kept: those from the seed on, with declared values drawn anew; or a piece of the batch as it is."""
 
@@ -97,3 +99,42 @@ def row_indices(
         return seed if rows == "seeded" and name == batch else 0
 
     return {name: row_index(old[name], new[name], shift(name)) for name in new if name in old}
+
+
+def counted(
+    target: Tensor,
+    dims: Dims,
+    old: Mapping[str, int],
+    new: Mapping[str, int],
+    index: Mapping[str, Tensor],
+    ignored: int,
+) -> dict[str, Tensor]:
+    """Return other rows where those chosen would leave no label that the loss counts, such as the masked prompt of a text.
+
+    Args:
+        target: Labels, before they are cut.
+        dims: The axes of the target.
+        old: Sizes before.
+        new: Sizes after.
+        index: Per symbol, which old rows become the new ones.
+        ignored: The label that the loss leaves out.
+
+    Returns:
+        Per symbol of the target whose size changes, rows from the first counted label on; nothing where the labels are fine.
+    """
+    if target.is_floating_point() or target.is_complex() or len(dims) != target.dim():
+        return {}
+    left_out = target == ignored
+    if not left_out.any() or left_out.all():
+        return {}
+    if not resample(left_out, dims, old, new, index).all():
+        return {}
+    first = left_out.logical_not().nonzero()[0].tolist()
+    return {
+        dim.name: row_index(old[dim.name], new[dim.name], place)
+        for dim, place in zip(dims, first, strict=True)
+        if dim is not None
+        and dim.op == "symbol"
+        and dim.name in index
+        and old[dim.name] != new[dim.name]
+    }

@@ -17,7 +17,7 @@ from pytest_torchcheck.batches.filling import Filling, last_part
 from pytest_torchcheck.batches.layouts import relayout
 from pytest_torchcheck.batches.read import is_dense, is_fixed, read
 from pytest_torchcheck.batches.recipe import Recipe
-from pytest_torchcheck.batches.resizing import Resizing, Rows, row_indices
+from pytest_torchcheck.batches.resizing import IGNORED, Resizing, Rows, counted, row_indices
 from pytest_torchcheck.specs.shapes import Expr, SpecError
 from pytest_torchcheck.specs.sizes import (
     DEFAULT_HIGH,
@@ -501,6 +501,13 @@ class BatchSource:
         if all(old.get(name) == size for name, size in new.items()):
             return batch
         index = row_indices(old, new, rows, self.batch_symbol, seed)
+        for path, leaf in batch.leaves(packed=False):
+            dims = self._dims_at(path, old)
+            if dims is not None and is_dense(leaf) and not leaf.is_meta:
+                ignored = getattr(self._specs.get(path), "ignore_index", None)
+                index |= counted(
+                    leaf, dims, old, new, index, IGNORED if ignored is None else ignored
+                )
 
         def change(path: str, leaf: Any, made: Mapping[str, Any]) -> Any:
             resizing = Resizing(

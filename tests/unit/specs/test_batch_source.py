@@ -555,3 +555,18 @@ def test_only_the_kept_elements_are_drawn() -> None:
     half = source.make(Recipe(sizes={"B": 4, "T": 8}, seed=9, keep={"x": (True,)})).x
     assert (half[:, ::2] == 0).all()
     assert torch.equal(half[:, 1::2], full[:, 1::2])
+
+
+@pytest.mark.parametrize("targets", [None, Labels(classes=9, ignore_index=-1)])
+def test_a_piece_keeps_a_label_that_counts(targets: Labels | None) -> None:
+    ids = torch.arange(48).reshape(4, 12)
+    ignored = -100 if targets is None else -1
+    labels = torch.where(torch.arange(12) < 7, ignored, ids % 9)  # a prompt of 7 tokens
+    source = BatchSource("B T", targets, {"T": (1, 12)}, batch=((ids,), labels))
+    cut = source.at(T=2)
+    assert cut is not None
+    assert cut.targets.tolist() == labels[:, 7:9].tolist()
+    assert cut.args[0].tolist() == ids[:, 7:9].tolist()  # the labels' own positions
+    longer = source.at(T=8)
+    assert longer is not None
+    assert longer.args[0].tolist() == ids[:, :8].tolist()  # the last of them counts
