@@ -15,6 +15,7 @@ from pytest_torchcheck.data import (
     mutation,
     pickling,
     randomness,
+    replaying,
     splits,
     validity,
 )
@@ -197,9 +198,13 @@ def _unreadable(found: Survey) -> Finding:
     axes="once",
 )
 def dataset_labels(subject: Subject) -> Iterator[Finding]:
-    """Compare labels with what is declared, and with the dataset's own column of labels."""
+    """Compare labels with what is declared, and with the dataset's own column of labels; see whether a replayed transform repeats."""
     for found in surveys(subject):
         part = found.part
+        if part.is_map_style and found.samples:
+            replay = _in_data(replaying.find_replay, part, seed=subject.seed)
+            if replay is not None:
+                yield replaying.replayed_in_vain(part, replay)
         if not found.samples:
             yield (
                 _unreadable(found)
