@@ -316,13 +316,13 @@ def gradient_clipping(subject: Subject) -> Iterator[Finding]:
 
 @check(
     "evaluation-leaves-trace",
-    "What a step evaluates leaves no trace: modes, gradient mode and statistics are those of training.",
+    "What a step evaluates leaves no trace: modes, gradient mode, statistics and random numbers are those of training.",
     needs=("model", "step-or-trainer"),
     cost="shared with step-protocol",
     axes="once",
 )
 def evaluation_leaves_trace(subject: Subject) -> Iterator[Finding]:
-    """Compare the modes of the training forwards from call to call.
+    """Compare the modes of the training forwards from call to call, and the states in which calls leave the generators.
 
     A step that puts the whole model into eval mode before the forward that it trains is suspicious, where dropout
     or running statistics are in it.

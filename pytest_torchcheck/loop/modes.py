@@ -13,6 +13,7 @@ from pytest_torchcheck.findings import Culprit, Finding
 
 from .protocol import at, few
 from .replay import where_gradients_go_off, where_mode_is_left
+from .reseeding import reseeding_findings
 from .trace import Forward, Mode, Trace
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def mode_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     yield from left or _trains_in_eval(subject, trace)
     yield from _gradients_off(subject, trace)
     yield from _statistics(trace)
+    yield from reseeding_findings(subject, trace)
 
 
 def training_forwards(trace: Trace) -> dict[int, list[Forward]]:

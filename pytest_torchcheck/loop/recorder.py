@@ -20,6 +20,7 @@ from .ahead import Ahead, rates_ahead
 from .gradients import Ledger
 from .naming import frames_within, iterator_lines, name_in, user_frame
 from .patches import listening
+from .reseeding import generator_states
 from .steps import StepWatch, take_steps
 from .trace import Backward, Clip, Event, Forward, Kind, LoadState, Mode, OptimizerStep, Trace
 
@@ -108,6 +109,7 @@ class _Recorder(StepWatch):
         self.after_step: Callable[[int, nn.Module], None] | None = None
         self.steps_schedulers = False
         self.schedules: tuple[Ahead, ...] = ()
+        self.generators: list[dict[str, int]] = []
         self._depth = {"forward": 0, "scheduler-step": 0, "mode": 0, "scaler-step": 0, "scale": 0}
         self._forward: tuple[Forward, dict[str, Any]] | None = None
         for optimizer in optimizers_of(made):
@@ -157,6 +159,7 @@ class _Recorder(StepWatch):
             grad_left_off=self.grad_left_off,
             pairs=tuple(self.pairs),
             schedules=self.schedules,
+            generators=tuple(self.generators),
         )
 
     def before(self, step: int) -> None:
@@ -165,6 +168,7 @@ class _Recorder(StepWatch):
 
     def after(self, step: int, value: Any) -> bool:
         """Note what a step returned and left behind; there is no other where gradients are off."""
+        self.generators.append(generator_states())
         self._finish(value)
         if self.steps_schedulers:
             self.step_schedulers(self.keep[0])

@@ -93,10 +93,11 @@ class _Teller:
         self.value: Any = None
 
     def before(self, place: int) -> None:
-        seed_everything(self.subject.seed + place)
         step, first = divmod(place, self.window)
         if first == 0:
-            self.finish()
+            self.finish()  # told of what the step has left, generators included
+        seed_everything(self.subject.seed + place)
+        if first == 0:
             self.watch.before(step)
             self.open = step
 

@@ -182,6 +182,7 @@ class Trace:
         grad_left_off: Step after which gradients were left switched off, or None.
         pairs: By step: largest difference of the pairs that were asked for.
         schedules: Of a trainer's loop: the rates of the rest of the training.
+        generators: By step: a digest of the state in which it left every generator of the process.
     """
 
     events: tuple[Event, ...]
@@ -194,6 +195,7 @@ class Trace:
     grad_left_off: int | None = None
     pairs: tuple[dict[tuple[str, str], float], ...] = field(default=())
     schedules: tuple[Ahead, ...] = ()
+    generators: tuple[dict[str, int], ...] = ()
 
     def of(self, *kinds: Kind, step: int | None = None) -> Iterator[tuple[int, Event]]:
         """Iterate over places and events of these kinds."""

@@ -36,6 +36,8 @@ class Draw:
         module_class: Its class, ``""`` outside of all modules.
         training: Whether that module was in training mode; None outside of all modules.
         backward: Whether it happened inside a backward pass.
+        grad: Whether gradients were on.
+        caller: The user's line that called the function of that line, where a line is charged.
     """
 
     generator: str
@@ -46,6 +48,8 @@ class Draw:
     module_class: str
     training: bool | None
     backward: bool = False
+    grad: bool = True
+    caller: Location | None = None
 
 
 def find_draws(run: Callable[[], object], module: nn.Module | None = None) -> tuple[Draw, ...]:
@@ -59,7 +63,7 @@ def find_draws(run: Callable[[], object], module: nn.Module | None = None) -> tu
         run: Any call; nothing of what it does is undone here.
         module: Names modules; generators that it or its submodules hold are watched too.
     """
-    with _DrawWatch(module) as watch:
+    with DrawWatch(module) as watch:
         run()
     return tuple(watch.draws)
 
@@ -74,14 +78,17 @@ def find_reseeding(run: Callable[[], object], module: nn.Module | None = None) -
     return min(seeds, key=lambda draw: draw.generator != "torch", default=None)
 
 
-class _DrawWatch(Watch):
+class DrawWatch(Watch):
+    """Notes every change of a generator while it is entered; see :func:`find_draws`."""
+
     def __init__(self, module: nn.Module | None) -> None:
         super().__init__(module)
         self.draws: list[Draw] = []
-        self._read: dict[str, Callable[[], object]] = dict(_generators(module))
+        self._read: dict[str, Callable[[], object]] = dict(generators(module))
         self._last: dict[str, object] = {}
         self._past: dict[str, list[object]] = {}
         self._position: tuple[str, int, str] | None = None
+        self._caller: FrameType | None = None
         self._previous: Any = None
 
     def __enter__(self) -> Self:
@@ -101,6 +108,7 @@ class _DrawWatch(Watch):
     ) -> None:
         sys.settrace(self._previous)
         self._settle()
+        self._caller = None
         super().__exit__(kind, error, traceback)
 
     def before(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
@@ -131,6 +139,7 @@ class _DrawWatch(Watch):
             while at is not None and sources.rank(at.f_code.co_filename) != 2:
                 at = None if at is self._until else at.f_back
         self._position = at and (at.f_code.co_filename, at.f_lineno, at.f_code.co_qualname)
+        self._caller = None if at is None or at is self._until else at.f_back
         return self._line
 
     def _settle(self, func: Callable[..., Any] | None = None) -> None:
@@ -174,11 +183,22 @@ class _DrawWatch(Watch):
                 module_class=op.module_class,
                 training=self.scopes[-1].module.training if self.scopes else None,
                 backward=op.backward,
+                grad=torch.is_grad_enabled(),
+                caller=None if func is not None else self._called_from(),
             )
         )
 
+    def _called_from(self) -> Location | None:
+        """Return the user's line that called the function whose line ran last."""
+        frame = self._caller
+        while frame is not None and frame is not self._until:
+            if sources.rank(frame.f_code.co_filename) == 2:
+                return line_at(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
+            frame = frame.f_back
+        return None
 
-def _generators(module: nn.Module | None) -> Mapping[str, Callable[[], object]]:
+
+def generators(module: nn.Module | None = None) -> Mapping[str, Callable[[], object]]:
     """Return how to read the state of every generator that can be watched, by name."""
     found: dict[str, Callable[[], object]] = {
         "torch": torch.default_generator.get_state,
