@@ -96,7 +96,7 @@ RULES: tuple[Rule, ...] = (
     _rule("mode-flags/*", "eval-determinism/*", "model", "a module that stays in training mode is random in evaluation"),
     _rule("inputs-unchanged/*", "*/inplace-leaf */inplace-saved", "overlap", "an input that is changed in place cannot get a gradient"),
     _rule("rng-hygiene/*", "eval-determinism/* seeding/*", "model", "a reseeding forward decides all later draws"),
-    _rule("seeding/reseeds", "evaluation-leaves-trace/step-reseeds", "model", "a reseeding forward decides all later draws"),
+    _rule("seeding/reseeds", "evaluation-leaves-trace/step-reseeds", "model", "a forward that seeds a generator is a step that does"),
     _rule("eval-purity/eval-writes", "eval-determinism/*", "model", "a forward that changes the model changes the next one"),
     # what the model does not know of
     _rule("registration/*",
