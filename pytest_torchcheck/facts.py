@@ -118,6 +118,8 @@ def settings() -> dict[str, object]:
         "torch.get_num_threads()": torch.get_num_threads(),
         "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
         "torch.is_anomaly_enabled()": torch.is_anomaly_enabled(),
+        "torch.backends.cudnn.benchmark": torch.backends.cudnn.benchmark,
+        "torch.backends.cudnn.deterministic": torch.backends.cudnn.deterministic,
     }
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.deterministic
 from torch import nn
 
 if TYPE_CHECKING:
@@ -500,3 +501,21 @@ def seed_everything(seed: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
+
+
+@contextlib.contextmanager
+def filled_memory() -> Iterator[None]:
+    """Let torch fill new memory with NaN while inside, as its deterministic mode does."""
+    filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    mode, warn = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    # torch.use_deterministic_algorithms would import the compiler first, which takes seconds
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(mode, warn_only=warn)
+        torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from torch import nn
 
 from .. import trees
 from ..diagnosis import behaviour as explain
+from ..diagnosis.unrepeated import unrepeated_batch, unrepeated_build
 from ..facts import copied, forward_facts, outputs
 from ..state import seed_everything, seed_torch
 from ..subject import Subject, SubjectError
@@ -436,11 +437,17 @@ def _has_mode(model: nn.Module, name: str) -> bool:
 
 @check(
     "seeding",
-    "The same torch seed gives the same training forward; another seed gives other random numbers.",
-    cost="3 F in train mode, one of them shared; 2 where no random numbers are used",
+    "The same seed gives the same model, batch and training forward; another seed gives other random numbers.",
+    cost="3 F in train mode, one of them shared; 2 where no random numbers are used; 1 build of a factory",
 )
 def seeding(subject: Subject) -> Iterator[Finding]:
-    """Seed torch alone, and leave the generators of numpy and random where they are."""
+    """Seed torch alone, and leave the generators of numpy and random where they are.
+
+    A factory that builds, or a batch function that gives, other values under one seed is suspicious: what fails with
+    them cannot be repeated.
+    """
+    if subject.device.type == "cpu":
+        yield from filter(None, (unrepeated_build(subject), unrepeated_batch(subject)))
     seen = forward_facts(subject, train=True)
     first, (again, consumed) = seen.outputs, _seeded(subject, 0)
     if not first:

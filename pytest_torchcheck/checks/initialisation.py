@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from typing import TYPE_CHECKING
 
 import torch
-import torch.utils.deterministic
 from torch import nn
 
 from .. import sources, trees
@@ -17,7 +15,7 @@ from ..diagnosis.losses import initialisation_line
 from ..diagnosis.observation import observe
 from ..findings import Culprit, Finding
 from ..probes.signals import LINEAR, Rectified, Squashed
-from ..state import is_lazy, isolated
+from ..state import filled_memory, is_lazy, isolated
 from .devices import on_meta
 from .registry import check, inconclusive, not_applicable, passed, suspicious, violated
 
@@ -40,7 +38,7 @@ def rebuilt(subject: Subject) -> nn.Module | None:
     """
     if not subject.contract.is_factory:
         return None
-    with isolated(), _filled_memory():
+    with isolated(), filled_memory():
         other = subject.build(subject.seed + _SEED_STEP)
     subject.cache["never-written"] = _unwritten(subject.model, other)
     ours = {id(p) for p in subject.model.parameters()}
@@ -67,24 +65,6 @@ def _unwritten(model: nn.Module, other: nn.Module) -> list[str]:
         if count and (mine is None or int(torch.isnan(mine.detach()).sum()) != count):
             found.append(name)
     return found
-
-
-@contextlib.contextmanager
-def _filled_memory() -> Iterator[None]:
-    """Let torch fill new memory with NaN, as its deterministic mode does."""
-    filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    mode, warn = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    # torch.use_deterministic_algorithms would import the compiler first, which takes seconds
-    torch._C._set_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch._C._set_deterministic_algorithms(mode, warn_only=warn)
-        torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
 
 
 @check(

@@ -8,6 +8,7 @@ from pytest_torchcheck.data import (
     agreement,
     delivery,
     explain_order,
+    explain_samples,
     explain_workers,
     labels,
     order,
@@ -102,7 +103,27 @@ def worker_delivery(subject: Subject) -> Iterator[Finding]:
                     f"{part.prefix}a spawned worker delivered {made.batches} batches in {made.seconds:.1f} s"
                 )
             else:
-                yield explain_workers.undelivered(part, made, delivery.DEADLINE_S)
+                yield _undelivered(subject, part, made)
+
+
+def _undelivered(subject: Subject, part: Part, made: delivery.Delivery) -> Finding:
+    """Tell what a worker did not do; where the main process fails alike, as what follows from the samples.
+
+    Samples are read here only after the worker has raised: what ends a process, or hangs, would do so here.
+    """
+    told = explain_workers.undelivered(part, made, delivery.DEADLINE_S)
+    if made.outcome != "raised" or made.phase not in ("read", "collate", "send"):
+        return told
+    found = next(each for each in surveys(subject) if each.part.role == part.role)
+    if made.phase == "read" or not found.samples:
+        return _unreadable(found) if found.errors else told
+    if any(leaf.attached for sample in found.samples for leaf in sample.leaves):
+        return told.replace(root="samples-valid/sample-graph")
+    failed = validity.try_collate(found) if part.is_map_style else None
+    if failed is None:
+        return told
+    causes = explain_samples.inconsistent(found, failed, subject.contract.location)
+    return told.replace(root=next((f"samples-valid/{cause.code}" for cause in causes), None))
 
 
 @check(

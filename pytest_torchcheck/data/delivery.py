@@ -67,7 +67,7 @@ class Delivery:
         seconds: Wall time.
         error_type, message: Of what it raised.
         location: The user's line that raised, or at which it hung.
-        index: Which sample failed, or the first that does not stack.
+        index: Which sample failed, was read as the process died, or is the first that does not stack.
         shapes: Shapes of the samples that do not stack, with their index.
         payload_bytes: What the worker is sent.
         exit_code: Of the process, None where it was stopped.
@@ -290,7 +290,14 @@ def _judge(
     if "Timeout (" in errors:
         return Delivery(outcome="hung", location=_innermost(errors), **common)
     last = errors.strip().splitlines()[-1:] or [""]
-    return Delivery(outcome="died", message=last[0][:200], location=_innermost(errors), **common)
+    reading = [line["reading"] for line in lines if "reading" in line] if phase == "read" else []
+    return Delivery(
+        outcome="died",
+        message=last[0][:200],
+        location=_innermost(errors),
+        index=reading[-1] if reading else None,
+        **common,
+    )
 
 
 def _innermost(text: str) -> Location | None:

@@ -110,17 +110,31 @@ def undelivered(part: Part, made: Delivery, deadline_s: float) -> Finding:
             **common,
         )
     if made.outcome == "died":
-        return violated(
-            "worker-dies",
-            f"{part.prefix}a spawned worker dies with exit code {made.exit_code} while it {_DOING[made.phase]}",
-            culprits=(culprit,),
-            observed=f"exit code {made.exit_code} after {made.batches} batches",
-            cause="the process ended without an exception: os._exit, a signal, or memory",
-            because=made.message or "it wrote nothing to stderr",
-            fix="read one sample in a fresh interpreter to see what ends it",
-            **common,
-        )
+        return _died(part, made, common)
     return _raised(part, made, culprit, common)
+
+
+_ENDS = r"os\._exit\(|os\.kill\(|os\.abort\("
+
+
+def _died(part: Part, made: Delivery, common: dict[str, Any]) -> Finding:
+    """The process ended with no word: what the stack, else the code of the reading, says of where."""
+    doing = _DOING[made.phase] if made.index is None else f"reads sample {made.index}"
+    name = part.name if made.index is None else f"{part.name}[{made.index}]"
+    reads = made.phase == "read"
+    place = made.location
+    if place is None and reads:
+        place = own_line(part, _ENDS) or own_line(part, r"def __(getitem|iter|next)__")
+    return violated(
+        "worker-dies",
+        f"{part.prefix}a spawned worker dies with exit code {made.exit_code} while it {doing}",
+        culprits=(dataset_culprit(part, name, made.outcome, place),),
+        observed=f"exit code {made.exit_code} after {made.batches} batches",
+        cause="the process ended without an exception: os._exit, a signal, or memory",
+        because=made.message or "it wrote nothing to stderr",
+        fix=f"read {'one sample' if made.index is None else f'sample {made.index}'} in a fresh interpreter to see what ends it",
+        **(common | {"location": place}),
+    )
 
 
 _DOING = {

@@ -19,11 +19,9 @@ import torch
 
 from pytest_torchcheck import sources
 
-from .contents import is_array
-from .describing import describe_leaf
 from .generators import fingerprint, global_generators, is_generator
 from .simulation import WorkerRun, Workers
-from .tracing import find_line, line_of
+from .tracing import Given, find_line, locals_by_line, unlike
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -239,39 +237,11 @@ def find_divergence(part: Part) -> tuple[str, Location | None]:
         The local's name and the line that makes it; an empty name where none is found.
     """
     workers = Workers(part)
-    first = _locals_by_line(workers)
-    second = _locals_by_line(workers)
-    for (place, name, digest), (_, _, other) in zip(first, second, strict=False):
-        if digest != other:
-            return name, place
-    return "", None
+    return unlike(_reading(workers), _reading(workers))
 
 
-def _locals_by_line(workers: Workers) -> list[tuple[Location | None, str, str | None]]:
+def _reading(workers: Workers) -> list[Given]:
     """Read every item once and list each local as it gets a new value."""
-    found: list[tuple[Location | None, str, str | None]] = []
-    last: dict[tuple[FrameType, str], str] = {}
-
-    def watcher(frame: FrameType, event: str, line: int) -> bool:
-        for name, value in frame.f_locals.items():
-            digest = _local_digest(value)
-            if digest is None or last.get((frame, name)) == digest:
-                continue
-            last[frame, name] = digest
-            if event != "call":  # arguments are the caller's values
-                found.append((line_of(frame.f_code, line), name, digest))
-        return False
-
+    read = workers.part.dataset.__getitem__
     with workers.ready(0):
-        for index in workers.indices:
-            find_line(functools.partial(workers.part.dataset.__getitem__, index), watcher)
-            last.clear()
-    return found
-
-
-def _local_digest(value: Any) -> str | None:
-    if is_generator(value):
-        return fingerprint(value).hex()
-    if is_array(value) or isinstance(value, bool | int | float | str):
-        return describe_leaf("", value).digest
-    return None
+        return locals_by_line(functools.partial(read, index) for index in workers.indices)

@@ -91,7 +91,7 @@ def _serve(payload: Path, request: dict[str, Any], report: _Report, progress: _P
     else:
         take = dataset.__getitem__
     for number, batch in enumerate(batches, 1):
-        samples = _read(take, batch, progress)
+        samples = _read(take, batch, progress, report)
         if not samples:
             break
         report.write(phase="collate", told=[[index, tell(one)] for index, one in progress.read])
@@ -102,10 +102,13 @@ def _serve(payload: Path, request: dict[str, Any], report: _Report, progress: _P
     report.write(phase="done")
 
 
-def _read(take: Callable[[int], Any], batch: Any, progress: _Progress) -> list[Any]:
+def _read(
+    take: Callable[[int], Any], batch: Any, progress: _Progress, report: _Report
+) -> list[Any]:
     progress.read = []
     for index in batch:
         progress.index = index
+        report.write(reading=index)  # a process that dies cannot say it any more
         try:
             sample = take(index)
         except StopIteration:

@@ -8,12 +8,16 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
 from typing import Any
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Location
+
+from .contents import is_array
+from .describing import describe_leaf
+from .generators import fingerprint, is_generator
 
 
 def line_of(code: CodeType, line: int) -> Location:
@@ -82,3 +86,56 @@ def find_line(call: Callable[[], Any], watcher: Watcher, *, least: int = 2) -> L
     finally:
         sys.settrace(before)
     return found[0] if found else None
+
+
+def first_difference(call: Callable[[], Any]) -> tuple[str, Location | None]:
+    """Run a call twice and find the first local value that differs: randomness that no seed reaches.
+
+    Args:
+        call: What to run; seeds what it can, and takes no arguments.
+
+    Returns:
+        The local's name and the line that makes it; an empty name where none is found.
+    """
+    return unlike(*(locals_by_line([call]) for _ in range(2)))
+
+
+Given = tuple[Location | None, str, str | None]
+"""A line, a local that has another value after it, and a digest of that value."""
+
+
+def unlike(first: list[Given], second: list[Given]) -> tuple[str, Location | None]:
+    """Return the first local whose value differs between two runs, and the line that makes it."""
+    for (place, name, digest), (_, _, other) in zip(first, second, strict=False):
+        if digest != other:
+            return name, place
+    return "", None
+
+
+def locals_by_line(calls: Iterable[Callable[[], Any]]) -> list[Given]:
+    """Run calls one after the other and list each local of the user's as it gets a new value."""
+    found: list[Given] = []
+    last: dict[tuple[FrameType, str], str] = {}
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        for name, value in frame.f_locals.items():
+            digest = _digest(value)
+            if digest is None or last.get((frame, name)) == digest:
+                continue
+            last[frame, name] = digest
+            if event != "call":  # arguments are the caller's values
+                found.append((line_of(frame.f_code, line), name, digest))
+        return False
+
+    for call in calls:
+        find_line(call, watcher)
+        last.clear()
+    return found
+
+
+def _digest(value: Any) -> str | None:
+    if is_generator(value):
+        return fingerprint(value).hex()
+    if is_array(value) or isinstance(value, bool | int | float | str):
+        return describe_leaf("", value).digest
+    return None

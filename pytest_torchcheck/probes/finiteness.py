@@ -41,6 +41,7 @@ class NonFinite:
         fact: What it was given, as a clause: ``sqrt of 0 in 3 of 8 elements``.
         result: Dtype and shape of what it made, such as ``float16 [8, 7, 24]``.
         count: How many elements of it are not finite.
+        upward: Whether an infinity of plus is among it.
         then: Where an infinity became the NaN that was seen, the operation that did this.
     """
 
@@ -54,6 +55,7 @@ class NonFinite:
     fact: str
     result: str
     count: int
+    upward: bool = False
     then: Op | None = None
 
 
@@ -257,9 +259,10 @@ class _Kernels(TorchDispatchMode):
         event = self._origins.get(storage_of(tensor) or -1)
         if event is None:
             return self._given(tensor)
-        if event.kernel.removeprefix("aten.") in _ROWWISE:
-            return event  # a row that is all -inf: that is the fault, however the mask was computed
+        rowwise = event.kernel.removeprefix("aten.") in _ROWWISE
         for parent in self._parents.get(id(event), []):
+            if rowwise and not parent.upward:
+                continue  # a row that is all -inf: that is the fault, however the mask was computed
             if parent.origin in ("computed", "uninitialised"):
                 return replace(parent, then=event.op)
         return event
@@ -346,6 +349,7 @@ class _Kernels(TorchDispatchMode):
             fact=fact,
             result=describe(made),
             count=count,
+            upward=not made.is_complex() and bool(made.isposinf().any()),
         )
 
     def _given(self, old: Tensor, now: Tensor | None = None) -> NonFinite | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import itertools
+import os
 import re
+import sys
 import types
 import weakref
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +22,7 @@ from torch import Tensor, nn
 from pytest_torchcheck import sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pytest_torchcheck.findings import Location
 
@@ -208,16 +212,50 @@ def _is_runners(module: object) -> bool:
     return isinstance(module, str) and module.partition(".")[0] in ("_pytest", "pluggy")
 
 
-def blame(links: list[Link], code: tuple[Callable[..., Any], ...]) -> tuple[str, Location | None]:
-    """Return the name of what holds the tensors, and the line that puts them there."""
+Lines = Container[tuple[str, int]]
+"""The user's lines that a step ran, by file and number."""
+
+
+@contextlib.contextmanager
+def lines_run() -> Iterator[set[tuple[str, int]]]:
+    """Collect the user's lines that run inside, in this thread; the tracer of a debugger or of coverage is put back."""
+    found: set[tuple[str, int]] = set()
+
+    def local(frame: types.FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            found.add((frame.f_code.co_filename, frame.f_lineno))
+        return local
+
+    def enter(frame: types.FrameType, event: str, _: Any) -> Any:
+        return local if event == "call" and sources.rank(frame.f_code.co_filename) else None
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        yield found
+    finally:
+        sys.settrace(before)
+        found.update([(os.path.abspath(file), line) for file, line in found])
+
+
+def _one_that_ran(found: Iterable[Location], ran: Lines) -> Location | None:
+    """Return the first place that a step ran; the first of all where none is known to have run."""
+    places = list(found)
+    return next((p for p in places if (p.file, p.line) in ran), places[0] if places else None)
+
+
+def blame(
+    links: list[Link], code: tuple[Callable[..., Any], ...], ran: Lines = ()
+) -> tuple[str, Location | None]:
+    """Return the name of what holds the tensors, and the line that puts them there: one that ran, where several could."""
     for link in links:
         if link.name and link.owner is not None:
-            return link.text, _keeping_line(link, code)
+            return link.text, _one_that_ran(_keeping_lines(link, code), ran)
     return (links[-1].text if len(links) > 1 else ""), None
 
 
-def _keeping_line(link: Link, code: tuple[Callable[..., Any], ...]) -> Location | None:
-    """Find the line that fills an attribute or a variable, by its name, in the code that can."""
+def _keeping_lines(link: Link, code: tuple[Callable[..., Any], ...]) -> Iterator[Location]:
+    """Find the lines that fill an attribute or a variable, by its name, in the code that can; the likeliest first."""
     name = re.escape(link.name)
     owner = link.owner
     functions: list[Any] = []
@@ -244,9 +282,8 @@ def _keeping_line(link: Link, code: tuple[Callable[..., Any], ...]) -> Location 
         for function in functions:
             if function.__name__ == "__init__" and pattern.endswith("=[^=]"):
                 continue  # where it begins, not where it grows
-            if _is_users(function) and (found := sources.search(function, pattern)) is not None:
-                return found
-    return None
+            if _is_users(function):
+                yield from sources.matches(function, pattern)
 
 
 def _functions_of(thing: Any) -> list[Any]:
@@ -288,10 +325,12 @@ def _is_users(code: Any) -> bool:
     return filename is not None and sources.rank(filename) > 0
 
 
-def hook_line(module: nn.Module | None, name: str) -> Location | None:
-    """Find the line that registers a hook, in the classes of the model, its owner's first."""
-    if module is None:
-        return None
+def hook_line(module: nn.Module | None, name: str, ran: Lines = ()) -> Location | None:
+    """Find the line that registers a hook, in the classes of the model, its owner's first: one that ran, if any did."""
+    return None if module is None else _one_that_ran(_hook_lines(module, name), ran)
+
+
+def _hook_lines(module: nn.Module, name: str) -> Iterator[Location]:
     owners = [module]
     for part in name.split("."):
         following = getattr(owners[-1], part, None)
@@ -304,7 +343,4 @@ def hook_line(module: nn.Module | None, name: str) -> Location | None:
             if cls in seen or cls in (object, nn.Module) or not _is_users(cls):
                 continue
             seen.add(cls)
-            found = sources.search(cls, r"\.register_[a-z_]*hook\(")
-            if found is not None:
-                return found
-    return None
+            yield from sources.matches(cls, r"\.register_[a-z_]*hook\(")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcheck.probes.holders import Link, Roots, blame, hook_line
+from pytest_torchcheck.probes.holders import Link, Roots, blame, hook_line, lines_run
 from pytest_torchcheck.probes.memory.profile import location_of
 from pytest_torchcheck.probes.memory.tracker import (
     STOPS,
@@ -269,7 +269,8 @@ def _explain(
     with tracker:
         for _ in range(_ROUNDS):
             tracker.next_step()
-            step()
+            with lines_run() as ran:
+                step()
             gc.collect(1)
             seen.append(_live_by_kind(tracker))
     growing = _growing(seen)
@@ -281,12 +282,12 @@ def _explain(
         carriers.clear()  # they would be found as holders
         chain = Roots(module).chain(carrier)
         del carrier
-    holder, location = blame(chain, code)
+    holder, location = blame(chain, code, ran)
     if added:
         kind = "hooks"
         name = next(iter(added))
         holder = f"hooks of {name}"
-        location = hook_line(module, name) or location
+        location = hook_line(module, name, ran) or location
     return Leak(
         kind=kind,
         bytes_per_step=per_step,

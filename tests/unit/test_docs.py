@@ -49,15 +49,27 @@ def test_links_between_the_docs_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
 
 
+def rows_of_the_guides() -> dict[int, str]:
+    """Return the file that shows each row, by the row's number."""
+    text = (ROOT / "docs" / "guides.md").read_text(encoding="utf-8")
+    return {int(n): path for n, path in re.findall(r"^\| (\d+) \|.*\| `([^`]+)` \|$", text, re.M)}
+
+
 def test_every_row_of_the_guides_names_a_test_that_exists() -> None:
-    rows = re.findall(
-        r"^\| (\d+) \|.*\| `([^`]+)` \|$",
-        (ROOT / "docs" / "guides.md").read_text(encoding="utf-8"),
-        re.M,
-    )
-    assert [int(number) for number, _ in rows] == list(range(1, 46))
-    missing = [path for _, path in rows if not (ROOT / path).exists()]
-    assert missing == []
+    rows = rows_of_the_guides()
+    assert list(rows) == list(range(1, 46))
+    assert [path for path in rows.values() if not (ROOT / path).exists()] == []
+
+
+def test_the_tests_of_a_row_are_in_the_file_that_it_names() -> None:
+    shown: dict[int, set[str]] = {}
+    for file in sorted((ROOT / "tests" / "guides").glob("test_*.py")):
+        for number in re.findall(r"^def test_row_(\d\d)", file.read_text(encoding="utf-8"), re.M):
+            shown.setdefault(int(number), set()).add(file.relative_to(ROOT).as_posix())
+    named = {
+        n: {path} for n, path in rows_of_the_guides().items() if path.startswith("tests/guides/")
+    }
+    assert shown == named
 
 
 def test_every_promise_is_in_the_docs() -> None:

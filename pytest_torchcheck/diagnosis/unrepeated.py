@@ -1,0 +1,113 @@
+"""What a contract is made of and no seed repeats: the model that its factory builds, the batch of its function."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from .. import sources, trees
+from ..batches.read import is_fixed, read
+from ..checks.registry import suspicious
+from ..data.tracing import first_difference
+from ..findings import Culprit, Finding
+from ..state import filled_memory, isolated
+from .explanation import counted
+from .gradients import names_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+    from ..subject import Subject
+
+_DRAWS = r"default_rng\(\)|RandomState\(\)|\.seed\(\)|SystemRandom|urandom|\btime\("
+
+
+def unrepeated_build(subject: Subject) -> Finding | None:
+    """Build the model again under its seed; explain values that are other ones, or return None."""
+    if not subject.contract.is_factory or not _moved(_values(subject.model), _state(subject)):
+        return None
+    with filled_memory():  # what nobody writes is told by the check of the initialisation
+        moved = _moved(_state(subject), _state(subject))
+    if not moved:
+        return None
+    return _explain(
+        subject.contract.model,
+        [type(module) for module in subject.model.modules()],
+        lambda: _state(subject),
+        f"the model is built with other values of {names_text(moved)} each time, under one seed",
+        [
+            Culprit(kind="parameter", name=name, detail="another one in each build")
+            for name in moved[:4]
+        ],
+        f"{counted(len(moved), 'tensor')} of two models that were built under one seed differ",
+    )
+
+
+def unrepeated_batch(subject: Subject) -> Finding | None:
+    """Ask the batch function twice for one seed; explain values that are other ones, or return None."""
+    source = subject.contract.batch
+    if source is None or is_fixed(source) or isinstance(source, DataLoader | Dataset):
+        return None
+
+    def ask() -> Any:
+        return read(source, subject.seed)
+
+    moved = _moved(ask().tensors(), ask().tensors())
+    if not moved:
+        return None
+    return _explain(
+        source,
+        [],
+        ask,
+        f"the batch function gives another {names_text(moved)} each time, for one seed",
+        [Culprit(kind="input", name=name, detail="another one in each call") for name in moved[:4]],
+        f"{counted(len(moved), 'tensor')} of two batches for seed {subject.seed} differ",
+    )
+
+
+def _state(subject: Subject) -> dict[str, torch.Tensor]:
+    with isolated():
+        return _values(subject.build())
+
+
+def _values(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor.detach()
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if not tensor.is_meta
+    }
+
+
+def _moved(one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]) -> list[str]:
+    return [name for name in one if name in two and not trees.same(one[name], two[name])]
+
+
+def _explain(
+    made_by: Any,
+    classes: list[type],
+    run: Callable[[], object],
+    summary: str,
+    culprits: list[Culprit],
+    observed: str,
+) -> Finding:
+    """Name the first local value that differs between two runs, else a line of the code that draws what no seed sets."""
+    name, place = first_difference(run)
+    if place is None:
+        own = (cls for cls in classes if sources.is_own_class(cls))
+        found = (sources.search(thing, _DRAWS) for thing in (made_by, *own))
+        place = next((one for one in found if one is not None), None)
+    return suspicious(
+        "seed-ignored",
+        summary,
+        culprits=culprits,
+        location=place or sources.of_object(made_by),
+        observed=observed,
+        cause="a generator is made without a seed, goes on from call to call, or takes it from the clock",
+        because=f"{name} is the first value that differs between two runs under one seed"
+        if name
+        else "the seeds of torch, random and NumPy were equal",
+        fix="draw from torch's generator, which is seeded, or make a generator from torch.initial_seed()",
+    )
