@@ -170,13 +170,13 @@ def _codes():
             if not isinstance(node, ast.Call):
                 continue
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name not in ("violated", "suspicious", "Explanation", "Relation", "Finding"):
+            if name not in ("violated", "suspicious", "Explanation", "Relation", "Finding", "Row"):
                 continue
             status = next((k.value for k in node.keywords if k.arg == "status"), None)
             if isinstance(status, ast.Constant) and status.value not in ("violated", "suspicious"):
                 continue
             given = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
-            given += node.args[:1] if name in ("violated", "suspicious") else []
+            given += node.args[:1] if name in ("violated", "suspicious", "Row") else []
             found.update(
                 each.value
                 for expression in given

@@ -1,0 +1,340 @@
+"""Messages whose cause and cure follow from their words and the values on the line: one row of a table each."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ... import sources
+from ...findings import Culprit
+from ..explanation import CXX_DTYPES, PHASE_WORDS, Explanation
+from ..table import entry
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from ...findings import Location
+    from ..scene import Scene
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One message; ``{at}``, ``{line}`` and the named groups of the pattern are filled in.
+
+    Attributes:
+        code: Of the explanation.
+        pattern: Searched in the message.
+        summary: What happens, behind the place.
+        cause: Why.
+        fix: One edit.
+    """
+
+    code: str
+    pattern: str
+    summary: str
+    cause: str
+    fix: str
+
+
+_SINGULAR = (
+    "add a small multiple of the identity first (x + eps * torch.eye(n)){line}, or use {instead}"
+)
+_LENGTHS = (
+    "lengths must be in the order of the batch, whole numbers of at least 1, one for each sample"
+)
+_EMPTY = "handle the case of no element before line {number}"
+
+ROWS = (
+    # decompositions
+    Row("matrix-singular", r"linalg\.cholesky: .*(?:not positive-definite)", "a matrix given to cholesky is not positive definite",
+        "an eigenvalue is 0 or below it, often by rounding alone", _SINGULAR.replace("{instead}", "cholesky_ex and look at info")),
+    Row("matrix-singular", r"linalg\.(?P<f>inv|solve)\w*: .*singular", "a matrix given to {f} is singular",
+        "its rows depend on each other, so that it has no inverse", _SINGULAR.replace("{instead}", "torch.linalg.lstsq or pinv")),
+    Row("matrix-singular", r"linalg\.(?P<f>svd|eigh|eig|svdvals|eigvalsh): The algorithm failed to converge",
+        "{f} does not converge", "the matrix holds values that are not finite, or repeats eigenvalues",
+        "keep its input finite and its eigenvalues apart before line {number}"),
+    # more than there is
+    Row("size-argument", r"selected index k out of range", "topk is asked for more entries than there are",
+        "k is larger than the dimension that it looks along", "use k = min(k, x.shape[dim]){line}"),
+    Row("size-argument", r"maximum size for tensor at dimension (?P<d>-?\d+) is (?P<n>\d+) but size is (?P<k>\d+)",
+        "unfold is asked for windows of {k} along dimension {d}, which has {n}", "the window is longer than the dimension",
+        "pad the input, or take a window of at most {n}{line}"),
+    Row("size-argument", r"cannot sample n_sample > prob_dist\.size\(-1\) samples without replacement",
+        "multinomial is asked for more samples than there are categories", "without replacement each category is drawn once at most",
+        "pass replacement=True, or draw fewer{line}"),
+    Row("size-argument", r"requested an output size of (?P<a>.*?), but valid sizes range from (?P<b>\[.*?\]) to (?P<c>\[.*?\])",
+        "a transposed convolution cannot give {a}", "with its stride, kernel and padding it gives {b} to {c} of this input",
+        "pass an output_size in that range{line}, or change the stride"),
+    Row("size-argument", r"Input and output must have the same number of spatial dimensions, but got input with spatial dimensions of (?P<a>\[.*?\]) and output size of (?P<b>\(.*?\))",
+        "interpolate is given the spatial dimensions {a} and a size {b}", "size= needs one number for each dimension behind batch and channels",
+        "give size one number for each of {a}{line}, or unsqueeze the input"),
+    Row("size-argument", r"Got (?P<n>\d)D input,? (?:but|bot) (?P<m>\w+) mode needs (?P<k>\d)D input", "mode={m!r} of interpolate needs {k} dimensions, got {n}",
+        "linear is for sequences, bilinear for images, trilinear for volumes", "choose the mode for {n}-dimensional input{line}"),
+    Row("size-argument", r"Given output_size=(?P<a>\(.*?\)), kernel_size=(?P<b>\(.*?\)).*expected size of input's dimension (?P<d>\d) to match the calculated number of sliding blocks (?P<e>.*?), but got input\.size\(\d\)=(?P<n>\d+)",
+        "fold to {a} needs {e} blocks, got {n}", "output_size, kernel, stride and padding are not those that the blocks were cut with",
+        "pass to fold what unfold was given{line}"),
+    # two things of different sizes
+    Row("sizes-differ", r"X1 and X2 must have the same number of columns\. X1: (?P<a>\d+) X2: (?P<b>\d+)", "cdist is given points of {a} and of {b} coordinates",
+        "distances need points of one dimension", "project both to one size before line {number}"),
+    Row("sizes-differ", r"expected grid and input to have same batch size, but got input with sizes (?P<a>\[.*?\]) and grid with sizes (?P<b>\[.*?\])",
+        "grid_sample is given an input {a} and a grid {b}", "their first dimensions, the samples, differ", "expand the grid to the input's batch: grid.expand(x.shape[0], -1, -1, -1){line}"),
+    Row("sizes-differ", r"(?P<f>\w+)\(\): Number of indices \((?P<a>\d+)\) should be equal to source\.size\(dim\):? \((?P<b>\d+)\)",
+        "{f} is given {a} indices for {b} rows", "each row of the source needs one index", "give as many indices as rows{line}"),
+    Row("sizes-differ", r"Index tensor must have the same number of dimensions as (?:input|self|src) tensor", "gather or scatter is given an index of another rank",
+        "the index needs one entry for every element that is picked", "give the index the rank of the tensor: index.unsqueeze(-1).expand(...){line}"),
+    Row("sizes-differ", r"inconsistent target size: (?P<a>\[.*?\]) for input of size: (?P<b>\[.*?\])", "the loss is given targets {a} for an output {b}",
+        "each output needs a target", "give targets of the output's shape{line}"),
+    Row("sizes-differ", r"^Size mismatch between tensors$", "TensorDataset is given tensors of different lengths", "each sample takes one row of each of them",
+        "give tensors with one first dimension{line}"),
+    Row("sizes-differ", r"Sum of input lengths does not equal the length of the input dataset", "random_split is given lengths that do not add up",
+        "the lengths must sum to the number of samples", "take the last one as the rest, or give fractions that sum to 1{line}"),
+    # lengths of sequences
+    Row("sequence-lengths", r"`lengths` array must be sorted in decreasing order when `enforce_sorted` is True", "pack_padded_sequence is given lengths in no order",
+        "it wants the longest sequence first", "pass enforce_sorted=False{line}"),
+    Row("sequence-lengths", r"Length of all samples has to be greater than 0", "pack_padded_sequence is given a sequence of length 0",
+        "an empty sequence has no state to give", "leave empty sequences out, or use lengths.clamp(min=1){line}"),
+    Row("sequence-lengths", r"Expected `len\(lengths\)` to be equal to batch_size, but got (?P<a>\d+) \(batch_size=(?P<b>\d+)\)", "pack_padded_sequence is given {a} lengths for {b} sequences",
+        _LENGTHS, "check batch_first, and give one length for each sequence{line}"),
+    Row("sequence-lengths", r"Expected (?P<f>input|target)_lengths to have value at most (?P<a>\d+), but got value (?P<b>\d+)",
+        "ctc_loss is given a length of {b} where there are {a} steps", "a length counts more than the tensor has: it was not divided by the model's stride",
+        "give the lengths of the model's output{line}"),
+    Row("sequence-lengths", r"Expected tensor to have size at least (?P<b>\d+) at dimension 1, but got size (?P<a>\d+) for argument #2 'targets'",
+        "ctc_loss is given a target length of {b} for targets of {a}", "a length counts more than the tensor has", "give the lengths of the targets as padded{line}"),
+    # nothing there
+    Row("empty-input", r"(?:stack|torch\.cat\(\):) expect\w* a non-empty (?:TensorList|list of Tensors)", "stack or cat is given an empty list",
+        "nothing was appended to it", _EMPTY),
+    Row("empty-input", r"(?P<f>\w+)\(\): Expected reduction dim to be specified for input\.numel\(\) == 0", "{f} is given an empty tensor",
+        "no element is left: a mask or a slice took them all", _EMPTY),
+    # one number where a dimension is needed
+    Row("zero-dimensional", r"zero-dimensional tensor \(at position (?P<n>\d+)\) cannot be concatenated", "cat is given tensors without a dimension",
+        "single numbers have nothing to be joined along", "use torch.stack instead of torch.cat{line}"),
+    Row("zero-dimensional", r"(?:len\(\) of|iteration over) a 0-d tensor", "a tensor without a dimension is taken for a list of several",
+        "it was reduced to a single number, or squeezed where the batch is one", "use squeeze(dim) or reduce along a dimension before line {number}"),
+    # arrays
+    Row("array-conversion", r"At least one stride in the given numpy array is negative", "an array is flipped, which torch cannot share memory with",
+        "array[::-1], np.flip and np.rot90 give views with negative strides", "copy it first: array.copy(){line}"),
+    Row("array-conversion", r"can't convert np\.ndarray of type numpy\.(?P<t>object_|str_|bytes_)", "an array of {t} becomes no tensor",
+        "its rows have different lengths, or it holds text or None", "make it numbers of one shape first: np.stack(rows).astype(np.float32){line}"),
+    Row("array-conversion", r"expected sequence of length (?P<a>\d+) at dim (?P<d>\d+) \(got (?P<b>\d+)\)", "rows of length {a} and {b} become no tensor",
+        "torch.tensor needs rows of one length", "pad the rows to one length (pad_sequence){line}"),
+    Row("array-conversion", r"expected np\.ndarray \(got (?P<t>\w+)\)", "from_numpy is given a {t}", "it takes arrays alone", "use torch.as_tensor{line}"),
+    # optimizers, schedulers, scalers
+    Row("scheduler-step", r"Tried to step (?P<a>\d+) times\. The specified number of total steps is (?P<b>\d+)",
+        "the scheduler is stepped {a} times, and was made for {b}", "total_steps (or epochs times steps_per_epoch) counts fewer steps than are made",
+        "make it with the number of optimizer steps of the whole training"),
+    Row("scheduler-step", r"ReduceLROnPlateau\.step\(\) missing 1 required positional argument: 'metrics'", "ReduceLROnPlateau is stepped without a measure",
+        "it looks at a validation loss", "pass it: scheduler.step(validation_loss){line}"),
+    Row("scaler-order", r"Attempted (?P<f>\w+) but _scale is None|No inf checks were recorded for this optimizer", "the GradScaler is used before it has scaled a loss",
+        "scaler.scale(loss).backward() was not called before", "call scaler.scale(loss).backward() before line {number}"),
+    Row("scaler-order", r"(?P<f>unscale_\(\)) has already been called on this optimizer since the last update", "unscale_ is called twice before update",
+        "gradients would be divided by the scale twice", "call scaler.update() once per step, and unscale_ once before it"),
+    Row("gradients-non-finite", r"The total norm of order .* for gradients from `parameters` is non-finite", "the gradients hold NaN or infinity when they are clipped",
+        "an operation before gives values that are not finite", "run the check gradients-finite, which names the operation"),
+    Row("state-groups", r"loaded state dict (?:contains a parameter group that doesn't match the size of optimizer's group|has a different number of parameter groups)",
+        "the optimizer's state was saved for other parameters", "layers were added, frozen or grouped otherwise since it was saved",
+        "build the optimizer over the parameters that it was saved with, then load"),
+    # modules
+    Row("parameter-assigned", r"cannot assign '(?P<t>[\w.]+)' (?:object )?(?:as|to) parameter '(?P<p>\w+)'", "{p} is a parameter and is given a {t}",
+        "only an nn.Parameter takes the place of one", "wrap it: nn.Parameter(...){line}, or write into it: with torch.no_grad(): {p}.copy_(...)"),
+    Row("parameter-assigned", r"cannot assign '(?P<t>[\w.]+)' (?:object )?(?:as|to) buffer '(?P<p>\w+)'", "{p} is a buffer and is given a {t}",
+        "a buffer takes tensors alone", "give it a tensor: torch.tensor(...){line}"),
+    Row("parameter-assigned", r"\"attribute '(?P<p>\w+)' already exists\"", "{p} is registered over an attribute of that name",
+        "the module has it already", "choose another name, or delete the attribute before line {number}"),
+    Row("optimizer-parameters", r"params argument given to the optimizer should be an iterable of Tensors or dicts, but got (?P<t>\S+)",
+        "the optimizer is given one {t}", "it takes several parameters", "give it a list of them, or model.parameters(){line}"),
+    Row("optimizer-parameters", r"^'(?P<t>Linear|Sequential|method|function|[A-Z]\w*)' object is not iterable$", "a {t} stands where several parameters are meant",
+        "a module or a method is no list of parameters", "call it: model.parameters(){line}"),
+    # distributions that check nothing themselves
+    Row("distribution-parameters", r"invalid multinomial distribution \((?:sum of probabilities <= 0|with replacement=False, not enough non-negative category)",
+        "multinomial is given weights that are all zero", "no category can be drawn", "keep one weight above 0: softmax, or a mask that leaves one entry{line}"),
+    Row("distribution-parameters", r"Expected p_in >= 0 && p_in <= 1|normal expects (?:all elements of )?std >= 0\.0", "a parameter of a random draw is outside its domain",
+        "a probability lies within 0 and 1, and a standard deviation is 0 or more", "map it into its domain, as with sigmoid or softplus{line}"),
+    Row("distribution-parameters", r"^var has negative entry/entries", "gaussian_nll_loss is given a negative variance", "the model gives any number, such as a logarithm",
+        "map it to 0 or more, as with softplus or exp{line}"),
+    Row("index-dtype", r"one_hot is only applicable to index tensor", "one_hot is given numbers that are no whole ones", "class indices are integers", "call .long() on them{line}"),
+    Row("dtype-pair", r"scatter\w*\(\): Expected self\.dtype to be equal to src\.dtype", "scatter writes values of another dtype", "both tensors must have one dtype",
+        "call .to(...) of the one with the other's dtype{line}"),
+    Row("size-argument", r"Padding size (?P<k>\d+) is not supported for (?P<n>\d)D input tensor", "pad is given {k} numbers for {n} dimensions", "reflect and replicate pad the last one to three dimensions, two numbers for each, behind batch and channels",
+        "give two numbers for each dimension that is padded{line}"),
+)  # fmt: skip
+
+
+def _explainer(row: Row) -> None:
+    @entry(row.pattern)
+    def explain(scene: Scene, match: re.Match[str]) -> Explanation:
+        return told(scene, row, {key: value or "" for key, value in match.groupdict().items()})
+
+
+def told(scene: Scene, row: Row, groups: dict[str, str]) -> Explanation:
+    """Fill a row with what the message and the line say."""
+    place = scene.location
+    words = {
+        **groups,
+        "line": f" on line {place.line}" if place else "",
+        "number": str(place.line) if place else "of the call",
+    }
+    op = scene.failing_op
+    called = (
+        (Culprit(kind="call", name=op.name, location=place),)
+        if op is not None and place is not None and op.name in place.text
+        else ()
+    )
+    return Explanation(
+        code=row.code,
+        summary=f"{scene.at}: {row.summary.format(**words)}",
+        observed=_observed(scene),
+        cause=row.cause.format(**words),
+        because=scene.quote(),
+        fix=row.fix.format(**words),
+        culprits=(*called, *scene.blame()),
+        location=place,
+    )
+
+
+def _observed(scene: Scene) -> str:
+    """Return the values on the line, where it names some, else where it was raised."""
+    found = scene.values()
+    if found != scene.first_line:
+        return found
+    return f"{type(scene.error).__name__} in {PHASE_WORDS[scene.phase]}"
+
+
+for _row in ROWS:
+    _explainer(_row)
+
+
+@entry(r"value cannot be converted to type (?P<t>[\w:]+) without overflow")
+def overflow(scene: Scene, match: re.Match[str]) -> Explanation:
+    """A number that its dtype cannot hold, such as -1e9 for a mask in float16."""
+    name = CXX_DTYPES.get(match["t"].lower(), match["t"].removeprefix("torch."))
+    dtype = getattr(torch, name, None)
+    ends = ""
+    if isinstance(dtype, torch.dtype):
+        limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+        ends = f": it ends at {limits.min:g} and {limits.max:g}"
+    masks = scene.location is not None and "mask" in scene.location.text
+    row = Row(
+        "value-overflow",
+        "",
+        "a number does not fit {t}",
+        "{t} cannot hold it{ends}",
+        "fill with torch.finfo(x.dtype).min or float('-inf'){line}"
+        if masks
+        else "use a number within its range, or a wider dtype{line}",
+    )
+    return told(scene, row, {"t": name, "ends": ends})
+
+
+@entry(
+    r"unsupported operand type\(s\) for (?P<o>[^:]+): '(?P<a>[\w.]+)' and '(?P<b>[\w.]+)'",
+    r"can only concatenate (?P<a>tuple|list) \(not \"(?P<b>Tensor)\"\) to (?:tuple|list)(?P<o>)",
+    r"'(?P<a>NoneType)' object is not (?:callable|subscriptable|iterable)(?P<b>)(?P<o>)",
+    types=("TypeError",),
+)
+def operand(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A value of another kind where a tensor is meant: None that a function returns, or a tuple of several results."""
+    kinds = {match["a"], match["b"]} - {""}
+    kind = next((k for k in ("NoneType", "tuple", "list", "dict") if k in kinds), None)
+    place = scene.location
+    if kind is None or place is None:
+        return None
+    shown = "None" if kind == "NoneType" else f"a {kind}"
+    name = next(iter(_of_kind(scene, kind)), "")
+    made = (
+        sources.line_above(place, rf"^\s*{re.escape(name)}\s*=[^=]")
+        if name and "." not in name
+        else None
+    )
+    source = made or place
+    silent = _without_return(scene, source) if kind == "NoneType" else None
+    shown_of = f"; {scene.values()}" if scene.values() != scene.first_line else ""
+    return Explanation(
+        code="wrong-operand",
+        summary=f"{scene.at}: {name or 'a value'} is {shown} where a tensor or a layer is meant",
+        observed=f"{name or 'the value'} is {shown}{shown_of}",
+        cause=(
+            f"{silent.function} returns nothing"
+            if silent is not None
+            else "a function without return gives None, and so does a layer that was not built"
+            if kind == "NoneType"
+            else "what a layer or a function returns holds several results"
+        ),
+        because=scene.quote(),
+        fix=(
+            f"return the result on line {silent.line}: return {silent.text}"
+            if silent is not None
+            else f"return the result of what line {source.line} calls, or build it"
+            if kind == "NoneType"
+            else f"take the one that is meant, as in {name or 'x'}[0], on line {source.line}"
+        ),
+        culprits=(
+            *((Culprit(kind="tensor", name=name, detail=shown, location=source),) if name else ()),
+            *scene.blame(),
+        ),
+        location=silent or source,
+    )
+
+
+def _without_return(scene: Scene, place: Location) -> Location | None:
+    """Return the last line of the forward of a module that a line calls, where it returns nothing."""
+    frame = _frame_at(scene)
+    owner = frame.f_locals.get("self") if frame is not None else None
+    for name in re.findall(r"\bself\.(\w+)\(", place.text):
+        called = getattr(owner, name, None)
+        function = (
+            type(called).forward
+            if isinstance(called, nn.Module)
+            else getattr(called, "__func__", None)
+        )
+        where = sources.of_user_object(function)
+        if where is None:
+            continue
+        for node in ast.walk(sources.tree_of(where.file) or ast.Module([], [])):
+            if (
+                not isinstance(node, ast.FunctionDef)
+                or not node.lineno <= where.line <= node.body[0].lineno
+            ):
+                continue
+            if any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(node)):
+                break
+            last = node.body[-1].lineno
+            return sources.of_line(where.file, last, getattr(function, "__qualname__", ""))
+    return None
+
+
+def _frame_at(scene: Scene) -> FrameType | None:
+    """Return the frame of the failing line."""
+    place = scene.location
+    return next(
+        (
+            frame
+            for frame, line in reversed(scene.frames)
+            if place is not None and (frame.f_code.co_filename, line) == (place.file, place.line)
+        ),
+        None,
+    )
+
+
+def _of_kind(scene: Scene, kind: str) -> list[str]:
+    """Return the variables and attributes that the failing line reads and that are of a kind."""
+    place = scene.location
+    frame = _frame_at(scene)
+    if frame is None or place is None:
+        return []
+    found = [
+        name
+        for name in sources.names_read(place.file, place.line)
+        if name in frame.f_locals and type(frame.f_locals[name]).__name__ == kind
+    ]
+    owner = frame.f_locals.get("self")
+    held = getattr(owner, "__dict__", {}) if owner is not None else {}
+    for table in (held, held.get("_modules") or {}):
+        for key, value in table.items():
+            if type(value).__name__ == kind and f"self.{key}" in place.text:
+                found.append(f"self.{key}")
+    return found
