@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_torchcheck.data import (
+    confusing,
     explain_labels,
     explain_order,
     explain_samples,
@@ -161,7 +162,11 @@ def samples_unchanged(subject: Subject) -> Iterator[Finding]:
                 f"{part.prefix}samples of {part.name} hold nothing that can be compared"
             )
         elif again.overwritten:
-            yield explain_samples.overwritten(part, again)
+            yield explain_samples.overwritten(
+                part, again, mutation.trace_buffer(part, again, seed=subject.seed)
+            )
+        elif again.fills and (other := _in_data(confusing.find_confusion, part, seed=subject.seed)):
+            yield confusing.confused(part, other)
         elif not again.differing or again.held_randomness:
             why = " once its own generator is put back" if again.held_randomness else ""
             yield passed(

@@ -360,30 +360,35 @@ def damaged(part: Part, found: Rereading, write: Write | None) -> Finding:
     )
 
 
-def overwritten(part: Part, found: Rereading) -> Finding:
+def overwritten(part: Part, found: Rereading, write: Write | None = None) -> Finding:
     """One buffer serves every sample: the next reading changes the sample before."""
     buffer = found.buffer
-    name = buffer.path if buffer is not None else part.name
+    name = buffer.path or part.name if buffer is not None else part.name
     first = found.overwritten[0]
-    place = validity.return_line(part, first)
+    returned = validity.return_line(part, first)
     made = buffer.location if buffer is not None else None
+    handed, filled = (write.alias, write.write) if write is not None else (None, None)
+    handed = None if handed is not None and handed in (filled, returned) else handed
+    place = handed or returned
     return violated(
         "sample-overwritten",
         f"{part.prefix}sample {first} changes when the next sample is read: {name} serves them all",
         culprits=(
             dataset_culprit(part, name, "shared by all samples", made or place),
+            *((dataset_culprit(part, write.name, f"lies in {name}", handed),) if write is not None and handed is not None else ()),
+            *((Culprit(kind="call", name=filled.text, detail=f"fills {name}", location=filled),) if filled is not None else ()),
             Culprit(
-                kind="call", name=f"{part.name}.__getitem__", detail="returns it", location=place
+                kind="call", name=f"{part.name}.__getitem__", detail="returns it", location=returned
             ),
         ),
         location=place,
         observed=f"{len(found.overwritten)} samples were kept while {len(found.indices)} were read; they changed",
         cause="__getitem__ fills one buffer and returns it, so that a batch holds the last sample several times",
-        because=f"sample {first} shares its memory with {name}"
+        because=(f"sample {first} shares its memory with {name}" + (f", which {line_ref(filled)} fills" if filled else ""))
         if buffer is not None
         else f"sample {first} had another content after the others were read",
         fix=f"return a copy at {line_ref(place)}: .clone() of a tensor, .copy() of an array",
-    )
+    )  # fmt: skip
 
 
 def not_repeatable(part: Part, found: Rereading, name: str, place: Location | None) -> Finding:

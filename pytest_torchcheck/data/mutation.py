@@ -15,7 +15,7 @@ from .contents import Contents, Held, is_array
 from .describing import describe_sample, leaves
 from .reading import read, spread
 from .snapshot import Change, Snapshot
-from .tracing import find_line
+from .tracing import find_line, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +44,7 @@ class Rereading:
         comparable: False where no sample could be compared.
         overwritten: Items whose sample changed while later items were read: one buffer serves them all.
         buffer: The stored array that such a sample shares its memory with, where it is one.
+        fills: Whether a container of the dataset got entries by the first readings, fewer than these are.
         error: Item, type and message where an item can be read only once; None where all can.
         error_location: The user's line that raised then.
     """
@@ -56,6 +57,7 @@ class Rereading:
     comparable: bool = True
     overwritten: tuple[int, ...] = ()
     buffer: Held | None = None
+    fills: bool = False
     error: tuple[int, str] | None = None
     error_location: Location | None = None
 
@@ -83,6 +85,7 @@ def reread(part: Part, *, seed: int = 0, most: int = MOST_REREAD) -> Rereading:
             )
             buffer = _buffer(contents, kept[overwritten[0]]) if overwritten else None
             del kept
+            fills = any(len(keys) < len(indices) for _, keys in snapshot.filled())
             try:
                 _read(part, indices, seed + _OTHER_SEED)
                 last = _read(part, indices, seed)
@@ -109,6 +112,7 @@ def reread(part: Part, *, seed: int = 0, most: int = MOST_REREAD) -> Rereading:
         held_randomness=held,
         overwritten=overwritten,
         buffer=buffer,
+        fills=fills,
         comparable=any(digest is not None for one in first.values() for _, digest in one),
     )
 
@@ -144,13 +148,22 @@ def _digests(index: int, sample: Any) -> tuple[tuple[str, str | None], ...]:
 
 
 def _buffer(contents: Contents, sample: Any) -> Held | None:
-    """Return the stored array that a sample lies in."""
+    """Return the stored container that a sample is, the array that it lies in, or the container that it has a part of."""
+
+    def holding(parts: list[Any]) -> Held | None:
+        return next(
+            (one for one in contents.containers if any(one.value is p for p in parts)), None
+        )
+
+    if (whole := holding([sample])) is not None:
+        return whole
     arrays = [value for _, value in leaves(sample) if is_array(value)]
     for held in contents.arrays:
         shares = _sharing(held.value)
         if any(shares(value) for value in arrays):
             return held
-    return None
+    parts = sample.values() if isinstance(sample, dict) else sample
+    return holding(list(parts)) if isinstance(sample, dict | list | tuple) else None
 
 
 def _paths(
@@ -205,9 +218,19 @@ def trace_write(part: Part, change: Change, *, seed: int = 0) -> Write:
         seed: As for :func:`reread`.
     """
     index = change.rows[0] if change.rows and change.rows[0] < part.length else 0
+    return _trace(part, change.held, index, seed)
+
+
+def trace_buffer(part: Part, found: Rereading, *, seed: int = 0) -> Write | None:
+    """Read a sample line by line and find where the buffer that serves all of them is filled, and where it is handed out."""
+    if found.buffer is None:
+        return None
+    return _trace(part, found.buffer, found.overwritten[0], seed, last=True)
+
+
+def _trace(part: Part, held: Held, index: int, seed: int, *, last: bool = False) -> Write:
     contents = Contents(part.dataset, (index,))
     snapshot = Snapshot(contents)
-    held = change.held
 
     def again() -> Any:
         return read(part.dataset, index, seed + index)
@@ -219,8 +242,8 @@ def trace_write(part: Part, change: Change, *, seed: int = 0) -> Write:
             )
             largest = _largest(held, snapshot)
             snapshot.restore()
-            watcher = _AliasWatcher(held.value)
-            alias = find_line(again, watcher)
+            watcher = _AliasWatcher(held.value, last=last)
+            alias = find_line(again, watcher) or watcher.place
         finally:
             snapshot.restore()
     return Write(alias=alias, name=watcher.name, write=written, largest=largest)
@@ -237,18 +260,24 @@ def _largest(held: Held, snapshot: Snapshot) -> float:
 
 
 class _AliasWatcher:
-    """Says True once a local name shares memory with a stored array."""
+    """Says True once a local name shares memory with a stored array; with ``last``, notes the last one to do so instead."""
 
-    def __init__(self, stored: Any) -> None:
-        self.stored = stored
+    def __init__(self, stored: Any, *, last: bool = False) -> None:
+        self.stored, self.last = stored, last
         self.name = ""
+        self.place: Location | None = None
         self._shares = _sharing(stored)
+        self._known: set[tuple[FrameType, str]] = set()
 
     def __call__(self, frame: FrameType, event: str, line: int) -> bool:
         for name, value in frame.f_locals.items():
             if value is self.stored or (is_array(value) and self._shares(value)):
-                self.name = name
-                return True
+                if not self.last:
+                    self.name = name
+                    return True
+                if event != "call" and (frame, name) not in self._known:
+                    self.name, self.place = name, line_of(frame.f_code, line)
+                self._known.add((frame, name))
         return False
 
 

@@ -83,6 +83,25 @@ class Snapshot:
                     found.append(Change(held=bound, rows=(), elements=1))
         return found
 
+    def filled(self) -> list[tuple[Held, list[Any]]]:
+        """Return the mappings and lists with entries that are new or replaced, and their keys or places."""
+        found = []
+        for held, elements in self._elements:
+            now = held.value
+            if isinstance(now, Mapping):
+                keys = [key for key, value in now.items() if elements.get(key, self) is not value]
+            elif isinstance(now, list):
+                keys = [
+                    place
+                    for place, value in enumerate(now)
+                    if place >= len(elements) or elements[place] is not value
+                ]
+            else:
+                continue
+            if keys:
+                found.append((held, keys))
+        return found
+
     def changed(self, held: Held) -> bool:
         """Say whether one array or container differs from what was taken."""
         for one, rows, copy in self.copies:
