@@ -108,7 +108,10 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
             leaves = len(found.samples[0].leaves)
             yield passed(
                 f"{found.part.prefix}{found.read} were read: {leaves} leaves each, finite and alike",
-                evidence={"samples": validity.leaf_rows(found)},
+                evidence={
+                    "samples": validity.leaf_rows(found),
+                    "reading": [{"read": len(found.samples), "seconds": round(found.seconds, 6)}],
+                },
             )
 
 

@@ -151,7 +151,7 @@ def _syncs(seen: Placement, where: str) -> Iterator[Finding]:
             for s in own[:4]
         ],
         observed=f"{len(own)} place{'s' * (len(own) > 1)} of one {where} read a tensor's value on the host (line {lines})",
-        cause="a Python number or a branch needs the value, so the CPU waits until the GPU has computed it",
+        cause="a Python number, a text or a branch needs the value, so the CPU waits until the GPU has computed it",
         because=f"line {first.line} reads it: {first.text}",
         fix=f"keep it a tensor (torch.where, masks), or read it outside of {'forward' if where == 'forward' else 'the loss'}: line {first.line}",
         evidence={"syncs": [f"{s.how} at {_spell(s)}" for s in own]},

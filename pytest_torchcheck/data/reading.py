@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,7 @@ class Survey:
         samples: Those that could be read.
         errors: Those that could not, at most 8.
         seed: Sample ``i`` was read after ``seed_process(seed + i)``.
+        seconds: How long the reading took, in this process.
     """
 
     part: Part
@@ -80,6 +82,7 @@ class Survey:
     samples: tuple[Sample, ...]
     errors: tuple[ReadError, ...]
     seed: int
+    seconds: float = 0.0
 
     @property
     def read(self) -> str:
@@ -103,14 +106,25 @@ def survey(part: Part, *, seed: int = 0, most: int = MOST_SAMPLES) -> Survey:
     errors: list[ReadError] = []
     count = part.length if part.is_map_style else None
     places = spread(count, most) if count is not None else ()
+    seconds = 0.0
     snapshot = Snapshot(Contents(part.dataset, places))
     with isolated():
         try:
+            began = time.perf_counter()
             for index, sample in _read_all(part, places, seed, most, errors):
+                seconds += time.perf_counter() - began
                 samples.append(describe_sample(index, sample))
+                began = time.perf_counter()
         finally:
             snapshot.restore()
-    return Survey(part=part, count=count, samples=tuple(samples), errors=tuple(errors), seed=seed)
+    return Survey(
+        part=part,
+        count=count,
+        samples=tuple(samples),
+        errors=tuple(errors),
+        seed=seed,
+        seconds=seconds,
+    )
 
 
 def _read_all(

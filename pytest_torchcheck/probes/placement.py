@@ -185,10 +185,21 @@ _EACH = frozenset({"broadcast_tensors", "meshgrid", "align_tensors"})
 _SYNCS: Mapping[str, str] = {
     "item": ".item()", "__float__": "float()", "__int__": "int()", "__bool__": "bool()", "__index__": "an index",
     "__complex__": "complex()", "tolist": ".tolist()", "cpu": ".cpu()", "nonzero": ".nonzero()",
-    "unique": ".unique()", "masked_select": ".masked_select()",
+    "unique": ".unique()", "masked_select": ".masked_select()", "__repr__": "print()", "__format__": "a formatted string",
 }  # fmt: skip
-IMPLICIT_SYNCS = frozenset({".item()", "float()", "int()", "bool()", "an index", ".tolist()"})
-"""Synchronisations that turn a tensor into a Python number; the others are data-dependent shapes or are spelt out."""
+IMPLICIT_SYNCS = frozenset(
+    {
+        ".item()",
+        "float()",
+        "int()",
+        "bool()",
+        "an index",
+        ".tolist()",
+        "print()",
+        "a formatted string",
+    }
+)
+"""Synchronisations that turn a tensor into a Python number or a text; the others are data-dependent shapes or are spelt out."""
 
 _WHERE = {"device", "is_cuda", "is_cpu", "get_device"}
 _MOST = 64
@@ -310,13 +321,13 @@ class Pretend(Watch):
         else:
             result = func(*args, **kwargs)
         if (
-            (asked or name in ("to", "type_as"))
+            (asked or name in ("to", "type_as", "cpu"))
             and isinstance(result, Tensor)
             and any(result is tensor for tensor in given)
         ):
             result = torch.ops.aten.alias(
                 result
-            )  # .to() gave the tensor itself: it must not change its place
+            )  # .to() and .cpu() gave the tensor itself: it must not change its place
         self._place(full, name, args, given, moved, result, asked)
         return result
 

@@ -1,6 +1,6 @@
 """The measurements of a finding as blocks that every renderer can lay out: curves, tables, chains.
 
-Eight keys of ``Finding.evidence`` have a shape of their own; any other key is shown as text.
+Nine keys of ``Finding.evidence`` have a shape of their own; any other key is shown as text.
 
 ``losses``
     A list of numbers, one per step; or a mapping of names to such lists.
@@ -13,8 +13,8 @@ Eight keys of ``Finding.evidence`` have a shape of their own; any other key is s
     A list of names, from the object that is alive to what holds it; or a list of such lists.
 ``lines``
     A list of mappings with ``bytes`` and either ``file``, ``line`` and ``text`` or ``where``.
-``samples``, ``labels``
-    Lists of mappings with the same keys in each: what a dataset holds.
+``samples``, ``labels``, ``reading``
+    Lists of mappings with the same keys in each: what a dataset holds, and how long reading it takes.
 ``timeline``
     A step's memory over time, as :func:`~pytest_torchcheck.render.timeline.timeline_svg` takes it.
 """
@@ -226,7 +226,7 @@ def _timeline(value: Any) -> Iterator[Block]:
         yield Timeline(title="memory over the step", data=value)
 
 
-_TABLES = ("samples", "labels")
+_TABLES = ("samples", "labels", "reading")
 _SPECIAL = ("losses", "layers", "gradients", *_TABLES, "holders", "lines", "timeline")
 
 

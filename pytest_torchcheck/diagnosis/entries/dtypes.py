@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,8 +16,6 @@ from ..scene import Scene, named_source
 from ..table import entry
 
 if TYPE_CHECKING:
-    import re
-
     from ...findings import Location
     from ..history import Fact, Op
 
@@ -76,6 +75,8 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
     ):
         got, want = dtype_name(given.dtype), own
         where = f"{scene.at} has {want} weights and is given {got} {list(given.shape)}"
+        if (part := _part_apart(scene, module, want, got)) is not None:
+            return part
     else:
         kinds = list(dict.fromkeys(fact.dtype for fact in facts))
         if (len(set(words)) == 2 and set(words) <= set(kinds)) or not kinds:
@@ -157,6 +158,39 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=fix,
         culprits=culprits,
         location=location,
+    )
+
+
+def _part_apart(scene: Scene, module: nn.Module, own: str, rest: str) -> Explanation | None:
+    """Explain a part of the model that was converted by itself: all other weights have the dtype that it is given."""
+    model, call = scene.model, scene.location
+    name = (
+        next((n for n, m in model.named_modules() if m is module), "") if model is not None else ""
+    )
+    if model is None or not name:
+        return None
+    others = {
+        dtype_name(p.dtype)
+        for n, p in model.named_parameters()
+        if p.is_floating_point() and not n.startswith(f"{name}.")
+    }
+    if others != {rest}:
+        return None
+    word = re.escape(name.rpartition(".")[2])
+    converted = sources.search(type(model), rf"\b{word}\b.*\.(?:to|double|float|half|bfloat16)\(")
+    return Explanation(
+        code="dtype-pair",
+        summary=f"{name} is {own}, the rest of the model {rest}",
+        observed=f"{name} has {own} weights and is given {rest}",
+        cause="only a part of the model was converted"
+        + (f" on line {converted.line}" if converted is not None else ""),
+        because=f"every parameter outside of {name} is {rest}; {scene.said}",
+        fix=f"convert the model as a whole, or what goes into {name}{_line(scene)}: x.to({name}.weight.dtype)",
+        culprits=(
+            Culprit(kind="module", name=name, detail=own, location=converted),
+            *scene.call_culprit(),
+        ),
+        location=converted or call,
     )
 
 
