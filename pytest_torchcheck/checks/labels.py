@@ -57,7 +57,8 @@ def output_gradients(
 def label_range(subject: Subject) -> Iterator[Finding]:
     """Compare the labels with the size of the class dimension and with the declared classes.
 
-    Targets of a binary cross entropy are judged where they are the user's own, and where the loss heeds them.
+    Targets of a binary cross entropy are judged where they are the user's own, and where the loss heeds them; labels
+    of a CTC loss where they are the user's own, up to ``target_lengths``.
     """
     seen = evidence(subject)
     drawn = subject.batch().origin == "drawn"
@@ -66,7 +67,22 @@ def label_range(subject: Subject) -> Iterator[Finding]:
     if beyond is not None:
         yield explain.no_probabilities(subject, beyond)
         return
+    aligned = [] if drawn else [(u, u.ctc) for u in seen.consumed if u.ctc is not None]
+    for call, labels in aligned:
+        if labels.blanks:
+            yield explain.blank_labels(subject, call, labels)
+            return
+        if labels.low < 0 or labels.top >= labels.classes:
+            yield explain.beyond_the_classes(subject, call, labels)
+            return
     used = next((u for u in seen.consumed if u.classes), None)
+    if used is None and aligned:
+        labels = aligned[0][1]
+        yield passed(
+            f"{labels.counted} labels of a CTC loss, from {labels.low} to {labels.top}, fit {labels.classes} classes "
+            f"with the blank at {labels.blank}"
+        )
+        return
     if used is None and binary:
         count = sum(u.binary for u in binary)
         yield passed(

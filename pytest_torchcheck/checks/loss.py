@@ -11,6 +11,7 @@ import torch
 from .. import sources, trees
 from ..diagnosis import losses as explain
 from ..diagnosis.losses_called import is_criterion
+from ..probes.loss_values import Alignable, alignable, misfit
 from ..probes.losses import (
     Broadcast,
     LogOf,
@@ -72,6 +73,8 @@ class Consumed:
         unlike: What keeps float targets of cross entropy from being class probabilities: ``several`` ones in a row,
             ``negative`` ones, or ``batch`` where the one dimension there is does not sum to one; empty where nothing does.
         swapped: Whether a binary cross entropy was given 0s and 1s of the batch first, and the output after it.
+        ctc: The labels of a CTC loss.
+        misfit: Code of what is wrong with a rate or with log-probabilities, or empty.
     """
 
     function: str
@@ -98,6 +101,8 @@ class Consumed:
     criterion: str = ""
     unlike: str = ""
     swapped: bool = False
+    ctc: Alignable | None = None
+    misfit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,8 +262,10 @@ def _describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module)
     }
     if call.producer is not None:
         made |= {"producer": call.producer, "weight": parameter_of(model, call.producer)}
+    made["ctc"] = alignable(call)
     if values.numel() == 0 or not bool(torch.isfinite(values).all()):
         return Consumed(**made)
+    made["misfit"] = misfit(call, values, grad)
     low, high = float(values.min()), float(values.max())
     made |= {
         "negative": low < 0,
@@ -594,6 +601,8 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
             code = "nll-without-log"
         elif used.function == "F.kl_div" and used.distribution:
             code = "kl-without-log"
+        else:
+            code = used.misfit
         if code and code not in done:
             done.add(code)
             found = True

@@ -11,6 +11,7 @@ from .origins import target_culprits
 
 if TYPE_CHECKING:
     from ..checks.loss import Consumed
+    from ..probes.loss_values import Alignable
     from ..subject import Subject
 
 
@@ -68,6 +69,57 @@ def no_probabilities(subject: Subject, used: Consumed) -> Finding:
         cause=cause,
         because="beyond 0..1 the loss has no lower bound: it falls for ever as the logit grows",
         fix=fix + " where the data is read",
+    )
+
+
+def blank_labels(subject: Subject, used: Consumed, labels: Alignable) -> Finding:
+    """Explain a CTC loss whose targets hold the blank."""
+    made = _made_lines(subject)
+    last = labels.blank == labels.classes - 1
+    if labels.trailing:
+        cause = "target_lengths count the padding, which is the blank"
+        fix = "pass the length of each target without its padding as target_lengths"
+    else:
+        cause = f"a label has the index of the blank, {labels.blank}"
+        fix = (
+            "give the head one more output for the blank, and pass its index as blank="
+            if last
+            else "let the labels count from 1 where they are made, or pass another blank="
+        )
+    return violated(
+        "label-blank",
+        f"targets of ctc_loss contain the blank, {labels.blank}",
+        culprits=[_ctc_call(subject, used, f"blank={labels.blank}"), *made],
+        location=used.place or declared_loss_line(subject),
+        observed=f"{labels.blanks} of {labels.counted} labels are {labels.blank}; labels from {labels.low} to {labels.top}, "
+        f"{labels.classes} classes",
+        cause=cause,
+        because="the blank is the gap between labels: what has its index is never read out as a label",
+        fix=fix,
+    )
+
+
+def beyond_the_classes(subject: Subject, used: Consumed, labels: Alignable) -> Finding:
+    """Explain labels of a CTC loss that have no output."""
+    made = _made_lines(subject)
+    return violated(
+        "label-range",
+        f"targets of ctc_loss go from {labels.low} to {labels.top}, and there are {labels.classes} classes",
+        culprits=[_ctc_call(subject, used, f"{labels.classes} classes"), *made],
+        location=used.place or declared_loss_line(subject),
+        observed=f"{labels.counted} labels from {labels.low} to {labels.top}; {labels.classes} classes, the blank included",
+        cause="labels have no output: one is missing for the blank, or marks of padding are counted as labels",
+        because="ctc_loss reads the memory beside log_probs for them, without an error",
+        fix="give the head an output for every label and one for the blank, and leave padding out by target_lengths",
+    )
+
+
+def _ctc_call(subject: Subject, used: Consumed, detail: str) -> Culprit:
+    return Culprit(
+        kind="loss",
+        name=used.criterion or "ctc_loss",
+        detail=detail,
+        location=used.place or declared_loss_line(subject),
     )
 
 

@@ -211,6 +211,24 @@ _WRONG_INPUT = {
         "the input has no negative element and its rows sum to one",
         "pass log_softmax(...) as the first argument",
     ),
+    "kl-of-logits": (
+        "{function} is given logits where it expects log-probabilities",
+        "{function} does not normalise its first argument",
+        "the input has positive elements, and the loss falls for ever as all of a row rise together",
+        "pass log_softmax(...) as the first argument",
+    ),
+    "rate-as-log": (
+        "{function} is given a rate where it expects the logarithm of one",
+        "with log_input=True, the default, {function} takes the exponential of its input itself",
+        "no element of the input is negative, made by {made}: the optimum is log(count), not count",
+        "pass log_input=False, or drop {made}",
+    ),
+    "log-as-rate": (
+        "{function} is given negative values where it expects rates",
+        "with log_input=False {function} takes the logarithm of its input",
+        "the input has negative elements",
+        "pass log_input=True, or make the output positive (softplus, exp)",
+    ),
 }
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .loss_values import POSITIVE
 from .watch import Op, Watch, name_of
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class LossCall:
         input: Its first argument, alive only as long as this object.
         target: Its second argument.
         options: Its keyword arguments.
+        arguments: All its positional arguments.
         producer: What made the input, or None where no watched operation did.
         target_op: What made the target last, slices included, or None where it came from outside.
         swapped: Whether it was given a target of the batch first, and after it what was computed from outputs alone.
@@ -107,6 +109,7 @@ class LossCall:
     input: Tensor
     target: Tensor | None
     options: dict[str, Any]
+    arguments: tuple[Any, ...] = ()
     producer: Producer | None
     target_op: Op | None = None
     swapped: bool = False
@@ -122,6 +125,10 @@ class Broadcast:
     result: tuple[int, ...]
 
 
+_CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "clip"})
+_ADDS = frozenset({"add", "__add__", "__radd__"})
+_SMALL = 0.01
+"""A number that keeps values from 0, and says nothing of them."""
 SQUASHING = frozenset({"softmax", "sigmoid"})
 _PICKS = SHAPE_ONLY | {
     "__getitem__", "gather", "select", "index_select", "narrow", "take_along_dim", "diagonal", "diag", "masked_select",
@@ -216,6 +223,7 @@ class LossWatch(Watch):
                 input=first,
                 target=target if isinstance(target, Tensor) else None,
                 options=options,
+                arguments=args,
                 producer=self.producer(first),
                 target_op=self._target_op(target),
                 swapped=isinstance(target, Tensor)
@@ -238,6 +246,8 @@ class LossWatch(Watch):
     def _made(self, bare: str, name: str, args: Any, inputs: list[Tensor], result: Tensor) -> None:
         if bare in SHAPE_ONLY or (bare == "__getitem__" and inputs):
             maker = self.producer(inputs[0]) if inputs else None
+        elif (known := self._guarded(bare, args, inputs)) is not None:
+            maker = known
         elif bare in ACTIVATIONS or bare in LINEAR or result.is_floating_point():
             operands = tuple(i for t in inputs for i in (id(t), id(t._base)) if i != id(None))
             maker = Producer(self.op(name), bare, operands)
@@ -245,6 +255,14 @@ class LossWatch(Watch):
             maker = None
         if maker is not None:
             self._makers[id(result)] = (weakref.ref(result), maker)
+
+    def _guarded(self, bare: str, args: Any, inputs: list[Tensor]) -> Producer | None:
+        """Return what made values that are only kept from a bound: clamped, or with a small number added."""
+        known = self.producer(inputs[0]) if len(inputs) == 1 else None
+        if known is None or (known.kind not in ACTIVATIONS and known.kind not in POSITIVE):
+            return None
+        small = any(isinstance(a, float) and 0 < a <= _SMALL for a in args)
+        return known if bare in _CLAMPS or (bare in _ADDS and small) else None
 
     def _follow(self, bare: str, name: str, inputs: list[Tensor], result: Tensor) -> None:
         kinds = [self._kind(tensor) for tensor in inputs]

@@ -396,6 +396,52 @@ def ctc_of_probabilities(buggy: bool) -> Contract:
     )
 
 
+def rates(
+    ending: Callable[[torch.Tensor], torch.Tensor], loss: Callable[..., torch.Tensor]
+) -> Contract:
+    counts = torch.poisson(3 * torch.rand(6, 4))
+    return Contract(model=lambda: Ending(ending), batch=((torch.randn(6, 6),), counts), loss=loss)
+
+
+@bug("loss-input", "rate-as-log", "", "poisson_nll_loss(output, target)  # the default")
+def rate_given_as_its_logarithm(buggy: bool) -> Contract:
+    def wrong(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.poisson_nll_loss(output, target)  # the default
+
+    def right(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.poisson_nll_loss(output, target, log_input=False)
+
+    return rates(lambda x: F.softplus(x) + 1e-4, wrong if buggy else right)
+
+
+@bug("loss-input", "rate-as-log", "", "return x.exp()")
+def exponential_before_poisson_module(buggy: bool) -> Contract:
+    def ending(x: torch.Tensor) -> torch.Tensor:
+        return x.exp()
+
+    return rates(ending if buggy else identity, nn.PoissonNLLLoss())
+
+
+@bug("loss-input", "log-as-rate", "", "log_input=False")
+def logarithm_given_as_a_rate(buggy: bool) -> Contract:
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.poisson_nll_loss(output, target, log_input=False, eps=5.0)
+
+    return rates(identity if buggy else torch.exp, loss)
+
+
+@bug("loss-input", "kl-of-logits", "", "F.kl_div(student, teacher")
+def distillation_of_logits(buggy: bool) -> Contract:
+    def loss(output: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+        student = output / 2.0
+        if not buggy:
+            student = student.log_softmax(dim=1)
+        return F.kl_div(student, teacher, reduction="batchmean")
+
+    goals = torch.randn(6, 4).softmax(dim=1)
+    return Contract(model=Net, batch=((torch.randn(6, 6),), goals), loss=loss)
+
+
 @bug("loss-sign", "loss-sign", "wrong", "return -F.cross_entropy")
 def negated_cross_entropy(buggy: bool) -> Contract:
     def wrong(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
