@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import inspect
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -181,16 +182,47 @@ def _at_build(subject: Subject, tie: Tie) -> Finding | None:
     )
 
 
-def _culprits(subject: Subject, tie: Tie) -> list[Culprit]:
-    return [
+def _culprits(subject: Subject, tie: Tie, *, by_memory: bool = False) -> list[Culprit]:
+    untied = not is_tied(subject.model, tie)
+    found = [
         Culprit(
             kind="parameter",
             name=name,
-            location=_replaced(subject, name, untied=not is_tied(subject.model, tie))
+            location=(_given_data(subject, name) if by_memory else None)
+            or _replaced(subject, name, untied=untied)
             or sources.of_parameter(subject.model, name),
         )
         for name in (tie.b, tie.a)
     ]
+    if by_memory:  # the side whose memory was replaced is the one that ties
+        found.sort(key=lambda culprit: _given_data(subject, culprit.name) is None)
+    return found
+
+
+def _given_data(subject: Subject, qualified: str) -> Location | None:
+    """Return the last line that gives a parameter other memory: ``.data = ...`` or ``.set_(...)``.
+
+    Lines of the classes that own it come first, then those of the functions that stand beside them.
+    """
+    parts = qualified.split(".")
+    owners = [subject.model.get_submodule(".".join(parts[:n])) for n in range(len(parts))]
+    for where in (lambda cls, pattern: sources.matches(cls, pattern), _beside):
+        for depth, owner in enumerate(owners):
+            tail = r"\.".join(re.escape(part) for part in parts[depth:])
+            for cls in type(owner).__mro__:
+                place = sources.of_object(cls)
+                if place is None or not sources.rank(place.file):
+                    continue
+                found = where(cls, rf"^[^#\"']*\w\.{tail}(\.data\s*=[^=]|\.set_\()")
+                if found:
+                    return found[-1]
+    return None
+
+
+def _beside(cls: type, pattern: str) -> list[Location]:
+    home = inspect.getmodule(cls)
+    functions = [f for f in vars(home).values() if inspect.isfunction(f)] if home else []
+    return [place for function in functions for place in sources.matches(function, pattern)]
 
 
 _SHARES = re.compile(r"=\s*self(\.\w+)+\s*(#.*)?$")
@@ -278,7 +310,7 @@ def _undone(subject: Subject, tie: Tie, what: str) -> Finding:
     return made(
         "tie-undone",
         f"{what} unties {tie.a} and {tie.b}",
-        culprits=_culprits(subject, tie),
+        culprits=_culprits(subject, tie, by_memory=shared),
         observed=f"one memory before {what}, two after",
         cause="they are two parameters on one memory (tied through .data), which nothing keeps together"
         if shared
