@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .findings import Location
+from .prose import in_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -210,7 +211,7 @@ def search(thing: Callable[..., Any] | type | ModuleType, pattern: str) -> Locat
 
 
 def matches(thing: Callable[..., Any] | type | ModuleType, pattern: str) -> list[Location]:
-    """Return the lines of a function's, class's or module's source that match a regular expression."""
+    """Return the lines of a function's, class's or module's source whose code matches a regular expression."""
     try:
         thing = thing if isinstance(thing, ModuleType) else inspect.unwrap(thing)
         lines, start = inspect.getsourcelines(thing)
@@ -223,7 +224,17 @@ def matches(thing: Callable[..., Any] | type | ModuleType, pattern: str) -> list
     return [
         _make(filename or "", line, name)
         for line, text in enumerate(lines, max(start, 1))
-        if line not in dead and expression.search(text)
+        if line not in dead and in_code(filename or "", line, text, expression)
+    ]
+
+
+def file_matches(filename: str, pattern: str) -> list[Location]:
+    """Return the lines of a file whose code matches a regular expression."""
+    expression = re.compile(pattern)
+    return [
+        _make(filename, line)
+        for line, text in enumerate(linecache.getlines(filename), 1)
+        if in_code(filename, line, text, expression)
     ]
 
 
@@ -232,7 +243,7 @@ def line_above(place: Location, pattern: str, most: int = 20) -> Location | None
     expression = re.compile(pattern)
     for line in range(place.line, max(0, place.line - most), -1):
         text = linecache.getline(place.file, line)
-        if expression.search(text):
+        if in_code(place.file, line, text, expression):
             return _make(place.file, line, place.function)
         if re.match(r"\s*(async )?def ", text):
             return None

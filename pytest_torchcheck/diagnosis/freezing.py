@@ -20,6 +20,7 @@ from ..findings import Culprit, Finding, Location
 from ..probes.recording import SWITCHES
 from ..probes.watch import name_of
 from ..state import isolated
+from .choices import deciding
 from .gradients import names_text, parameter
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..subject import Subject
 
-_SWITCH = re.compile(r"\.requires_grad\s*=(?!=)|\brequires_grad_\(")
+_SWITCH = r"\.requires_grad\s*=(?!=)|\brequires_grad_\("
 _ON = re.compile(
     r"\.requires_grad\s*=\s*True\s*(#.*)?$|requires_grad_\((\s*|True|requires_grad=True)\)"
 )
@@ -114,19 +115,19 @@ def switched_off(subject: Subject, name: str) -> list[Location]:
 def switches(subject: Subject) -> list[Location]:
     """Return the lines of the user's files that switch gradients off, or on by a condition."""
     return [
-        sources.of_line(file, number)
+        place
         for file in sorted(_files(subject))
-        for number, text in enumerate(linecache.getlines(file), 1)
-        if _SWITCH.search(text) and not _ON.search(text)
+        for place in sources.file_matches(file, _SWITCH)
+        if not _ON.search(place.text)
     ]
 
 
 def culprits_of(places: list[Location]) -> list[Culprit]:
-    """Return lines that switch gradients as culprits, each with the condition that it stands under."""
+    """Return lines that switch gradients as culprits, each with what decides whether it runs."""
     found = [*places]
     for place in places:
-        if (above := _condition(place)) is not None and above not in found:
-            found.append(above)
+        above = _condition(place)
+        found += [at for at in (above, *deciding(place)) if at is not None and at not in found]
     return [
         Culprit(kind="call", name="requires_grad", detail="chooses what is frozen", location=place)
         for place in found
@@ -157,6 +158,7 @@ def _names(place: Location, name: str) -> bool:
     """Say whether a line, or the condition above it, holds a text that stands in a parameter's name."""
     above = _condition(place)
     text = place.text + (above.text if above is not None else "")
+    text += " ".join(at.text for at in deciding(place))
     return any(literal in name for literal in _LITERAL.findall(text))
 
 
@@ -233,6 +235,9 @@ def off(subject: Subject, names: Iterable[str]) -> Iterator[Finding]:
         first = group[0]
         cause = "the parameter is frozen" if one else "the parameters are frozen"
         because = f"{first}.requires_grad is False in the model as built"
+        chosen = sorted({at.line for place in places[:1] for at in deciding(place)})
+        if chosen:
+            because += f"; what decides it stands on line{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))}"
         fix = f"call requires_grad_(True) on {first if one else 'them'}, or drop {'it' if one else 'them'} from Trainable(...)"
         location = places[0] if places else sources.of_parameter(subject.model, first)
         culprits = [parameter(subject, name, "requires_grad=False") for name in group]

@@ -68,3 +68,29 @@ def early(fast: bool) -> Callable[[int], int]:
 def test_what_follows_a_branch_that_returns_is_not_reached() -> None:
     assert texts(early(True), "return") == ["return x << 1"]
     assert texts(early(False), "return") == ["return x + x"]
+
+
+def explained(parameter: object) -> str:
+    """Set requires_grad = False
+    requires_grad = False
+    """
+    words = "with requires_grad = False nothing trains"  # requires_grad = False
+    name = str(parameter).replace("requires_grad = False", "")
+    requires_grad = False  # as the words say
+    return f"{words} {name} {requires_grad}"
+
+
+def test_a_search_heeds_code_and_no_comments_or_texts() -> None:
+    assert texts(explained, r"requires_grad = False") == [
+        "requires_grad = False  # as the words say"
+    ]
+    assert texts(explained, r"^\s*requires_grad") == ["requires_grad = False  # as the words say"]
+    assert len(sources.file_matches(__file__, r"\bx << 1")) == 4
+
+
+def test_a_name_in_quotes_is_found() -> None:
+    def named(model: object) -> object:
+        return getattr(model, "weight")  # noqa: B009
+
+    assert len(texts(named, r"\bweight\b")) == 1
+    assert len(texts(named, r"[\"']weight[\"']")) == 1

@@ -142,3 +142,48 @@ class Distance(Net):
 
     def forward(self, x):
         return super().forward(x).square().mean()
+
+
+class Deep(nn.Module):
+    """Where ``p.requires_grad = False`` is written is told, and this line is not it."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(11))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x).relu()
+        return self.head(x)
+
+
+def is_low(name, dots):
+    return name.startswith(("blocks.0.", "blocks.1.") if dots else ("blocks.0", "blocks.1"))
+
+
+def freeze_low(model, dots):
+    for name, p in model.named_parameters():
+        low = is_low(name, dots)
+        p.requires_grad = not low
+
+
+def deep(dots):
+    model = Deep()
+    freeze_low(model, dots)
+    trainable = [f"blocks.{i}.*" for i in range(2, 11)]
+    return contract(model=model, promises=(promises.Trainable(*trainable),))
+
+
+def test_what_decides_is_named_beside_the_line_that_freezes():
+    (found,) = told(deep(False), "gradients-exist")
+    assert found.code == "grad-off"
+    assert found.location.text == "p.requires_grad = not low"
+    texts = [c.location.text for c in found.culprits if c.location is not None]
+    assert "low = is_low(name, dots)" in texts
+    assert any(text.startswith("return name.startswith") for text in texts)
+    assert "what decides it stands on line" in found.because
+
+
+def test_names_with_their_dots_freeze_what_is_meant():
+    assert told(deep(True), "gradients-exist") == []
