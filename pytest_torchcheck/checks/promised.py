@@ -360,7 +360,8 @@ def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
                 wanted, other.get(path, wanted.new_full(wanted.shape, float("nan")))
             ) / max(trees.scale(tensor), 1e-30)
             if gap > bound:
-                return explain.permutation(subject, promise, path, gap, batch, variant)
+                axes = {name: dim for name, (_, dim) in chosen.items()}
+                return explain.permutation(subject, promise, path, gap, batch, variant, axes)
     return passed(f"{len(base)} outputs agree over {len(orders)} permutations of {size} entries")
 
 

@@ -286,32 +286,43 @@ def mixing_line(subject: Subject, batch: Batch, size: int) -> Place | None:
     axes = subject.source.axes(subject.source.batch_symbol or "")
     other = subject.batch(1)
 
-    def with_sample(sample: int) -> Batch:
-        fresh = other.tensors()
-
-        def change(path: str, leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor) or path not in axes:
-                return leaf
-            index = torch.arange(leaf.shape[axes[path]], device=leaf.device) == sample
-            shape = [1] * leaf.dim()
-            shape[axes[path]] = -1
-            return torch.where(
-                index.view(shape), fresh[path].to(leaf.device, leaf.dtype), leaf.detach()
-            )
-
-        return batch.map(change)
-
     with subject.pristine() as model:
         base = record(eval_run(subject, batch), model)
         changed = {
-            sample: record(eval_run(subject, with_sample(sample)), model)
+            sample: record(eval_run(subject, with_entry(batch, other, axes, sample)), model)
             for sample in range(min(size, _SAMPLES))
         }
         return _told(first_mixing(base, changed, size), model, "samples")
 
 
+def with_entry(batch: Batch, other: Batch, axes: Mapping[str, int], entry: int) -> Batch:
+    """Return a batch with one sample, or one entry of a set, as it is in another batch.
+
+    Args:
+        batch: The batch.
+        other: Another of the same shapes.
+        axes: By path, the dimension along which the entries stand.
+        entry: Which one.
+    """
+    fresh = other.tensors()
+
+    def change(path: str, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or path not in axes:
+            return leaf
+        index = torch.arange(leaf.shape[axes[path]], device=leaf.device) == entry
+        shape = [1] * leaf.dim()
+        shape[axes[path]] = -1
+        return torch.where(
+            index.view(shape), fresh[path].to(leaf.device, leaf.dtype), leaf.detach()
+        )
+
+    return batch.map(change)
+
+
 def _told(
-    found: Divergence | Spread | None, model: torch.nn.Module, what: Literal["samples", "positions"]
+    found: Divergence | Spread | None,
+    model: torch.nn.Module,
+    what: Literal["samples", "positions", "entries"],
 ) -> Place | None:
     """Return what was found as a place: the view that reads memory under other dimensions, where that is the cause."""
     place = place_of(found, model)
@@ -372,13 +383,29 @@ def _unshifted(found: Unshifted) -> Place:
     )
 
 
-def place_dependence(subject: Subject, batch: Batch, turned: Batch) -> Place | None:
-    """Return the first operation whose output, as a set of values, differs between two orders of the samples."""
+def place_dependence(
+    subject: Subject, batch: Batch, turned: Batch, axes: Mapping[str, int] | None = None
+) -> Place | None:
+    """Return the first operation whose output, as a set of values, differs between two orders of the samples.
+
+    Args:
+        subject: The model.
+        batch: The batch.
+        turned: The same in another order.
+        axes: For entries of sets in place of samples, by path, the dimension along which they stand: a view that
+            scatters them is told then.
+    """
     from ..probes.divergence import first_place_dependence, record
 
+    size = next((batch.tensors()[path].shape[dim] for path, dim in (axes or {}).items()), 0)
     with subject.pristine() as model:
         base, permuted = (record(eval_run(subject, each), model) for each in (batch, turned))
-        return place_of(first_place_dependence(base, permuted), model)
+        perturbed = {
+            entry: record(eval_run(subject, with_entry(batch, turned, axes or {}, entry)), model)
+            for entry in range(min(size, _SAMPLES))
+        }
+        found = first_place_dependence(base, permuted, perturbed=perturbed, size=size)
+        return _told(found, model, "entries")
 
 
 def leaking_line(

@@ -102,12 +102,18 @@ def padding(
 
 
 def permutation(
-    subject: Subject, promise: Any, path: str, gap: float, batch: Batch, variant: Batch
+    subject: Subject,
+    promise: Any,
+    path: str,
+    gap: float,
+    batch: Batch,
+    variant: Batch,
+    axes: Mapping[str, int],
 ) -> Finding:
-    """Explain an output that depends on the order of a set."""
+    """Explain an output that depends on the order of a set, whose entries stand along ``axes`` of the inputs."""
     kind = type(promise).__name__
     dims = ", ".join(f"{name} along {dim}" for name, dim in promise.dims.items())
-    place = places.place_dependence(subject, batch, variant)
+    place = places.place_dependence(subject, batch, variant, axes)
     line = place.location if place else sources.of_object(type(subject.model).forward)
     return violated(
         "order-dependent",
@@ -117,11 +123,13 @@ def permutation(
         else [Culprit(kind="output", name=path, detail="depends on order", location=line)],
         location=line,
         observed=f"permuting {dims} moved {path} by {gap:.3g} (relative)",
-        cause="an operation treats the entries by their position"
+        cause=(place.cause if place else "")
+        or "an operation treats the entries by their position"
         + (f" ({place.op})" if place and place.op else ""),
         because=place.fact
         if place and place.fact
         else f"the same entries in another order; {kind} was promised",
-        fix="use an operation that is symmetric in the entries on this line (sum, mean, max, attention without positions)",
+        fix=(place.fix if place else "")
+        or "use an operation that is symmetric in the entries on this line (sum, mean, max, attention without positions)",
         evidence={"gap": gap},
     )

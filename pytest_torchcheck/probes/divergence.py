@@ -203,6 +203,15 @@ class _Ownership:
         owners = self.owners(place)
         return owners is not None and bool((owners >= 2).any())
 
+    def rows(self, size: int) -> Callable[[int], Rows | None]:
+        """Return what says in which rows of a value the samples stand, of which there are ``size``."""
+
+        def of(place: int) -> Rows | None:
+            known = self.masks.get(place, {})
+            return rows_of_labels(known, size, lambda labels, sample: labels == sample)
+
+        return of
+
 
 def first_mixing(
     base: Trace, perturbed: Mapping[int, Trace], size: int | None = None
@@ -243,10 +252,7 @@ def first_mixing(
     if size is None or size < 2:
         return found
 
-    def rows(place: int) -> Rows | None:
-        known = ownership.masks.get(place, {})
-        return rows_of_labels(known, size, lambda labels, sample: labels == sample)
-
+    rows = ownership.rows(size)
     reread = find_reread(base, step, ownership.masks, rows, size)
     if reread is not None:
         return replace(found, reread=reread)
@@ -254,9 +260,14 @@ def first_mixing(
 
 
 def first_place_dependence(
-    base: Trace, permuted: Trace, *, allowed: float = 1e-5
+    base: Trace,
+    permuted: Trace,
+    *,
+    allowed: float = 1e-5,
+    perturbed: Mapping[int, Trace] | None = None,
+    size: int = 0,
 ) -> Divergence | None:
-    """Find the operation whose result depends on where in the batch a sample stands.
+    """Find the operation whose result depends on where in the batch a sample stands, or an entry in its set.
 
     Where it does not, permuting the samples permutes the elements of every value, wherever reshapes
     and transposes have put them, so the sorted elements agree. (Sorting moves no element by more
@@ -267,6 +278,9 @@ def first_place_dependence(
         permuted: The run with the same samples in another order.
         allowed: Largest difference over largest magnitude that counts as equal. Other rows may take
             other code paths in a kernel, so not bit by bit.
+        perturbed: Per entry, the run in which only its contents were changed: tells a view that took the entries out
+            of their rows before.
+        size: How many entries there are.
     """
     for a, b in aligned(base, permuted):
         if a is None or b is None:
@@ -282,8 +296,13 @@ def first_place_dependence(
                     f"in another order: they differ by up to {distance:.3g} "
                     f"(largest magnitude {largest:.3g})"
                 )
-                size = distance / largest if largest else float("inf")
-                return _divergence("place", base, a, fact, error=size)
+                gap = distance / largest if largest else float("inf")
+                found = _divergence("place", base, a, fact, error=gap)
+                if not perturbed or size < 2:
+                    return found
+                ownership = _Ownership(base, perturbed)
+                rows = ownership.rows(size)
+                return replace(found, reread=find_reread(base, a, ownership.masks, rows, size))
     return None
 
 

@@ -72,6 +72,29 @@ class Stacked(nn.Module):
         return steps.transpose(1, 2).repeat_interleave(2, 1)
 
 
+class Points(nn.Module):
+    """A set of points, their coordinates brought before them by a view alone, or by a transpose."""
+
+    def __init__(self, right: bool) -> None:
+        super().__init__()
+        self.right = right
+        self.norm, self.each = nn.LayerNorm(4), nn.Conv1d(4, 6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        h = x.transpose(1, 2) if self.right else x.reshape(len(x), 4, -1)
+        return self.each(h).relu().amax(2)
+
+
+class Pairwise(Points):
+    """The same for an output that has a value for each point, which all other points reach."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + x.mean(1, keepdim=True)
+        h = self.each(x.transpose(1, 2))
+        return h.transpose(1, 2) if self.right else h.reshape(len(x), -1, 6)
+
+
 def _judge(model: nn.Module, x: Tensor, y: Tensor, check: str, *promised: Any) -> Finding:
     torch.manual_seed(0)
     contract = Contract(model=model, batch=((x,), y), loss=F.mse_loss, promises=promised)
@@ -82,6 +105,20 @@ _CASES: dict[str, tuple[Any, ...]] = {
     "heads": (Heads, (3, 5, 16), (3, 5, 16), "causality", promises.Causal(dim=1)),
     "recurrent": (Recurrent, (4, 5, 8), (4, 3), "batch-independence"),
     "unflattened": (Unflattened, (4, 5, 8), (4, 3), "batch-independence"),
+    "points": (
+        Points,
+        (3, 5, 4),
+        (3, 6),
+        "permutation-invariance",
+        promises.PermutationInvariant(input=0, dim=1),
+    ),
+    "pairwise": (
+        Pairwise,
+        (3, 5, 4),
+        (3, 5, 6),
+        "permutation-equivariance",
+        promises.PermutationEquivariant(input=0, dim=1),
+    ),
     "stacked": (Stacked, (3, 8, 5), (3, 8, 8), "causality", promises.Causal(dim=1)),
 }
 
@@ -97,6 +134,7 @@ def test_a_view_in_its_place_passes(case: str) -> None:
     [
         ("heads", "qkv.view(b, 12, t, 4)", ".view(3, 5, 12, 4).transpose(1, 2)", "chunk"),
         ("recurrent", "x.view(t, b, d)", "write .transpose(0, 1) for this view", "gru"),
+        ("points", "x.reshape(len(x), 4, -1)", "write .transpose(1, 2) for this reshape", "conv1d"),
         ("unflattened", "h.view(t, b, 3)", "transpose or permute them afterwards", "mean"),
     ],
 )
@@ -126,3 +164,20 @@ def test_a_group_of_frames_with_the_shape_of_a_transpose_is_told_as_both() -> No
         model, torch.randn(3, 8, 4), torch.randn(3, 8, 8), "causality", promises.Causal(dim=1)
     )
     assert "if 2 positions are meant to stand together" in found.fix
+
+
+def test_entries_that_a_mean_brought_together_before_stand_in_no_rows() -> None:
+    model, x, y, *rest = _CASES["pairwise"]
+    found = _judge(model(False), torch.randn(x), torch.randn(y), *rest)
+    assert (found.status, found.code) == ("violated", "order-dependent")
+    assert "in the order of memory" not in found.cause
+
+
+def test_a_place_in_the_set_that_is_added_is_no_view() -> None:
+    model = Points(True)
+    model.norm = nn.LayerNorm([5, 4])
+    nn.init.normal_(model.norm.weight)
+    rest = _CASES["points"][3:]
+    found = _judge(model, torch.randn(3, 5, 4), torch.randn(3, 6), *rest)
+    assert (found.status, found.code) == ("violated", "order-dependent")
+    assert "by their position (F.layer_norm)" in found.cause
