@@ -58,7 +58,7 @@ def mixed(
         observed=f"the first of {size} samples kept its input, its neighbours changed: {path} moved by {gap:.3g} (relative)",
         cause=(place.cause if place else "")
         or "an operation mixes the batch dimension with another one"
-        + (f" ({place.op})" if place and place.op else ""),
+        + (f" ({place.ran})" if place and place.op else ""),
         because=place.fact
         if place and place.fact
         else "same shapes, same seed, eval mode: only the neighbours differed",
@@ -96,7 +96,7 @@ def placed(
         observed=f"the same samples in another order: {path} moved by {gap:.3g} (relative)",
         cause=(place.cause if place else "")
         or "something indexed by position is applied along the batch dimension"
-        + (f" ({place.op})" if place and place.op else ""),
+        + (f" ({place.ran})" if place and place.op else ""),
         because=place.fact
         if place and place.fact
         else "each sample kept its input; only the order differed",
@@ -229,7 +229,8 @@ def size_dependent(
         location=place.location if place else _forward_line(subject),
         observed=f"{path} moved by {gap:.3g} (relative)",
         cause=(place.cause if place else "")
-        or "an operation uses the size of the batch, or a statistic over it",
+        or "an operation uses the size of the batch, or a statistic over it"
+        + (f" ({place.ran})" if place and place.op else ""),
         because=place.fact
         if place and place.fact
         else "the same sample, seed and mode; only the number of samples differed",
@@ -310,7 +311,7 @@ def impure(subject: Subject, changed: list[str]) -> Finding:
         location=place.location if place else sources.of_parameter(subject.model, changed[0]),
         observed=f"{counted(len(changed), 'saved tensor')} {have(changed, 'differs')} after one forward in eval mode",
         cause="statistics or a cache are updated whatever the mode"
-        + (f" ({place.op})" if place else ""),
+        + (f" ({place.ran})" if place else ""),
         because=place.fact if place else "the values before and after are not bit-equal",
         fix="update only while self.training, or declare promises.MayChange(..., reason=...)",
         evidence={"buffers": list(changed)},

@@ -43,6 +43,7 @@ class Place:
         settings: What the operation was told by constants: the line that makes a mask.
         cause: What the operation does that it must not, where that is known.
         fix: The edit that mends it, where that is known.
+        module_class: Class of that module.
     """
 
     op: str = ""
@@ -53,6 +54,13 @@ class Place:
     settings: tuple[Culprit, ...] = ()
     cause: str = ""
     fix: str = ""
+    module_class: str = ""
+
+    @property
+    def ran(self) -> str:
+        """The operation with the module in which it ran: ``F.group_norm in blocks.0.norm (GroupNorm)``."""
+        cls = f" ({self.module_class})" if self.module_class else ""
+        return f"{self.op} in {self.module}{cls}" if self.op and self.module else self.op
 
     def culprits(self) -> list[Culprit]:
         """Return the module as a culprit, where there is one."""
@@ -448,6 +456,7 @@ def leaking_line(
                 op=operand.name,
                 location=operand.location,
                 module=operand.module or place.module,
+                module_class=operand.module_class if operand.module else place.module_class,
                 fact=fact,
                 settings=settings,
             )
@@ -577,7 +586,8 @@ def place_of(found: Any, model: torch.nn.Module | None = None) -> Place | None:
         built=built,
         op=op.name if op is not None else "",
         location=getattr(found, "location", None) or (op.location if op is not None else None),
-        module=getattr(found, "module", "") or (op.module if op is not None else ""),
+        module=name,
+        module_class=op.module_class if op is not None and op.module == name else "",
         fact=getattr(found, "fact", ""),
     )
 

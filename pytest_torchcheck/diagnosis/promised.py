@@ -40,7 +40,7 @@ def future(
         observed=f"{path} changed after position {position}: outputs up to it moved by {gap:.3g} (relative)",
         cause=(place.cause if place else "")
         or "an operation reads later positions"
-        + (f" ({place.op} in {place.module or 'forward'})" if place else ""),
+        + (f" ({place.ran if place.module else f'{place.op} in forward'})" if place else ""),
         because=place.fact
         if place and place.fact
         else "only later inputs differed between two eval forwards",
@@ -89,7 +89,7 @@ def padding(
         observed=f"{output} of the real positions moved by {gap:.3g} (relative)",
         cause=(place.cause if place else "")
         or "an operation reads padded positions"
-        + (f" ({place.op} in {place.module or 'forward'})" if place else ""),
+        + (f" ({place.ran if place.module else f'{place.op} in forward'})" if place else ""),
         because=place.fact
         if place and place.fact
         else f"other values stand at the {extra} padded positions on the {promise.side}"
@@ -125,7 +125,7 @@ def permutation(
         observed=f"permuting {dims} moved {path} by {gap:.3g} (relative)",
         cause=(place.cause if place else "")
         or "an operation treats the entries by their position"
-        + (f" ({place.op})" if place and place.op else ""),
+        + (f" ({place.ran})" if place and place.op else ""),
         because=place.fact
         if place and place.fact
         else f"the same entries in another order; {kind} was promised",
