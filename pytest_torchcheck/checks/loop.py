@@ -11,6 +11,7 @@ from pytest_torchcheck.diagnosis.memory import longer_graph
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.loop.ahead import ahead_findings
 from pytest_torchcheck.loop.clipping import clipping_of
+from pytest_torchcheck.loop.copying import copying_findings
 from pytest_torchcheck.loop.modes import mode_findings
 from pytest_torchcheck.loop.protocol import at, protocol_findings
 from pytest_torchcheck.loop.rates import (
@@ -62,7 +63,8 @@ def step_protocol(subject: Subject) -> Iterator[Finding]:
             if isinstance(p, promises.Accumulates)
         ]
         trace = record(subject, steps=max(MOST_STEPS, *(n + 1 for n in windows), 1))
-    found = [_placed(subject, one) for one in protocol_findings(subject, trace)]
+    wrong = (*protocol_findings(subject, trace), *copying_findings(subject, trace))
+    found = [_placed(subject, one) for one in wrong]
     if found:
         yield from found
         return
@@ -316,7 +318,7 @@ def gradient_clipping(subject: Subject) -> Iterator[Finding]:
 
 @check(
     "evaluation-leaves-trace",
-    "What a step evaluates leaves no trace: modes, gradient mode, statistics and random numbers are those of training.",
+    "What a step evaluates leaves no trace: modes, gradients, statistics, weights and random numbers are those of training.",
     needs=("model", "step-or-trainer"),
     cost="shared with step-protocol",
     axes="once",

@@ -14,6 +14,7 @@ from pytest_torchcheck.findings import Culprit, Finding
 from .protocol import at, few
 from .replay import where_gradients_go_off, where_mode_is_left
 from .reseeding import reseeding_findings
+from .rounding import rounding_findings
 from .trace import Forward, Mode, Trace
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def mode_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     yield from left or _trains_in_eval(subject, trace)
     yield from _gradients_off(subject, trace)
     yield from _statistics(trace)
+    yield from rounding_findings(trace)
     yield from reseeding_findings(subject, trace)
 
 

@@ -37,8 +37,8 @@ def listening(
 
     Args:
         handlers: ``backward``, ``zero-grad``, ``scheduler-step``, ``scale``, ``unscale``, ``scaler-step``,
-            ``scaler-update``, ``clip-norm``, ``clip-value``, ``mode``, ``load-state``. Each is called around the original; what
-            has no handler is left alone.
+            ``scaler-update``, ``clip-norm``, ``clip-value``, ``mode``, ``load-state``, ``convert``, ``copy``. Each is
+            called around the original; what has no handler is left alone.
         before_step: Called before every optimizer's step, whichever class it is of; returns other arguments or None.
         before_forward: Called before every module's forward.
         after_forward: Called after it, also when it raised.
@@ -50,6 +50,9 @@ def listening(
         for name, kind in (("clip_grad_norm_", "clip-norm"), ("clip_grad_value_", "clip-value")):
             if kind in handlers:
                 _wrap_everywhere(stack, name, handlers[kind])
+        if "copy" in handlers and not _compiles():
+            _wrap(stack, torch, "_foreach_copy_", handlers["copy"])
+            _wrap_inherited(stack, torch.Tensor, "copy_", handlers["copy"])
         stack.callback(register_optimizer_step_pre_hook(before_step).remove)
         if before_forward is not None:
             before = before_forward
@@ -66,6 +69,13 @@ def listening(
                 ).remove
             )
         yield
+
+
+def _compiles() -> bool:
+    """Say whether anything of this process is compiled: to patch a method of tensors would be to compile it again."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    backends: dict[Any, Any] = {} if frames is None else frames.cached_backends
+    return any(backend is not None for backend in backends.values())
 
 
 _SCALER = {
@@ -92,6 +102,8 @@ def _patched() -> Iterator[tuple[str, Any, str]]:
                 yield kind, cls, method
     yield "mode", torch.nn.Module, "train"
     yield "load-state", torch.nn.Module, "load_state_dict"
+    for method in ("half", "bfloat16", "to", "type"):
+        yield "convert", torch.nn.Module, method
 
 
 def _subclasses(cls: type) -> list[type]:
@@ -113,6 +125,21 @@ def _wrap(stack: contextlib.ExitStack, owner: Any, name: str, around: Around) ->
         return around(original, args, kwargs)
 
     stack.callback(setattr, owner, name, original)
+    setattr(owner, name, wrapper)
+
+
+def _wrap_inherited(stack: contextlib.ExitStack, owner: Any, name: str, around: Around) -> None:
+    """Wrap a method that a class has from a base that cannot be written to."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(original, args, kwargs)
+
+    if name in vars(owner):
+        stack.callback(setattr, owner, name, original)
+    else:
+        stack.callback(delattr, owner, name)
     setattr(owner, name, wrapper)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_torchcheck.checks.registry import violated
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
+from .kept import kept_as_it_is
 from .replay import where_loss_is_made_anew
 from .trace import Backward, Clip, Event, Forward, LoadState, OptimizerStep, Trace
 
@@ -344,10 +345,12 @@ def _loads_itself(trace: Trace) -> Iterator[Finding]:
     for event in trace.events:
         if not isinstance(event, LoadState) or not 0 < event.own == event.tensors:
             continue
+        kept, line = ("", None) if event.place is None else kept_as_it_is(event.place)
+        keeps = Culprit(kind="tensor", name=kept, detail="is kept without a copy", location=line)
         yield violated(
             "state-loaded-itself",
             f"{event.name} is given the module's own tensors: it changes nothing",
-            culprits=(call(event, "its own state"),),
+            culprits=(call(event, "its own state"), *([] if line is None else [keeps])),
             location=event.place,
             observed=f"{event.own} of the {event.tensors} tensors given are the module's own, in the same memory",
             cause="state_dict() gives the tensors themselves and no copies: this is the module's own state, now or as "

@@ -17,12 +17,25 @@ from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError, optimizers_of, schedulers_of
 
 from .ahead import Ahead, rates_ahead
+from .copying import Copies, calling_frame, is_same
 from .gradients import Ledger
 from .naming import frames_within, iterator_lines, name_in, user_frame
 from .patches import listening
 from .reseeding import generator_states
+from .rounding import Rounded
 from .steps import StepWatch, take_steps
-from .trace import Backward, Clip, Event, Forward, Kind, LoadState, Mode, OptimizerStep, Trace
+from .trace import (
+    Backward,
+    Clip,
+    Convert,
+    Event,
+    Forward,
+    Kind,
+    LoadState,
+    Mode,
+    OptimizerStep,
+    Trace,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -110,7 +123,16 @@ class _Recorder(StepWatch):
         self.steps_schedulers = False
         self.schedules: tuple[Ahead, ...] = ()
         self.generators: list[dict[str, int]] = []
-        self._depth = {"forward": 0, "scheduler-step": 0, "mode": 0, "scaler-step": 0, "scale": 0}
+        self.copies = Copies(model)
+        self.rounding = Rounded(model)
+        self._depth = {
+            "forward": 0,
+            "scheduler-step": 0,
+            "mode": 0,
+            "scaler-step": 0,
+            "scale": 0,
+            "convert": 0,
+        }
         self._forward: tuple[Forward, dict[str, Any]] | None = None
         for optimizer in optimizers_of(made):
             self._known(optimizer)
@@ -145,6 +167,10 @@ class _Recorder(StepWatch):
             event = self.events[place]
             assert isinstance(event, Backward)
             self.events[place] = replace(event, again=True)
+        for place, names in self.rounding.by_place.items():
+            conversion = self.events[place]
+            assert isinstance(conversion, Convert)
+            self.events[place] = replace(conversion, rounded=tuple(names))
         return Trace(
             events=tuple(self.events),
             steps=len(self.losses),
@@ -160,6 +186,7 @@ class _Recorder(StepWatch):
             pairs=tuple(self.pairs),
             schedules=self.schedules,
             generators=tuple(self.generators),
+            copied_onto_themselves=self.copies.onto_themselves(),
         )
 
     def before(self, step: int) -> None:
@@ -169,6 +196,7 @@ class _Recorder(StepWatch):
     def after(self, step: int, value: Any) -> bool:
         """Note what a step returned and left behind; there is no other where gradients are off."""
         self.generators.append(generator_states())
+        self._settle_rounding()
         self._finish(value)
         if self.steps_schedulers:
             self.step_schedulers(self.keep[0])
@@ -223,6 +251,8 @@ class _Recorder(StepWatch):
                 "clip-value": self._clip_value,
                 "mode": self._mode,
                 "load-state": self._load_state,
+                "convert": self._convert,
+                "copy": self._copy,
             },
             before_step=self._before_step,
             before_forward=self._before_forward,
@@ -332,6 +362,7 @@ class _Recorder(StepWatch):
         common: dict[str, Any] | None = None,
     ) -> None:
         key = self._known(optimizer)
+        self._settle_rounding()
         self.ledger.settle()
         accounts = self.ledger.of(self._parameters(optimizer))
         found: dict[int, set[str]] = {}
@@ -473,9 +504,33 @@ class _Recorder(StepWatch):
             LoadState(
                 **self._common("load-state", module, "load_state_dict", type(module).__name__),
                 tensors=len(given),
-                own=sum(key in held and _is_same(t, held[key]) for key, t in given.items()),
+                own=sum(key in held and is_same(t, held[key]) for key, t in given.items()),
             )
         )
+        return original(*args, **kwargs)
+
+    def _convert(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module = args[0]
+        if self._depth["convert"] or id(module) not in self.names:
+            return original(*args, **kwargs)
+        common = self._common("convert", module, getattr(original, "__name__", "to"), "model")
+        with self._deeper("convert"):
+            result, names, dtype = self.rounding.converting(lambda: original(*args, **kwargs))
+        if dtype is not None:
+            self.rounding.follow(names, len(self.events), dtype)
+            name = self.names[id(module)]
+            self.events.append(
+                Convert(**common, module=name, dtype=str(dtype).removeprefix("torch."))
+            )
+        return result
+
+    def _settle_rounding(self) -> None:
+        self.rounding.settle(
+            {id(p) for one in self.optimizers.values() for p in self._parameters(one)}
+        )
+
+    def _copy(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.copies.note(calling_frame(), args)
         return original(*args, **kwargs)
 
     def _before_forward(self, module: nn.Module) -> None:
@@ -588,17 +643,3 @@ def _evaluates_once(optimizer: torch.optim.Optimizer) -> bool:
 
 def _fallback(thing: Any) -> str:
     return "optimizer" if isinstance(thing, torch.optim.Optimizer) else "model"
-
-
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Say whether two tensors are the same elements in the same memory."""
-    if "meta" in (one.device.type, other.device.type) or {one.layout, other.layout} != {
-        torch.strided
-    }:
-        return one is other
-    return (
-        one.device == other.device
-        and one.data_ptr() == other.data_ptr()
-        and one.shape == other.shape
-        and one.stride() == other.stride()
-    )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Kind = Literal[
     "forward", "backward", "optimizer-step", "zero-grad", "scheduler-step", "scale", "unscale",
-    "scaler-step", "scaler-update", "clip", "mode", "load-state",
+    "scaler-step", "scaler-update", "clip", "mode", "load-state", "convert",
 ]  # fmt: skip
 
 
@@ -168,6 +168,21 @@ class LoadState(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Convert(Event):
+    """A conversion of a module to a narrower dtype.
+
+    Attributes:
+        module: Qualified name; empty for the model itself.
+        dtype: Of fewer digits, as users write it.
+        rounded: The float32 parameters of an optimizer that it rounded: that are float32 again, with fewer digits.
+    """
+
+    module: str
+    dtype: str
+    rounded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """Some consecutive calls of a training step, recorded.
 
@@ -182,6 +197,7 @@ class Trace:
         grad_left_off: Step after which gradients were left switched off, or None.
         pairs: By step: largest difference of the pairs that were asked for.
         schedules: Of a trainer's loop: the rates of the rest of the training.
+        copied_onto_themselves: The lines that copy parameters onto themselves, and nothing else.
         generators: By step: a digest of the state in which it left every generator of the process.
     """
 
@@ -196,6 +212,7 @@ class Trace:
     pairs: tuple[dict[tuple[str, str], float], ...] = field(default=())
     schedules: tuple[Ahead, ...] = ()
     generators: tuple[dict[str, int], ...] = ()
+    copied_onto_themselves: tuple[Location, ...] = ()
 
     def of(self, *kinds: Kind, step: int | None = None) -> Iterator[tuple[int, Event]]:
         """Iterate over places and events of these kinds."""

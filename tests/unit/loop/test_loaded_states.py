@@ -56,3 +56,35 @@ def test_a_best_state_that_was_never_copied_restores_nothing() -> None:
 )
 def test_a_state_of_its_own_memory_is_restored(kept: Callable[[nn.Module], State]) -> None:
     assert codes(kept) == []
+
+
+def test_the_line_that_kept_the_state_is_named() -> None:
+    class Best:
+        def keep(self, model: nn.Module) -> None:
+            self.state = model.state_dict()
+
+        def back(self, model: nn.Module) -> None:
+            model.load_state_dict(self.state)
+
+    best = Best()
+
+    def train_step(model: nn.Module, optimizer: Any, inputs: Any, targets: Any) -> torch.Tensor:
+        best.keep(model)
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(*inputs), targets)
+        loss.backward()
+        optimizer.step()
+        best.back(model)
+        return loss.detach()
+
+    contract = Contract(
+        model=nn.Linear(4, 2),
+        batch=((torch.randn(6, 4),), torch.randn(6, 2)),
+        train_step=train_step,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    (found,) = [f for f in contract.check(["step-protocol"]).findings if f.status == "violated"]
+    assert [c.location.text for c in found.culprits if c.location is not None] == [
+        "model.load_state_dict(self.state)",
+        "self.state = model.state_dict()",
+    ]
