@@ -255,12 +255,17 @@ class Contract:
 
     @cached_property
     def has_targets(self) -> bool:
-        """Say whether batches carry targets."""
+        """Say whether batches carry targets; one that cannot be made may, and the checks say why it cannot."""
         if self.targets is not None:
             return True
         if self.batch is None or self.source is None:
             return False
-        return self.source.real().targets is not None
+        try:
+            return self.source.real().targets is not None
+        except SpecError:
+            raise
+        except Exception:  # the user's function or loader may raise anything
+            return True
 
     def declares(self, need: str) -> bool:
         """Say whether the declaration holds what a check needs; ``need`` as in the registry."""

@@ -112,6 +112,7 @@ def _find_rows(subject: Subject) -> Rows | None:
 )
 def batch_independence(subject: Subject) -> Iterator[Finding]:
     """Replace the neighbours of the first sample, and change the order of the samples."""
+    subject.batch()  # where it cannot be made, that is what is told
     if subject.contract.batch_dim is None or subject.source.batch_symbol is None:
         yield not_applicable("the inputs have no batch dimension")
         return

@@ -87,9 +87,7 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
             yield explain_samples.read_error(found)
             continue
         if not found.samples:
-            yield inconclusive(
-                f"{found.part.prefix}{found.part.name} holds no sample", code="no-samples"
-            )
+            yield explain_samples.empty(found)
             continue
         collates = (
             validity.try_collate(found)

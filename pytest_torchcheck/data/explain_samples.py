@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_torchcheck import sources
 from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
@@ -27,6 +29,38 @@ if TYPE_CHECKING:
 _ON_GPU = re.compile(
     r"(?i)not compiled with CUDA|no (?:NVIDIA|CUDA)|re-initialize CUDA|CUDA error|cuda.*unavailable"
 )
+
+
+def empty(survey: Survey) -> Finding:
+    """A dataset without samples; suspicious, since the data may be missing on this machine alone."""
+    part = survey.part
+    attributes = getattr(part.own, "__dict__", {})
+    name, kind = next(
+        (
+            (name, type(value).__name__)
+            for name, value in attributes.items()
+            if isinstance(value, Sized) and len(value) == 0
+        ),
+        ("", ""),
+    )
+    place = sources.of_assignment(part.own, name) if name else None
+    if place is None and part.is_map_style:
+        place = validity.length_line(part)
+    place = place or part.class_line
+    return suspicious(
+        "dataset-empty",
+        f"{part.prefix}{part.name} holds no sample",
+        culprits=(
+            dataset_culprit(part, name or part.name, f"an empty {kind}" if kind else "", place),
+        ),
+        location=place,
+        observed="len() is 0" if part.is_map_style else "the stream ended before its first sample",
+        cause="no sample was found: a wrong path, pattern or split",
+        because=f"{name} is an empty {kind}"
+        if name
+        else f"{line_ref(place)} {'answers 0' if part.is_map_style else 'gave none'}",
+        fix=f"correct what {line_ref(place)} reads, and raise an error there when it finds nothing",
+    )
 
 
 def read_error(survey: Survey) -> Finding:

@@ -53,7 +53,8 @@ def unrepeated_batch(subject: Subject) -> Finding | None:
         return None
 
     def ask() -> Any:
-        return read(source, subject.seed)
+        with subject.phase("batch"):
+            return read(source, subject.seed)
 
     moved = _moved(ask().tensors(), ask().tensors())
     if not moved:

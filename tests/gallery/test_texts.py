@@ -17,7 +17,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("worker-raises", "worker-hangs", "worker-dies", "worker-died", "worker-error", "worker-collate", "worker-differs",
          "worker-cannot-unpickle", "main-guard", "augmentation-duplicated", "collate-sizes", "collate-type",
-         "dataset-empty", "sample-range", "label-shifted"),
+         "sample-range", "label-shifted"),
         "tests/unit/data, with workers; the messages in tests/unit/diagnosis",
     ),
     **dict.fromkeys(

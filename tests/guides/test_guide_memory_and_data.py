@@ -368,11 +368,22 @@ class Encoded(Images):
 
 
 class OnTheGPU(Images):
-    """Moves samples in the worker; without a GPU as in a forked worker, which cannot start CUDA."""
+    """Moves samples as it reads them: where there is no GPU that fails, as in a forked worker, which cannot start CUDA."""
 
     def __getitem__(self, i):
-        device = "cuda:99" if self.broken else "cpu"
+        device = "cuda" if self.broken else "cpu"
         return self.data[i].to(device), i % 3  # BUG
+
+
+class Elsewhere(Images):
+    """Keeps its samples on another device: what ``data.cuda()`` in ``__init__`` is on a GPU."""
+
+    def __init__(self, broken):
+        super().__init__(broken)
+        self.data = self.data.to("meta" if broken else "cpu")
+
+    def __getitem__(self, i):
+        return self.data[i], i % 3  # BUG
 
 
 class Ragged(Images):
@@ -421,6 +432,7 @@ def sent(name, cls, *says):
     )  # fmt: skip
 
 
+GPU = torch.cuda.is_available()
 WORKER = ("samples-valid", "dataset-pickling", "worker-delivery")
 ROW_29 = (
     sent("a lambda", Lambda, "transform of Lambda", "it is a lambda", "a function at module level"),
@@ -438,8 +450,12 @@ ROW_29 = (
             checks=("dataset-pickling",), code="not-picklable", says=("collate_fn of Images",)),
     Symptom(name="a model that gives graphs", make=data(Encoded, num_workers=1), checks=WORKER, code="sample-graph",
             says=("cannot be sent by a worker", "torch.no_grad()")),
-    Symptom(name="samples on a GPU", make=data(OnTheGPU, num_workers=1), checks=WORKER, code="sample-raises",
-            says=("puts its samples on a GPU", "a forked worker cannot start CUDA", "return CPU tensors")),
+    Symptom(name="samples moved to a GPU", make=data(OnTheGPU, num_workers=1), checks=WORKER[: 1 if GPU else 3],
+            code="sample-device" if GPU else "sample-raises",
+            says=() if GPU else ("puts its samples on a GPU", "a forked worker cannot start CUDA", "return CPU tensors")),
+    Symptom(name="samples on another device", make=data(Elsewhere, num_workers=1), checks=("samples-valid",),
+            code="sample-device", says=("sample[0] is not on the CPU", "workers cannot share it",
+                                        "move the batch to the device in the loop")),
     Symptom(name="samples of unlike shapes", make=data(Ragged, num_workers=1), checks=WORKER,
             code="samples-do-not-stack", says=("the batch cannot be stacked", "pad them in a collate_fn")),
     Symptom(name="None for a bad sample", make=data(Skips), checks=("samples-valid",),
@@ -465,12 +481,56 @@ def test_row_29(symptom: Symptom, monkeypatch: pytest.MonkeyPatch) -> None:
     holds(symptom)
 
 
+def killed(signal):
+    """A program whose loader loses a worker; what torch raises then, since a test must not fill the machine's memory."""
+
+    def make(broken):
+        def batch(seed):
+            if broken:
+                said = f"DataLoader worker (pid 4711) is killed by signal: {signal}. "
+                raise RuntimeError(said)  # BUG
+            return (torch.zeros(4, 8),), torch.tensor([0, 1, 2, 0])
+
+        return Contract(model=Net, batch=batch, loss=F.cross_entropy)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("signal", "cause"),
+    [
+        ("Bus error", "shared memory (/dev/shm) is full"),
+        ("Killed", "as it does when memory runs out"),
+    ],
+)
+def test_row_29_killed(signal: str, cause: str) -> None:
+    """A worker that the system ended: shared memory or memory that ran out, and what to lower."""
+    holds(
+        Symptom(name=signal, make=killed(signal), checks=("backward",), code="worker-died",
+                says=(cause, "num_workers=0", "lower num_workers or the batch size"))
+    )  # fmt: skip
+
+
 class Stored(Images):
     def __init__(self, broken):
         super().__init__(broken)
         rows = torch.randn(24, 8)
         rows[5, 2] = float("nan") if broken else 0.0
         self.data = rows  # BUG
+
+
+class Matched(Images):
+    """A pattern that matches no file."""
+
+    def __init__(self, broken):
+        super().__init__(broken)
+        self.files = sorted(Path(__file__).parent.glob("*.jpeg" if broken else "*.py"))  # BUG
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, i):
+        return torch.tensor([float(i), float(self.files[i].stat().st_size)]), i % 3
 
 
 class Logs(Images):
@@ -528,6 +588,8 @@ SAMPLES = ("samples-valid", "dataset-labels")
 ROW_31 = (
     Symptom(name="NaN in what is stored", make=data(Stored), checks=SAMPLES, code="sample-nan",
             says=("data[5] has NaN (1 of 24 samples read)", "the stored data holds them")),
+    Symptom(name="no sample", make=data(Matched), checks=SAMPLES, code="dataset-empty", status="suspicious",
+            says=("Matched holds no sample", "files is an empty list", "a wrong path, pattern or split")),
     Symptom(name="infinities made in the reading", make=data(Logs), checks=SAMPLES, code="sample-inf",
             says=("sample[0] has infinite values", "the reading makes them")),
     Symptom(name="a range of 255", make=bytes_declared, checks=SAMPLES, code="sample-range",
