@@ -6,9 +6,10 @@ padding may follow either, and rows may stand in another order.
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -21,9 +22,13 @@ from .contents import Contents
 from .explain import line_ref
 from .reading import read, seed_process
 from .snapshot import Snapshot
+from .tracing import find_line, line_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from types import CodeType, FrameType
+
+    from pytest_torchcheck.findings import Location
 
     from .plan import Part
     from .reading import Survey
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
 MOST_SAMPLES = 16
 _LABELS = ("label", "target")
 _ROOT = "batch"
+_REORDERING = {"sorted", "sort", "argsort", "lexsort", "reversed", "reverse", "flip", "flipud", "roll", "shuffle", "randperm",
+               "permutation", "sample", "multinomial"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,9 @@ class Pairing:
         count: How many samples were found again in the batch.
         mixed: Indices of those whose row holds another label.
         own, got: Labels of the first of them: by itself, and in the batch.
+        moved: The one line of the collate function, or of what it calls, that puts something in another order; None where
+            there is none, or several.
+        returned: The line by which the collate function returns the batch.
     """
 
     path: str
@@ -49,6 +59,8 @@ class Pairing:
     mixed: tuple[int, ...] = ()
     own: str = ""
     got: str = ""
+    moved: Location | None = None
+    returned: Location | None = None
 
 
 def pairing_of(survey: Survey) -> Pairing | None:
@@ -88,12 +100,15 @@ def pairing_of(survey: Survey) -> Pairing | None:
     if not mixed:
         return Pairing(path=path, count=len(chosen))
     place, row = mixed[0]
+    moved, returned = _lines(part, chosen, survey.seed)
     return Pairing(
         path=path,
         count=len(chosen),
         mixed=tuple(chosen[one] for one, _ in mixed),
         own=_shown(labels[place]),
         got=_shown(whole[path][row]),
+        moved=moved,
+        returned=returned,
     )
 
 
@@ -103,31 +118,80 @@ def labels_mixed(part: Part, found: Pairing) -> Finding:
     collate = getattr(collate, "data_collator", collate)  # a Trainer wraps what it is given
     name = getattr(collate, "__name__", type(collate).__name__)
     place = sources.of_object(collate)
-    first = found.mixed[0]
+    first, moved = found.mixed[0], found.moved
+    put = sources.assigned_name(moved) if moved is not None else ""
     return violated(
         "collate-mixes-labels",
         f"{part.prefix}{name} gives {len(found.mixed)} of {found.count} samples another label than they have",
         culprits=(
+            *((Culprit(kind="call", name=put or moved.text, detail="put in another order here", location=moved),) if moved else ()),
             Culprit(kind="function", name=name, detail="collate function", location=place),
-            Culprit(kind="dataset", name=f"{part.prefix}{found.path}", detail="labels"),
+            Culprit(kind="dataset", name=f"{part.prefix}{found.path}", detail="labels", location=found.returned),
         ),
-        location=place,
+        location=moved or place,
         observed=f"sample {first} by itself has the label {found.own}; its row in a batch of {found.count} has {found.got}",
-        cause="the labels are put in another order than the inputs, or are moved against them",
-        because="rows were found again by their inputs, and the same samples were collated one by one",
-        fix=f"build inputs and labels from one list of samples at {line_ref(place)}",
+        cause="the labels are put in another order than the inputs, or are moved against them"
+        + (f": {put or 'what'} is ordered anew by itself" if moved else ""),
+        because="rows were found again by their inputs, and the same samples were collated one by one"
+        + (f"; the one line that changes an order is {line_ref(moved)}" if moved else ""),
+        fix=f"put inputs and labels in one order at {line_ref(moved)}: order the list of samples, then take both from it"
+        if moved
+        else f"build inputs and labels from one list of samples at {line_ref(place)}",
         evidence={"samples": list(found.mixed)},
     )  # fmt: skip
 
 
-def _collated(part: Part, indices: Sequence[int], seed: int) -> dict[str, torch.Tensor]:
-    """Return the tensors of a batch of these samples by their path."""
+def _lines(
+    part: Part, indices: Sequence[int], seed: int
+) -> tuple[Location | None, Location | None]:
+    """Return the one line which the collate function runs that sorts, shuffles, flips or rolls something, and its return."""
+    ran: dict[tuple[str, int], CodeType] = {}
+    returned: list[Location] = []
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        if event != "call":
+            ran[frame.f_code.co_filename, line] = frame.f_code
+        if event == "return":
+            returned[:] = [line_of(frame.f_code, line)]
+        return False
+
+    _collated(
+        part,
+        indices,
+        seed,
+        lambda collate, samples: find_line(lambda: collate(samples), watcher),
+    )
+    found: dict[tuple[str, int], Location] = {}
+    for file in {file for file, _ in ran}:
+        for node in ast.walk(sources.tree_of(file) or ast.Module(body=[], type_ignores=[])):
+            if _reorders(node):
+                lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+                code = next((ran[file, n] for n in lines if (file, n) in ran), None)
+                if code is not None:
+                    found[file, node.lineno] = line_of(code, node.lineno)
+    return next(iter(found.values())) if len(found) == 1 else None, next(iter(returned), None)
+
+
+def _reorders(node: ast.AST) -> TypeGuard[ast.expr]:
+    """Say whether an expression gives what it takes in another order: a call that does, or ``[::-1]``."""
+    if isinstance(node, ast.Subscript):
+        step = node.slice.step if isinstance(node.slice, ast.Slice) else None
+        return step is not None and ast.unparse(step) == "-1"
+    if not isinstance(node, ast.Call):
+        return False
+    return (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) in _REORDERING
+
+
+def _collated(
+    part: Part, indices: Sequence[int], seed: int, run: Callable[..., Any] | None = None
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of a batch of these samples by their path; ``run`` calls the collate function instead."""
     snapshot = Snapshot(Contents(part.dataset, tuple(indices)))
     with isolated():
         try:
             samples = [read(part.dataset, index, seed + index) for index in indices]
             seed_process(seed)
-            made = part.plan.collate(samples)
+            made = run(part.plan.collate, samples) if run else part.plan.collate(samples)
             found = trees.tensors(made, _ROOT)
             return {name: t.detach().clone() for name, t in found.items() if t.dim()}
         finally:

@@ -179,7 +179,7 @@ def test_a_right_trainer_passes(tmp_path: Any, fields: dict[str, Any]) -> None:
         ({"cls": Stepping}, "zero-grad-missing", "super().training_step"),
         ({"cls": HeadOnly}, "optimizer-missing", "self.model.classifier.parameters()"),
         ({"compute_metrics": gradients_off}, "gradients-left-off", "torch.set_grad_enabled(False)"),
-        ({"data_collator": rolled}, "collate-mixes-labels", "def rolled"),
+        ({"data_collator": rolled}, "collate-mixes-labels", "roll(1)"),
         ({"model": llama, "data_collator": words_and_padding}, "padding-counted", "def words_and_padding"),
         ({"model": llama, "data_collator": shifted}, "label-shift", "def shifted"),
         ({**by_epochs(0.1)}, "rate-vanishes", "StepLR(optimizer, 3"),

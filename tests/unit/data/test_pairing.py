@@ -71,4 +71,40 @@ def test_labels_go_with_their_samples(collate: Any, status: str) -> None:
     if status == "violated":
         assert finding.code == "collate-mixes-labels"
         assert finding.location is not None
-        assert finding.location.text.startswith(f"def {collate.__name__}")
+        assert finding.location.text.startswith("return {**made")
+        assert finding.location.function == collate.__name__
+
+
+class Sorting:
+    """Sorts for packing: by a line that orders all, by lines of its own for inputs and labels, or the inputs alone."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __call__(self, rows: list[Any]) -> dict[str, torch.Tensor]:
+        if self.how == "all":
+            rows = sorted(rows, key=lambda row: float(row["x"][0]))
+        made = plain(rows)
+        if self.how == "inputs":
+            order = made["x"][:, 0].argsort()
+            made["x"] = made["x"][order]
+        elif self.how == "apart":
+            made["x"] = made["x"][made["x"][:, 0].argsort()]
+            made["labels"] = made["labels"].sort().values
+        return made
+
+
+@pytest.mark.parametrize("how", ["all", "inputs", "apart"])
+def test_the_one_line_that_orders_anew_is_named(how: str) -> None:
+    contract = Contract(dataset=Rows(), loader={"batch_size": 6, "collate_fn": Sorting(how)})
+    (finding,) = contract.check(["collate-pairing"]).findings
+    assert finding.status == ("passed" if how == "all" else "violated")
+    if how == "inputs":
+        assert finding.location is not None
+        assert finding.location.text == 'order = made["x"][:, 0].argsort()'
+        assert finding.culprits[0].name == "order"
+    elif how == "apart":
+        assert finding.location is not None
+        assert finding.location.text == "class Sorting:"
+    if how != "all":
+        assert "return made" in {one.location.text for one in finding.culprits if one.location}
