@@ -8,9 +8,9 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding
 
-from .declared import loader_line, making_line
+from .declared import making_line
 from .explain import dataset_culprit, line_ref
-from .making import sampler_made
+from .making import loader_told, sampler_made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ def order_wrong(
     place = sources.search(type(sampler), r"def __iter__") if sampler is not None else None
     if place is None or sources.rank(place.file) < 2:  # torch's own: what it was told is the user's
         words = ("sampler", "batch_sampler", "generator", "shuffle")
-        place = loader_line(declared, part.role, words) or place
+        place = loader_told(part, declared, words) or place
     name = found.sampler or "the sampler"
     culprit = (dataset_culprit(part, name, "", place),)
     if not found.repeats:
@@ -65,9 +65,10 @@ def order_wrong(
 
 def reach_wrong(part: Part, found: Reach, classes: int | None, declared: Location | None) -> Finding:  # fmt: skip
     """A sampler made for another number of samples; ``classes`` is how many label values there are."""
-    made, given, assigned = sampler_made(part, found.sampler, declared)
-    name, what = type(found.sampler).__name__, given or found.given
     per_class = found.given == "weights" and found.length == classes
+    places, given, assigned = sampler_made(part, found.sampler, declared, per_class=per_class)
+    name, what = type(found.sampler).__name__, given or found.given
+    made = places[0] if len(places) == 1 else None
     short = found.length < found.size
     thing = "weights" if found.given == "weights" else "samples"
     left = found.size - found.length
@@ -80,9 +81,12 @@ def reach_wrong(part: Part, found: Reach, classes: int | None, declared: Locatio
         else f"{part.prefix}{name} draws indices up to {found.length - 1}, and there are {found.size} samples",
         culprits=(
             *(dataset_culprit(part, what, f"{found.length} {thing}", line) for line in assigned),
-            dataset_culprit(part, name, f"given {found.length} {thing}", made),
+            *(
+                dataset_culprit(part, name, f"given {found.length} {thing}" + ("" if made else ", made here or elsewhere"), place)
+                for place in places or (None,)
+            ),
         ),
-        location=at,
+        location=at or (None if places else loader_told(part, declared, ("sampler", "batch_sampler")) or part.class_line),
         observed=f"len({found.given}) of the sampler is {found.length}, the loader reads from {found.size} samples",
         cause=f"{what} has one weight for each class, where the sampler wants one for each sample"
         if per_class
@@ -136,7 +140,7 @@ def last_batch_wrong(
     part: Part, found: Epoch, declared: Location | None = None
 ) -> Iterator[Finding]:
     """An epoch that leaves samples out, or has none; ``declared`` is where the contract stands."""
-    place = loader_line(declared, part.role)
+    place = loader_told(part, declared)
     size, missing = part.plan.batch_size, part.length - found.samples
     culprit = (dataset_culprit(part, "drop_last", f"batch_size={size}"),)
     if part.plan.drop_last and found.batches == 0 and part.length:
@@ -165,8 +169,8 @@ def last_batch_fails(
     declared: Location | None = None,
 ) -> Finding:
     """The model cannot train on the loader's last, smaller batch; ``declared`` is where the contract stands."""
-    place = loader_line(declared, part.role, ("drop_last", "batch_size"))
-    sized = loader_line(declared, part.role, ("batch_size",))
+    place = loader_told(part, declared, ("drop_last", "batch_size"))
+    sized = loader_told(part, declared, ("batch_size",))
     batch_size = part.plan.batch_size
     return violated(
         "last-batch-fails",

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from pytest_torchcheck import sources
 
-from .declared import said
+from .declared import loader_line, said
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,12 +36,45 @@ def files_of(part: Part, declared: Location | None) -> tuple[str, ...]:
 
 
 def loader_made(part: Part, declared: Location | None) -> Location | None:
-    """Return the one line that makes this loader without a collate function: a DataLoader's call, or its arguments.
+    """Return the one line that makes this loader without a collate function: a DataLoader's call, or its arguments."""
+    found = [
+        sources.of_line(file, node.lineno)
+        for file, node, told in _loaders(part, declared)
+        if "collate_fn" not in told
+    ]
+    return found[0] if len(found) == 1 else None
 
-    What a call or a dict says in constants has to be what the loader was told.
+
+def loader_told(
+    part: Part, declared: Location | None, words: tuple[str, ...] = ("drop_last",)
+) -> Location | None:
+    """Return the line that tells a part's loader something; the declaration where none is found.
+
+    Followed from the contract as :func:`~.declared.loader_line` does, else the one call or dict of arguments in the files
+    at hand that says what this loader was told.
     """
+    place = loader_line(declared, part.role, words)
+    if place is not None and place is not declared:
+        return place
+    found = [
+        (file, node, told)
+        for file, node, told in _loaders(part, declared)
+        if set(words) & told.keys()
+    ]
+    if len(found) != 1:
+        found = found or list(_loaders(part, declared))
+    if len(found) != 1:
+        return place
+    file, node, told = found[0]
+    line = next((told[word].lineno for word in words if word in told), node.lineno)
+    return sources.of_line(file, line)
+
+
+def _loaders(
+    part: Part, declared: Location | None
+) -> Iterator[tuple[str, ast.Call | ast.Dict, dict[str, ast.expr]]]:
+    """Yield the calls of DataLoader, and the dicts of its arguments, that say in constants what this loader was told."""
     plan = part.plan
-    found = []
     for file in files_of(part, declared):
         tree = sources.tree_of(file)
         for node in ast.walk(tree) if tree is not None else ():
@@ -58,17 +91,24 @@ def loader_made(part: Part, declared: Location | None) -> Location | None:
             plain = {k: v.value for k, v in told.items() if k in _SIZED and isinstance(v, ast.Constant)}  # fmt: skip
             unsaid = {"shuffle": False, "drop_last": False, "num_workers": 0}
             unsaid = {k: v for k, v in unsaid.items() if k not in told}
-            if "collate_fn" not in told and all(
-                getattr(plan, name) == value for name, value in {**unsaid, **plain}.items()
-            ):
-                found.append(sources.of_line(file, node.lineno))
-    return found[0] if len(found) == 1 else None
+            if all(getattr(plan, name) == value for name, value in {**unsaid, **plain}.items()):
+                yield file, node, told
 
 
 def sampler_made(
-    part: Part, sampler: Any, declared: Location | None
-) -> tuple[Location | None, str, tuple[Location, ...]]:
-    """Return the one line that calls a sampler's class, the name of what it is given first, and the lines that assign that."""
+    part: Part, sampler: Any, declared: Location | None, *, per_class: bool = False
+) -> tuple[tuple[Location, ...], str, tuple[Location, ...]]:
+    """Return the line that calls a sampler's class, the name of what it is given first, and the lines that assign that.
+
+    Args:
+        part: What the sampler is for.
+        sampler: Of a class of torch.
+        declared: Where the contract is declared.
+        per_class: Whether it was given a weight for each class: ``weights[labels]`` is then not what it was given.
+
+    Returns:
+        Two lines, and nothing else, where it may have been either of them.
+    """
     name = type(sampler).__name__
     calls = [
         (file, tree, node)
@@ -77,15 +117,15 @@ def sampler_made(
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and _called(node) == name
     ]
+    if len(calls) > 1:
+        calls = [call for call in calls if _may_have_made(call[2], sampler, per_class)]
+    places = tuple(sources.of_line(file, call.lineno) for file, _, call in calls)
     if len(calls) != 1:
-        return None, "", ()
+        return places if len(calls) <= _MOST else (), "", ()
     file, tree, call = calls[0]
-    given = call.args[0] if call.args else next(
-        (k.value for k in call.keywords if k.arg in ("weights", "data_source", "dataset")), None
-    )  # fmt: skip
-    place = sources.of_line(file, call.lineno)
+    given = _given(call)
     if not isinstance(given, ast.Name):
-        return place, "" if given is None else ast.unparse(given)[:40], ()
+        return places, "" if given is None else ast.unparse(given)[:40], ()
     around = _around(tree, call)
     lines = [
         node.lineno
@@ -95,7 +135,29 @@ def sampler_made(
         and _around(tree, node) is around
         and any(isinstance(t, ast.Name) and t.id == given.id for t in node.targets)
     ]
-    return place, given.id, tuple(sources.of_line(file, line) for line in lines[-_MOST:])
+    return places, given.id, tuple(sources.of_line(file, line) for line in lines[-_MOST:])
+
+
+def _given(call: ast.Call) -> ast.expr | None:
+    """Return what a sampler is made of: its first argument."""
+    named = (k.value for k in call.keywords if k.arg in ("weights", "data_source", "dataset"))
+    return call.args[0] if call.args else next(named, None)
+
+
+def _may_have_made(call: ast.Call, sampler: Any, per_class: bool) -> bool:
+    """Say whether a call fits a sampler by the constants it is given, and by what it draws from."""
+    given = _given(call)
+    if (
+        per_class
+        and isinstance(given, ast.Subscript)
+        and not isinstance(given.slice, ast.Constant | ast.Slice)
+    ):
+        return False
+    return all(
+        getattr(sampler, keyword.arg, keyword.value.value) == keyword.value.value
+        for keyword in call.keywords
+        if keyword.arg is not None and isinstance(keyword.value, ast.Constant)
+    )
 
 
 def _called(call: ast.Call) -> str:
