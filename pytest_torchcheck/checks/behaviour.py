@@ -439,7 +439,7 @@ def _has_mode(model: nn.Module, name: str) -> bool:
 @check(
     "seeding",
     "The same seed gives the same model, batch and training forward; another seed gives other random numbers.",
-    cost="3 F in train mode, one of them shared; 2 where no random numbers are used; 1 build of a factory",
+    cost="3 F in train mode, one of them shared; 2 where no random numbers are used; 1 build of a factory, 2 calls of a batch function",
 )
 def seeding(subject: Subject) -> Iterator[Finding]:
     """Seed torch alone, and leave the generators of numpy and random where they are.
