@@ -13,6 +13,7 @@ from .. import sources, trees
 from ..diagnosis import initialisation as explain
 from ..diagnosis.losses import initialisation_line
 from ..diagnosis.observation import observe
+from ..diagnosis.symmetry import equal_rows
 from ..findings import Culprit, Finding
 from ..probes.signals import LINEAR, Rectified, Squashed
 from ..state import filled_memory, is_lazy, isolated
@@ -70,11 +71,14 @@ def _unwritten(model: nn.Module, other: nn.Module) -> list[str]:
 @check(
     "initialisation",
     "Parameters are initialised: finite, written, and not the same for every unit.",
-    cost="1 build of a factory, shared; 1 FB only where units are equal",
+    cost="1 build of a factory, shared; 1 FB only where units or rows are equal, and 3 FBS where their gradients are",
     axes="device",
 )
 def initialisation(subject: Subject) -> Iterator[Finding]:
-    """Look for NaN, unwritten memory and huge values, and for layers whose units are and stay equal."""
+    """Look for NaN, unwritten memory and huge values, and for layers whose units are and stay equal.
+
+    So are the rows of other parameters (latents, queries, prototypes), if gradients and steps keep them equal.
+    """
     if on_meta(subject):
         yield inconclusive(
             "the model's parameters are on meta, so they have no values", code="no-values"
@@ -95,6 +99,7 @@ def initialisation(subject: Subject) -> Iterator[Finding]:
     findings = list(explain.unwritten(subject, unwritten)) if unwritten else []
     findings += explain.broken(subject, [(name, p) for name, p in broken if name not in unwritten])
     findings += _symmetric(subject)
+    findings += equal_rows(subject)
     yield from findings
     if not findings:
         how = (
