@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..findings import Location
     from ..probes.finiteness import NonFinite
     from ..probes.provenance import GraphCut
+    from ..probes.watch import Op
     from ..subject import Subject
     from .siblings import Sibling
     from .unread import Unread
@@ -213,6 +214,10 @@ def _missing(
                     location=found.slip,
                 )
             )
+    if kind in ("integer-cast", "non-differentiable") and op is not None and location is not None:
+        more, mend, used = _picked(subject, op, location)
+        cause, fix = cause + more, mend or fix
+        culprits += used
     if kind == "never-used" and (instead := _called_instead(subject, names[0])) is not None:
         cause += (
             f"; {instead.name} is called {instead.calls} times in one forward, {instead.idle} never"
@@ -254,6 +259,37 @@ def _unread(subject: Subject, place: Location) -> Unread | None:
 
     with subject.pristine():
         return unread(place, forward_and_loss(subject))
+
+
+def _picked(subject: Subject, op: Op, place: Location) -> tuple[str, str, list[Culprit]]:
+    """Say what uses the indices that a ranking gave and whether its values are left unread: cause, fix, culprits."""
+    from .picks import RANKING, picking
+    from .unread import unread_values
+
+    if op.name.rpartition(".")[2] not in RANKING:
+        return "", "", []
+    users = picking(subject, op)
+    with subject.pristine():
+        values = unread_values(place, forward_and_loss(subject))
+    lines = [user.location.line for user in users if user.location is not None]
+    cause = fix = ""
+    if values:
+        named = "" if values.startswith("_") else f" ({values})"
+        cause = f": only its indices are used, the values beside them{named} are never read"
+    if lines:
+        scores = values if values and not values.startswith("_") else "the scores at these indices"
+        fix = (
+            f"let what line {lines[0]} picks depend on the scores: multiply it by {scores}, or use a soft version "
+            "(softmax), or a straight-through estimator"
+        )
+    return (
+        cause,
+        fix,
+        [
+            Culprit(kind="call", name=user.name, detail="uses the indices", location=user.location)
+            for user in users
+        ],
+    )
 
 
 def _called_instead(subject: Subject, name: str) -> Sibling | None:

@@ -81,6 +81,29 @@ def unread(place: Location, run: Callable[[], object]) -> Unread | None:
     return Unread(name=name)
 
 
+def unread_values(place: Location, run: Callable[[], object]) -> str:
+    """Return the first of two variables that the statement at a place unpacks, where no line that runs reads it afterwards.
+
+    ``values, indices = scores.topk(k)`` with ``values`` left unread. Arguments as of :func:`unread`; empty where
+    it is read, or where the statement is no such one.
+    """
+    function = _function(place)
+    statement = next(
+        (s for s in _statements(function) if place.line in _lines(s)) if function else iter(()),
+        None,
+    )
+    if function is None or not isinstance(statement, ast.Assign) or _in_loop(function, statement):
+        return ""
+    target = statement.targets[0]
+    if len(statement.targets) > 1 or not isinstance(target, ast.Tuple) or len(target.elts) != 2:
+        return ""
+    first = target.elts[0]
+    if not isinstance(first, ast.Name) or _outer(function, first.id):
+        return ""
+    after = _after(function, statement, _ran(place, function, run))
+    return "" if any(_reads(s, first.id) for s in after) else first.id
+
+
 def _function(place: Location) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     tree = sources.tree_of(place.file)
     around = [

@@ -82,3 +82,50 @@ def test_a_result_that_is_returned_is_read() -> None:
     found = _judge(Again())
     assert found.code == "grad-none"
     assert "never read" not in found.cause
+
+
+class Pool(nn.Module):
+    """Keeps the frames of the highest scores, and weighs them by their scores or not."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.score, self.head = how, nn.Linear(4, 1), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        score = self.score(x).sigmoid()[..., 0]
+        if self.how == "argsort":
+            order = score.argsort(dim=1, descending=True)
+            return self.head(pick(x, order[:, :2]).mean(1))
+        best, order = score.sort(dim=1, descending=True)
+        order = order[:, :2]
+        kept = pick(x, order)
+        if self.how == "gated":
+            kept = kept * best[:, :2, None]
+        made: Tensor = self.head(kept.mean(1))
+        return made
+
+
+def pick(x: Tensor, order: Tensor) -> Tensor:
+    rows = order[:, :, None]
+    return x.gather(1, rows.expand(-1, -1, x.shape[2]))
+
+
+def _pool(how: str) -> Finding:
+    batch = ((torch.randn(3, 5, 4),), torch.randn(3, 2))
+    contract = Contract(model=Pool(how), batch=batch, loss=F.mse_loss)
+    return contract.check(["gradients-exist"]).findings[0]
+
+
+@pytest.mark.parametrize("how", ["sort", "argsort"])
+def test_what_uses_the_indices_of_a_ranking_is_named(how: str) -> None:
+    found = _pool(how)
+    assert found.code == "grad-none"
+    assert "return x.gather" in next(
+        c.location.text for c in found.culprits if c.detail == "uses the indices" and c.location
+    )
+    assert ("(best) are never read" in found.cause) == (how == "sort")
+    assert ("multiply it by best" in found.fix) == (how == "sort")
+
+
+def test_values_that_weigh_what_was_picked_give_a_gradient() -> None:
+    assert _pool("gated").status == "passed"
