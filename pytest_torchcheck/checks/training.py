@@ -9,15 +9,17 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import promises, sources
+from pytest_torchcheck.diagnosis.optimizers import lost as lost_parameters
 from pytest_torchcheck.loop import accumulation, resume
 from pytest_torchcheck.loop import explain_equivalences as explain
+from pytest_torchcheck.loop.rebinding import where_rebound
 from pytest_torchcheck.loop.recorder import STEPS, record, trace_of
 from pytest_torchcheck.loop.replay import last_write, where_changed
 from pytest_torchcheck.subject import SubjectError
 
 from .registry import check, inconclusive, not_applicable, passed
 from .updates import STEPS as UPDATES
-from .updates import untrainable
+from .updates import trajectory, untrainable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,7 +170,23 @@ def resumed(subject: Subject) -> Iterator[Finding]:
             code="not-repeatable",
         )
     else:
-        yield explain.not_resumed(found)
+        yield _not_resumed(subject, found)
+
+
+def _not_resumed(subject: Subject, found: resume.Resumption) -> Finding:
+    """Explain a resumed run that ends elsewhere; one whose optimizer gets hold of a lost parameter again is a consequence."""
+    finding = explain.not_resumed(found)
+    lost = sorted(lost_parameters(subject, trajectory(subject)))
+    line = where_rebound(subject, lost[0]) if lost and not found.missing else None
+    if line is None:
+        return finding
+    return finding.replace(
+        location=line,
+        cause=f"the step puts a new Parameter in the place of {lost[0]}: the uninterrupted run's optimizer keeps the old one, "
+        "the resumed run's begins with the new one",
+        fix="write to the parameter in place, under torch.no_grad(): .copy_(), .clamp_(), .mul_()",
+        root="weights-update/weight-static",
+    )
 
 
 @check(

@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from ..diagnosis import optimizers as explain
 from ..diagnosis.observation import Watched
 from ..functions.discovery import is_compiled
 from ..loop.closures import carried_graphs
+from ..loop.rebinding import Rebinding
 from ..loop.resume import keep_checkpoint
 from ..probes.leaks import LiveBytes, count_hooks
 from ..probes.watch import version_of
@@ -79,6 +80,7 @@ class Trajectory:
         modes: Modules whose training flag is not what it was before the steps.
         live_bytes: Live bytes that the steps after the first made, after each of them.
         hooks: Hooks on modules and parameters, after each of them.
+        rebound: By parameter that a step puts another tensor in place of, which no optimizer holds: the first such step.
         carries: Whether tensors with a graph are held after the last step.
         end: By parameter and buffer: checksum of its bits after ``STEPS`` steps. None where the contract declares
             no optimizer, or the steps were not those that a user's loop would do.
@@ -97,6 +99,7 @@ class Trajectory:
     modes: tuple[str, ...]
     live_bytes: tuple[int, ...] = ()
     hooks: tuple[int, ...] = ()
+    rebound: dict[str, int] = field(default_factory=dict)
     carries: bool = False
     end: dict[str, int] | None = None
 
@@ -213,6 +216,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
             if subject.state.original(parameter) is None
         }
         modes = {name: module.training for name, module in model.named_modules()}
+        rebinding = Rebinding(model)
         losses: list[float] = []
         rates: list[float] = []
         live: set[str] = set()
@@ -245,6 +249,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
                 break
             losses.append(_number(value))
             del value
+            rebinding.look()
             if step:
                 live_bytes.append(counter.live)
             hooks.append(count_hooks(model).total())
@@ -268,7 +273,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
         end = checksums(model) if exact and len(losses) == STEPS and not warmed else None
         moved, sizes = {}, {}
         for name, parameter in model.named_parameters():
-            before = subject.state.original(parameter)
+            before = subject.state.original(rebinding.before(name, parameter))
             if before is None:
                 before = put.get(name)
             if before is None or before.shape != parameter.shape:
@@ -287,11 +292,12 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
             for name, module in model.named_modules()
             if modes.get(name, module.training) != module.training
         )
+        rebound = rebinding.left_behind(optimizers)
         del made, optimizers, schedulers
     return Trajectory(
         losses=tuple(losses), error=error, moved=moved, sizes=sizes, buffers=buffers, live=frozenset(live),
         seen=frozenset(seen), rates=tuple(rates), warmed=warmed, coverage=coverage, modes=changed,
-        live_bytes=tuple(live_bytes), hooks=tuple(hooks), carries=carries, end=end,
+        live_bytes=tuple(live_bytes), hooks=tuple(hooks), rebound=rebound, carries=carries, end=end,
     )  # fmt: skip
 
 
@@ -426,10 +432,11 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
     made = trajectory(subject)
     if made.error is not None and not made.losses:
         raise made.error
+    lost = explain.lost(subject, made)
     still = [
         name
         for name in trainable
-        if made.moved.get(name, 0.0) == 0.0
+        if (made.moved.get(name, 0.0) == 0.0 or name in lost)
         and not subject.is_promised("MayLackGradient", name)
         and not subject.is_promised("Frozen", name)
     ]

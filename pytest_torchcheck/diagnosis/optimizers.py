@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import sources
 from ..checks.registry import inconclusive, violated
 from ..findings import Culprit, Finding, Location
+from ..loop.rebinding import is_trained, where_rebound
 from ..state import seed_everything
 from ..subject import SubjectError, optimizers_of
 from . import freezing
@@ -161,6 +162,16 @@ def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
     )
 
 
+def lost(subject: Subject, made: Trajectory) -> frozenset[str]:
+    """Return the parameters that a step replaces and that nothing trains from then on; cached."""
+    if "lost-parameters" not in subject.cache:
+        subject.cache["lost-parameters"] = frozenset(
+            name for name, since in made.rebound.items() if not is_trained(subject, name, since)
+        )
+    found: frozenset[str] = subject.cache["lost-parameters"]
+    return found
+
+
 def standstill(subject: Subject, names: list[str], made: Trajectory, total: int) -> Finding:
     """Explain trainable parameters that a training step does not move."""
     first = subject.gradients()
@@ -171,7 +182,17 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
     rate = max((r for r in made.rates if r == r), default=None)
     own_rate = _rate_of(subject, names) if rate else rate
     place: Location | None = None
-    if len(gradless) + len(zero) == len(names):
+    rebound = [name for name in names if name in lost(subject, made)]
+    line = where_rebound(subject, rebound[0]) if rebound else None
+    if line is not None:
+        cause = f"the step puts a new Parameter in the place of {rebound[0]}, and the optimizer keeps the old one"
+        because = (
+            f"after line {line.line} no param_group holds the tensor that the model uses, and the next step gives it the "
+            "same values when its gradient is turned round"
+        )
+        fix = "write to the parameter in place, under torch.no_grad(): .copy_(), .clamp_(), .mul_()"
+        place = line
+    elif len(gradless) + len(zero) == len(names):
         word = "no gradient" if gradless else "a gradient of zero"
         cause, because = (
             f"it has {word}, so that no optimizer can move it",
@@ -217,6 +238,10 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
         fix = "raise the learning rate, or keep the weights in a wider dtype"
         place = optimizer_line(subject) or sources.of_parameter(subject.model, names[0])
     culprits = [parameter(subject, name, "unchanged") for name in names]
+    if line is not None:
+        culprits.append(
+            Culprit(kind="call", name=rebound[0], detail="is replaced here", location=line)
+        )
     if 0.0 in (rate, own_rate):
         culprits += [
             Culprit(kind="optimizer", name="lr", detail="is made 0 here", location=line)
@@ -231,11 +256,14 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
         )
     return violated(
         "weight-static",
-        f"{names_text(names)} {'does' if len(names) == 1 else 'do'} not move in {len(made.losses)} training steps "
+        f"{names_text(names)} {'does' if len(names) == 1 else 'do'} not "
+        f"{'learn once a step replaces it' if line is not None else f'move in {len(made.losses)} training steps'} "
         f"({len(names)} of {total} parameters)",
         culprits=culprits,
         location=place,
-        observed=f"max|after - before| = 0 over {len(made.losses)} steps",
+        observed=f"max|after - before| = 0 over {len(made.losses)} steps"
+        if line is None
+        else f"{rebound[0]} is another tensor after {'the first step' if not made.rebound[rebound[0]] else 'a step'}",
         cause=cause,
         because=because,
         fix=fix,
