@@ -14,6 +14,7 @@ from pytest_torchcheck.loop.clipping import clipping_of
 from pytest_torchcheck.loop.copying import copying_findings
 from pytest_torchcheck.loop.modes import mode_findings
 from pytest_torchcheck.loop.protocol import at, protocol_findings
+from pytest_torchcheck.loop.rate_groups import left_behind
 from pytest_torchcheck.loop.rates import (
     first_rates,
     meant_rates,
@@ -274,7 +275,7 @@ def schedule(subject: Subject) -> Iterator[Finding]:
                 code="nothing-recorded",
             )
             continue
-        finding = schedule_finding(subject, trace, lr)
+        finding = schedule_finding(subject, trace, lr) or left_behind(subject, trace)
         if finding is not None:
             yield finding
         elif len(set(meant_rates(lr, len(rates)))) == 1 and len(rates) > 1 and callable(lr):

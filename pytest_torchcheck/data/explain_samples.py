@@ -111,10 +111,11 @@ def not_finite(survey: Survey, seed: int) -> Iterator[Finding]:
             origin = validity.find_value(part, sample.index, seed + sample.index, is_bad)
         held = origin.held
         row = f"{held.path}[{sample.index}]" if held is not None else where(leaf.path)
-        # a mask of -inf is a way of life; where every sample has one, it is meant
-        make = (
-            suspicious if code == "sample-inf" and len(indices) == len(survey.samples) else violated
-        )
+        # a mask of -inf is a way of life: where every sample has one that was written, or is the logarithm of
+        # zeros and ones, it is meant
+        written = not origin.computed or leaf.low == leaf.high
+        masks = code == "sample-inf" and written and len(indices) == len(survey.samples)
+        make = suspicious if masks else violated
         yield make(
             code,
             f"{part.prefix}{row} has {word} ({len(indices)} of {len(survey.samples)} samples read)",
@@ -126,8 +127,11 @@ def not_finite(survey: Survey, seed: int) -> Iterator[Finding]:
             observed=f"samples {few(indices)} hold {word} at {where(leaf.path)}, {leaf.dtype} {list(leaf.shape)}",
             cause="the stored data holds them" if held else "the reading makes them",
             because=f"{held.path} holds them before it is read" if held
+            else f"{origin.computed}, at {line_ref(origin.line)}" if origin.computed
             else f"no stored array holds them; they are there after {line_ref(origin.line)}",
-            fix=f"drop or fill these rows where {held.path} is made" if held else f"leave these values out at {line_ref(origin.line)} (torch.nan_to_num, or a mask)",
+            fix=f"drop or fill these rows where {held.path} is made" if held
+            else f"keep its argument where it is finite at {line_ref(origin.line)}: clamp(min=eps) before a logarithm, eps in a denominator" if origin.computed
+            else f"leave these values out at {line_ref(origin.line)} (torch.nan_to_num, or a mask)",
             evidence={"indices": [int(i) for i in indices[:64]]},
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
+from pytest_torchcheck.probes.finiteness import find_nonfinite
 from pytest_torchcheck.state import isolated
 
 from .contents import Contents, Held, is_array
@@ -198,10 +199,12 @@ class Origin:
     Attributes:
         line: The user's line after which it is there, or that returns it.
         held: The stored array that holds it already, or None.
+        computed: The operation of torch's that computes it from finite numbers, as a clause; empty where none is known to.
     """
 
     line: Location | None
     held: Held | None = field(default=None, repr=False)
+    computed: str = ""
 
 
 def find_value(part: Part, index: int, seed: int, is_bad: Callable[[Leaf], bool]) -> Origin:
@@ -226,8 +229,14 @@ def find_value(part: Part, index: int, seed: int, is_bad: Callable[[Leaf], bool]
     with isolated():
         try:
             line = find_line(lambda: read(part.dataset, index, seed), watcher)
+            snapshot.restore()
+            made = (
+                find_nonfinite(lambda: read(part.dataset, index, seed)) if stored is None else None
+            )
         finally:
             snapshot.restore()
+    if made is not None and made.origin == "computed" and made.location is not None:
+        return Origin(line=made.location, computed=f"{made.op.name}: {made.fact}")
     return Origin(line=line or return_line(part, index, seed), held=stored)
 
 

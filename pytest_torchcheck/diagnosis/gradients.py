@@ -430,6 +430,15 @@ def non_finite(
         culprits.insert(
             0, Culprit(kind="module", name=at.module, detail=str(at.op or ""), location=at.location)
         )
+    masked = at.masked if at is not None else None
+    if masked is not None and masked.location not in (
+        None,
+        at.location if at is not None else None,
+    ):
+        culprits.insert(
+            0,
+            Culprit(kind="call", name=masked.name, detail="writes -inf", location=masked.location),
+        )
     observed = (
         f"loss {loss:.4g}; {counted(len(grads), 'gradient')} not finite"
         if loss is not None
@@ -475,7 +484,7 @@ def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
     if at is not None and "all -inf" in at.fact:
         return (
             "every entry of a row is masked with -inf, and a softmax over nothing is 0/0",
-            f"leave one entry of every row unmasked, or set fully masked rows to 0 with torch.where{line}",
+            f"leave one entry of every row unmasked{_masking_line(at)}, or set fully masked rows to 0 with torch.where{line}",
         )
     known = next(
         (
@@ -503,6 +512,11 @@ def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
         else f"the derivative of {what} is not finite at this input",
         f"keep the argument of {what} away from where it is infinite{line}",
     )
+
+
+def _masking_line(at: NonFinite) -> str:
+    place = at.masked.location if at.masked is not None else None
+    return f" on line {place.line}" if place is not None and place != at.location else ""
 
 
 def _forward_only(subject: Subject) -> Callable[[], Any]:

@@ -117,7 +117,7 @@ def _copies(made: Making) -> list[Culprit]:
 
 
 _CHOICE = re.compile(
-    r"parameters\(.*\bif\b|\bfilter\(|requires_grad|(starts|ends)with\(|\bif\b.*\bin\b|\bin\b.*\bname\b"
+    r"(parameters|modules|children)\(.*\bif\b|\bif (not )?isinstance\(|\bfilter\(|requires_grad|(starts|ends)with\(|\bif\b.*\bin\b|\bin\b.*\bname\b"
 )
 
 

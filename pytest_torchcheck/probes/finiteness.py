@@ -43,6 +43,7 @@ class NonFinite:
         count: How many elements of it are not finite.
         upward: Whether an infinity of plus is among it.
         then: Where an infinity became the NaN that was seen, the operation that did this.
+        masked: Where a row has nothing but -inf, the operation that wrote it.
     """
 
     kind: Literal["nan", "inf"]
@@ -57,6 +58,7 @@ class NonFinite:
     count: int
     upward: bool = False
     then: Op | None = None
+    masked: Op | None = None
 
 
 def find_nonfinite(run: Callable[[], object], module: nn.Module | None = None) -> NonFinite | None:
@@ -262,7 +264,9 @@ class _Kernels(TorchDispatchMode):
         rowwise = event.kernel.removeprefix("aten.") in _ROWWISE
         for parent in self._parents.get(id(event), []):
             if rowwise and not parent.upward:
-                continue  # a row that is all -inf: that is the fault, however the mask was computed
+                # a row that is all -inf: that is the fault, however the mask was computed
+                event = replace(event, masked=parent.op)
+                continue
             if parent.origin in ("computed", "uninitialised"):
                 return replace(parent, then=event.op)
         return event

@@ -49,7 +49,7 @@ class ExpOverflow(Net):
 class AllMasked(Net):
     def middle(self, h):
         mask = torch.ones(8, dtype=torch.bool)
-        scores = h.masked_fill(mask, -torch.inf)
+        scores = h.masked_fill(mask, -torch.inf)  # MASKED
         return torch.softmax(scores, -1)  # HERE
 
 
@@ -126,6 +126,10 @@ def test_what_made_the_output_not_finite(cls, expected):
     found = find_nonfinite(lambda: model(x), model)
     assert found.location.text.endswith("# HERE"), found
     assert (found.kind, found.phase, found.origin) == (kind, "forward", "computed")
+    if cls is AllMasked:
+        assert found.masked.location.text.endswith("# MASKED")
+    else:
+        assert found.masked is None or "all -inf" in found.fact
     assert re.search(fact, found.fact), found.fact
     assert found.count > 0
     assert all(p.grad is None for p in model.parameters())
