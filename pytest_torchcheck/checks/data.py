@@ -12,6 +12,7 @@ from pytest_torchcheck.data import (
     explain_labels,
     explain_order,
     explain_samples,
+    keeping,
     labels,
     mutation,
     pickling,
@@ -168,6 +169,13 @@ def samples_unchanged(subject: Subject) -> Iterator[Finding]:
             )
         elif again.fills and (other := _in_data(confusing.find_confusion, part, seed=subject.seed)):
             yield confusing.confused(part, other)
+        elif (
+            again.settles
+            and not (part.evaluates or subject.contract.promised("RandomAugmentation"))
+            and keeping.is_judged(part)
+            and (same := _in_data(keeping.find_kept, part, subject.contract.location))
+        ):
+            yield keeping.kept(part, same, promised=False)
         elif not again.differing or again.held_randomness:
             why = " once its own generator is put back" if again.held_randomness else ""
             yield passed(

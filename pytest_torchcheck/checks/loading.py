@@ -10,6 +10,7 @@ from pytest_torchcheck.data import (
     explain_order,
     explain_samples,
     explain_workers,
+    keeping,
     labels,
     order,
     pairing,
@@ -185,6 +186,12 @@ def random_augmentation(subject: Subject) -> Iterator[Finding]:
             yield inconclusive(
                 f"{part.prefix}items of {part.name} hold nothing that can be compared"
             )
+        elif (
+            found.kept
+            and keeping.is_judged(part)
+            and (same := _in_data(keeping.find_kept, part, subject.contract.location))
+        ) or (not found.random and (same := _in_data(keeping.find_cached_function, part))):
+            yield keeping.kept(part, same, promised=True)
         elif not found.random:
             fixed = _in_data(randomness.find_reseeding, part)
             yield explain_workers.not_random(part, found, fixed, subject.contract.location)

@@ -45,6 +45,7 @@ class Rereading:
         overwritten: Items whose sample changed while later items were read: one buffer serves them all.
         buffer: The stored array that such a sample shares its memory with, where it is one.
         fills: Whether a container of the dataset got entries by the first readings, fewer than these are.
+        settles: Whether something stored was changed by them, and another seed changed nothing.
         error: Item, type and message where an item can be read only once; None where all can.
         error_location: The user's line that raised then.
     """
@@ -58,6 +59,7 @@ class Rereading:
     overwritten: tuple[int, ...] = ()
     buffer: Held | None = None
     fills: bool = False
+    settles: bool = False
     error: tuple[int, str] | None = None
     error_location: Location | None = None
 
@@ -85,9 +87,10 @@ def reread(part: Part, *, seed: int = 0, most: int = MOST_REREAD) -> Rereading:
             )
             buffer = _buffer(contents, kept[overwritten[0]]) if overwritten else None
             del kept
-            fills = any(len(keys) < len(indices) for _, keys in snapshot.filled())
+            filled = snapshot.filled()
+            fills = any(len(keys) < len(indices) for _, keys in filled)
             try:
-                _read(part, indices, seed + _OTHER_SEED)
+                settles = _read(part, indices, seed + _OTHER_SEED) == first and bool(filled)
                 last = _read(part, indices, seed)
             except ReadingError as error:
                 changes = tuple(snapshot.changes())
@@ -113,6 +116,7 @@ def reread(part: Part, *, seed: int = 0, most: int = MOST_REREAD) -> Rereading:
         overwritten=overwritten,
         buffer=buffer,
         fills=fills,
+        settles=settles,
         comparable=any(digest is not None for one in first.values() for _, digest in one),
     )
 

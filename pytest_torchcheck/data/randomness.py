@@ -59,6 +59,7 @@ class Augmentation:
         items: How many items each worker read, twice.
         workers: How many workers were simulated; 0 where the loader reads in the main process.
         random: Whether items differ between reads, or between epochs.
+        kept: Whether items are random at the first reading alone: nothing is drawn at the second one, which is equal.
         repeats: Whether the same worker with the same seed reads the same again.
         duplicates: Generators in the same state in different workers or epochs.
         used: Generators drawn from.
@@ -68,6 +69,7 @@ class Augmentation:
     items: int
     workers: int
     random: bool
+    kept: bool
     repeats: bool
     duplicates: tuple[Duplicate, ...]
     used: tuple[str, ...]
@@ -101,6 +103,7 @@ def measure(part: Part) -> Augmentation:
         items=len(workers.indices),
         workers=workers.count if uses_workers else 0,
         random=first.varies or first.digests != later.digests,
+        kept=not first.varies and bool(first.used) and not first.used_again,
         repeats=first.digests == again.digests,
         duplicates=tuple(duplicates),
         used=tuple(sorted(used)),

@@ -16,6 +16,7 @@ from pytest_torchcheck.state import isolated
 from .contents import Contents, Held
 from .describing import describe_sample
 from .generators import fingerprint, global_generators
+from .plan import accepts
 from .reading import spread
 from .snapshot import Snapshot
 
@@ -35,11 +36,13 @@ class WorkerRun:
     Attributes:
         start: Fingerprint of every generator once the worker was ready.
         used: Generators whose state had changed after the items were read.
+        used_again: Those of them that the second reading of the items drew from.
         digests: Of the items read, in order; the second half reads the same items again.
     """
 
     start: dict[str, bytes]
     used: frozenset[str]
+    used_again: frozenset[str]
     digests: tuple[str | None, ...]
 
     @property
@@ -62,7 +65,7 @@ class Workers:
         self.declared = part.plan.num_workers
         self.count = self.declared if self.declared > 1 else 2
         self._contents = Contents(part.dataset, self.indices)
-        self._snapshot = Snapshot(self._contents)
+        self.snapshot = Snapshot(self._contents)
 
     def run(
         self,
@@ -82,21 +85,27 @@ class Workers:
         """
         digests: list[str | None] = []
 
+        middle: dict[str, bytes] = {}
+
         def read_all() -> None:
-            digests.extend(
-                describe_sample(index, self.part.dataset[index]).digest
-                for index in (*self.indices, *self.indices)
-            )
+            digests.extend(self.digests())
+            middle.update(self.states())
+            digests.extend(self.digests())
 
         with self.ready(worker, epoch):
             for name, generator, _ in self.generators():
                 if name == advance:
                     _draw(generator)
-            start = self._fingerprints()
+            start = self.states()
             (watch or (lambda call: call()))(read_all)
-            end = self._fingerprints()
+            end = self.states()
         used = frozenset(name for name, state in end.items() if start.get(name) != state)
-        return WorkerRun(start=start, used=used, digests=tuple(digests))
+        again = frozenset(name for name, state in end.items() if middle.get(name) != state)
+        return WorkerRun(start=start, used=used, used_again=again, digests=tuple(digests))
+
+    def digests(self) -> list[str | None]:
+        """Read every item once, in a worker that is ready."""
+        return [describe_sample(i, self.part.dataset[i]).digest for i in self.indices]
 
     @contextlib.contextmanager
     def ready(self, worker: int, epoch: int = 0, *, init: bool = True) -> Iterator[None]:
@@ -111,12 +120,21 @@ class Workers:
                 )
                 if init and self.part.plan.worker_init_fn is not None:
                     self.part.plan.worker_init_fn(worker)
+                self.begin(epoch)
                 yield
             finally:
                 torch_worker._worker_info = before
-                self._snapshot.restore()
+                self.snapshot.restore()
 
-    def _fingerprints(self) -> dict[str, bytes]:
+    def begin(self, epoch: int) -> None:
+        """Tell the dataset of an epoch, where it wants to know."""
+        for one in {id(x): x for x in (self.part.dataset, self.part.own)}.values():
+            told = getattr(one, "set_epoch", None)
+            if callable(told) and accepts(told, 1):
+                told(epoch)
+
+    def states(self) -> dict[str, bytes]:
+        """Return a fingerprint of every generator of the process and of the dataset."""
         return {name: fingerprint(generator) for name, generator, _ in self.generators()}
 
     def generators(self) -> list[tuple[str, Any, Held | None]]:
