@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .. import sources
 from ..checks.registry import violated
 from ..findings import Culprit, Finding
+from ..state import seed_everything
 from . import places
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..batches import Batch
+    from ..findings import Location
+    from ..probes.mask_axes import LaidMask
     from ..promises import Causal, PaddingInvariant
     from ..subject import Subject
 
@@ -77,6 +82,20 @@ def padding(
             align="prefix" if promise.side == "right" else "suffix",
         )
     line = place.location if place else sources.of_object(type(subject.model).forward)
+    if (laid := _query_mask(subject, promise, extended, length + extra)) is not None:
+        place = places.Place(
+            op=place.op if place else laid.op,
+            location=laid.location,
+            module=place.module if place else "",
+            module_class=place.module_class if place else "",
+            fact=f"the mask is {list(laid.shape)} where it meets the scores {list(laid.scores)} of every query and key",
+            cause="the mask hides padded queries, and every query still reads padded keys",
+            fix=f"give the mask the size of the keys in its last dimension{_on(laid.location)}: mask[:, None, None, :]",
+            settings=(
+                Culprit(kind="call", name=laid.op, detail="they meet here", location=laid.met),
+            ),
+        )
+        line = laid.location
     return violated(
         "padding-leak",
         f"what stands at padded positions of {path} changes {output}"
@@ -99,6 +118,30 @@ def padding(
         or "mask the padded positions before this operation (attention mask, masked mean, lengths)",
         evidence={"gap": gap},
     )
+
+
+def _query_mask(
+    subject: Subject, promise: PaddingInvariant, batch: Batch, length: int
+) -> LaidMask | None:
+    """Return the padding mask that lies along the queries of an attention, where there is one."""
+    from ..probes.mask_axes import find_query_mask
+
+    copy = batch.clone()
+    named = [key for key in (promise.mask,) if key is not None]
+    arguments = [copy.kwargs.get(key) if isinstance(key, str) else copy.args[key] for key in named]
+    masks = [value for value in arguments if isinstance(value, torch.Tensor)]
+
+    def run() -> Any:
+        subject.model.eval()
+        seed_everything(subject.seed)
+        return subject.call(subject.model, copy)
+
+    with subject.pristine() as model:
+        return find_query_mask(run, model, masks, length)
+
+
+def _on(place: Location | None) -> str:
+    return f" on line {place.line}" if place is not None else ""
 
 
 def permutation(
