@@ -16,7 +16,7 @@ Explainer = Callable[["Scene", "re.Match[str]"], "Explanation | None"]
 
 FAMILIES = (
     "data", "resources", "targets", "binary", "indexing", "linear", "convolutions", "norms", "masks", "recurrent", "shapes", "reshapes",
-    "devices", "dtypes", "graph", "functions", "inplace", "checkpoints", "state", "calls", "values", "plain",
+    "devices", "dtypes", "graph", "functions", "inplace", "checkpoints", "state", "schedules", "calls", "values", "plain",
 )  # fmt: skip
 """The modules of ``entries``, in the order in which they are asked: the more specific messages first."""
 
