@@ -81,6 +81,7 @@ class _Capture:
     place: Location | None = None
     loss: str = ""
     function: Any = None
+    untaken: frozenset[int] = frozenset()
 
     def after_backward(self, root: Any) -> None:
         if self.stepped:
@@ -90,7 +91,10 @@ class _Capture:
         frame = user_frame()
         self.place = sources.of_frame(frame)
         self.loss = name_in(frame, root)
-        self.function = frame.f_code if frame is not None else None
+        code = frame.f_code if frame is not None else None
+        if frame is not None and code is not self.function:
+            self.untaken = sources.untaken_in(frame)
+        self.function = code
 
 
 def compare(
@@ -373,7 +377,7 @@ def _across(vector: torch.Tensor, direction: torch.Tensor) -> float:
 
 
 def _bound_at(capture: _Capture) -> Location | None:
-    """Return the last line of the function that binds the loss's name."""
+    """Return the last line of the function that binds the loss's name, in no branch that is ruled out."""
     if not capture.loss or capture.function is None:
         return None
     import dis
@@ -384,6 +388,7 @@ def _bound_at(capture: _Capture) -> Location | None:
     line = 0
     for instruction in dis.get_instructions(capture.function):
         line = instruction.starts_line or line
-        if instruction.opname.startswith("STORE") and instruction.argval == capture.loss:
+        stores = instruction.opname.startswith("STORE") and instruction.argval == capture.loss
+        if stores and line not in capture.untaken:
             lines.append(int(line))
     return line_of(capture.function, lines[-1]) if lines else None

@@ -109,3 +109,26 @@ def test_unknown_replica_is_named() -> None:
     (finding,) = training.replicated(Subject(contract))
     assert finding.status == "inconclusive"
     assert "'c'" in finding.summary
+
+
+def test_the_branch_that_ran_is_named() -> None:
+    def step(exact: bool):
+        def train_step(model, optimizer, inputs, targets):
+            optimizer.zero_grad()
+            total = (targets != -1).sum()
+            for x, y in zip(inputs[0].chunk(4), targets.chunk(4), strict=True):
+                out = model(x).transpose(1, 2)
+                if not exact:
+                    part = F.cross_entropy(out, y, ignore_index=-1)  # not divided
+                else:
+                    part = F.cross_entropy(out, y, ignore_index=-1, reduction="sum") / total
+                part.backward()
+            optimizer.step()
+            return total
+
+        return train_step
+
+    wrong = verdict(train_step=step(False), promises=(Accumulates(4),))
+    assert wrong.status == "violated"
+    assert wrong.location.text.endswith("# not divided")
+    assert verdict(train_step=step(True), promises=(Accumulates(4),)).status == "passed"
