@@ -11,7 +11,7 @@ from pytest_torchcheck.diagnosis import memory as explain
 from pytest_torchcheck.diagnosis.inference import inference_graph
 from pytest_torchcheck.facts import forward_facts
 from pytest_torchcheck.findings import Culprit, Finding
-from pytest_torchcheck.loop.replay import growing_graph, where_graph_is_carried
+from pytest_torchcheck.loop.replay import given_with_graph, growing_graph, where_graph_is_carried
 from pytest_torchcheck.measure.budget import (
     LargestBatch,
     describe_failure,
@@ -168,7 +168,12 @@ def step_leak(subject: Subject) -> Iterator[Finding]:
     if leak is None:
         yield passed("live bytes and hooks were constant from one step to the next")
         return
-    yield explain.leaks(leak, kind="training step", certain=is_certain(leak, subject))
+    given = (
+        given_with_graph(subject, leak.location)
+        if leak.kind == "graph" and leak.location is not None
+        else ()
+    )
+    yield explain.leaks(leak, kind="training step", certain=is_certain(leak, subject), given=given)
 
 
 @check(

@@ -358,7 +358,14 @@ def _flop_phases(tracked: Tracked) -> dict[str, int]:
     return totals
 
 
-def leaks(leak: Leak, *, kind: str, root: str | None = None, certain: bool = True) -> Finding:
+def leaks(
+    leak: Leak,
+    *,
+    kind: str,
+    root: str | None = None,
+    certain: bool = True,
+    given: Sequence[tuple[str, Location]] = (),
+) -> Finding:
     """Explain what grows with every step.
 
     Args:
@@ -366,6 +373,7 @@ def leaks(leak: Leak, *, kind: str, root: str | None = None, certain: bool = Tru
         kind: ``training step`` or ``call``.
         root: The finding that this one repeats, if any.
         certain: Whether it breaks a promise, or only looks like it.
+        given: The variables with a graph that the line which keeps it reads, and the lines that bound them.
     """
     first = leak.tensors[0] if leak.tensors else None
     each = f"{format_bytes(leak.bytes_per_step)} per {kind}" if leak.bytes_per_step else ""
@@ -400,7 +408,13 @@ def leaks(leak: Leak, *, kind: str, root: str | None = None, certain: bool = Tru
     return made(
         code,
         summary,
-        culprits=(culprit,),
+        culprits=(
+            culprit,
+            *(
+                Culprit(kind="tensor", name=name, detail="brings its graph", location=place)
+                for name, place in given[:2]
+            ),
+        ),
         location=leak.location or (first.location if first is not None else None),
         observed=(
             f"live bytes after each {kind}, from the first: {', '.join(map(str, leak.live_bytes))}"
@@ -413,7 +427,7 @@ def leaks(leak: Leak, *, kind: str, root: str | None = None, certain: bool = Tru
             else ""
         ),
         cause=cause,
-        because=_stays(leak, kind),
+        because=_stays(leak, kind) + _brought(leak, given),
         fix=fix,
         evidence={
             "live_bytes": list(leak.live_bytes),
@@ -432,6 +446,13 @@ def leaks(leak: Leak, *, kind: str, root: str | None = None, certain: bool = Tru
             ],
         },
     ).replace(root=root)
+
+
+def _brought(leak: Leak, given: Sequence[tuple[str, Location]]) -> str:
+    if not given or leak.location is None:
+        return ""
+    name, place = given[0]
+    return f"; line {leak.location.line} reads {name}, which line {place.line} makes with its graph"
 
 
 def _stays(leak: Leak, kind: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import dataclass
 from itertools import pairwise
@@ -216,6 +217,27 @@ def where_graph_is_carried(subject: Subject, name: str | None = None) -> Carried
 
     place = replay(subject, watch)
     return Carried(names=tuple(names), location=place, given=tuple(given))
+
+
+def given_with_graph(subject: Subject, place: Location) -> tuple[tuple[str, Location], ...]:
+    """Return the variables with a graph that a line of the step reads, each with the other line that bound it."""
+    given: list[tuple[str, Location]] = []
+
+    def watch(model: nn.Module, _: Any) -> Watcher:
+        bound = _Bindings()
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            bound.note(frame, event, line)
+            here = event != "call" and line == place.line
+            if not here or os.path.abspath(frame.f_code.co_filename) != place.file:
+                return False
+            given[:] = bound.read_on(frame, line)
+            return True
+
+        return watcher
+
+    replay(subject, watch)
+    return tuple(given)
 
 
 class _Bindings:

@@ -142,3 +142,38 @@ def test_a_memory_with_its_graph_is_one_cause(detach):
     assert "bank.old" in first.summary
     lines = {c.location.text for f in bad for c in f.culprits}
     assert "bank.put(z.detach() if detach else z)" in lines
+
+
+class Shared(nn.Module):
+    """Counts by how much each of two gates is used, and keeps all counts."""
+
+    def __init__(self, *, detach: bool) -> None:
+        super().__init__()
+        self.detach = detach
+        self.gate, self.linear = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.loads = []
+
+    def count(self, weights):
+        load = weights.sum(0)
+        if self.detach:
+            load = load.detach()
+        self.loads.append(load / load.sum())
+        del self.loads[:-500]
+
+    def forward(self, x):
+        weights = self.gate(x).softmax(1)
+        self.count(weights)
+        return self.linear(x) * weights
+
+
+def test_what_brings_the_graph_into_a_kept_value_is_named():
+    (found,) = contract(Shared(detach=False)).check(["step-leak"]).findings
+    assert (found.status, found.code) == ("violated", "leak-graph")
+    brought = {c.name: c.location.text for c in found.culprits if c.detail == "brings its graph"}
+    assert brought == {"load": "load = weights.sum(0)"}
+    assert "reads load" in found.because
+
+
+def test_counts_without_a_graph_are_no_leak():
+    report = contract(Shared(detach=True)).check(["step-leak"])
+    assert not [f for f in report.findings if f.code == "leak-graph"], report
