@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..findings import Culprit
 from .arguments import resized
 from .experiments import affine, stale_needs, wrong_saved
 from .jacobians import Block, as_real, numerical, place_of, real_size
-from .lines import gradient_line, line_with
+from .lines import computing_lines, gradient_line, line_with
 from .relation import Relation, Shapes
 from .relations import find_relation, follows_size
 
@@ -166,7 +167,7 @@ def _finding(
     # what nobody in the model wants may be sloppy; an estimator that never runs backward harms nothing
     idle = relation.code == "gradcheck-surrogate" and set(call.wanted) <= set(call.optional)
     unasked = idle or concerned.isdisjoint(call.asked)
-    return target.finding(
+    made = target.finding(
         "suspicious" if unasked else "violated",
         relation.code,
         f"{target.backward} returns {symptom}",
@@ -181,6 +182,19 @@ def _finding(
         fix=relation.fix,
         evidence=evidence,
     )
+    if relation.where != "gradient":
+        return made
+    # what is returned may be wrong in any of the lines that compute it
+    parts = [
+        Culprit(kind="call", name=target.backward, detail="computes a part of it", location=line)
+        for line in computing_lines(target.function, target.position(block.index))
+    ]
+    made = made.replace(culprits=(*made.culprits, *parts))
+    lines = sorted(part.location.line for part in parts if part.location is not None)
+    if relation.code == "gradcheck-mismatch" and lines:
+        told = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
+        made = made.replace(because=f"{made.because}; it is computed from {told}")
+    return made
 
 
 def entry_name(tensor: Tensor, entry: int) -> str:

@@ -102,6 +102,63 @@ def gradient_line(
     return _location(filename, start + line - 1, found.__qualname__)
 
 
+def computing_lines(function: type | None, position: int | None, most: int = 4) -> list[Location]:
+    """Return the lines of ``backward`` that compute what its gradient line reads, the last one first.
+
+    Variables are followed to every line that may assign them, and what those read in turn; lines that only unpack
+    what was saved are left out.
+
+    Args:
+        function: The Function.
+        position: As for :func:`gradient_line`.
+        most: How many at most.
+    """
+    found = method_of(function, "backward", "vjp")
+    parsed = _parse(found)
+    returned = gradient_line(function, position)
+    if found is None or parsed is None or returned is None:
+        return []
+    tree, start, filename = parsed
+    dead = {line - start + 1 for line in untaken_lines(found)}
+    statements = [
+        n
+        for n in _own_nodes(tree)
+        if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return)
+        and n.lineno not in dead
+    ]
+    known = [
+        n for n in statements if n.lineno <= returned.line - start + 1 <= (n.end_lineno or n.lineno)
+    ]
+    for node in known:  # grows as it is walked
+        read = {
+            n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+        }
+        known += [
+            n for n in statements if n not in known and n.lineno < node.lineno and read & _bound(n)
+        ]
+    lines = {n.lineno for n in known[1:] if _computes(n)}
+    return [
+        _location(filename, start + line - 1, found.__qualname__)
+        for line in sorted(lines, reverse=True)[:most]
+    ]
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.Assign):
+        targets: list[ast.expr] = list(node.targets)
+    else:
+        targets = [t for t in (getattr(node, "target", None),) if t is not None]
+    return {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+
+
+def _computes(node: ast.stmt) -> bool:
+    """Say whether a statement calculates: an operator or a call in its value."""
+    value = getattr(node, "value", None)
+    return value is not None and any(
+        isinstance(n, ast.BinOp | ast.UnaryOp | ast.Compare | ast.Call) for n in ast.walk(value)
+    )
+
+
 def line_with(function: type | None, pattern: str, *methods: str) -> Location | None:
     """Return the first line of these methods that matches a regular expression."""
     for name in methods:

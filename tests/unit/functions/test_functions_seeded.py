@@ -75,3 +75,29 @@ def test_fast_mode_alone_would_miss_it():
     assert isinstance(target, Target)
     assert not check_screened(target).violated
     assert check_first(target).violated
+
+
+class _Squashed(torch.autograd.Function):
+    """x tanh(x), with a wrong derivative of tanh."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x.tanh()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        t = x.tanh()
+        slope = 1 - t * t * t.abs()
+        _ = grad.sum()
+        return grad * (t + x * slope)
+
+
+def test_the_lines_that_compute_a_wrong_gradient_are_named():
+    torch.manual_seed(0)
+    (found,) = [f for f in check_function(_Squashed.apply, (torch.randn(3, 4),)) if f.code]
+    assert (found.status, found.code) == ("violated", "gradcheck-mismatch")
+    texts = [c.location.text for c in found.culprits if c.detail == "computes a part of it"]
+    assert texts == ["slope = 1 - t * t * t.abs()", "t = x.tanh()"]
+    assert "it is computed from lines" in found.because
