@@ -15,6 +15,7 @@ from pytest_torchcheck.findings import Culprit, Finding, Location
 
 from .closures import functions_of
 from .protocol import at, call
+from .rate_setting import last_setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -131,13 +132,24 @@ def schedule_finding(
         return None
     stepped = [e for _, e in trace.of("scheduler-step")]
     step = trace.optimizer_steps()[0]
-    cause, because, fix = _relation(meant, rates, stepped, trace)
-    made = _where_made(subject, trace, stepped, wrong[0])
+    constant = len(set(expected)) == 1
+    cause, because, fix = _relation(meant, rates, stepped, trace, constant=constant)
+    setting = last_setting(subject, wrong[0])
+    if setting is not None and not stepped and wrong[0] and len(set(rates)) == 1:
+        setting = None  # it is right at first, and then nothing changes it
+    by_hand = setting is not None and not setting.loads
+    made = _where_made(subject, trace, stepped, wrong[0], by_hand=by_hand)
     place = next((e.place for e in stepped if e.place is not None), None)
     if place is None or cause in (_OTHER_FUNCTION, _OTHER_BASE):
         # no call of the user's steps it, or the calls are right and what they step is not
         place = next((p for _, p in made if p is not None), place) or optimizer_line(subject)
     n = wrong[0]
+    if setting is not None:
+        place = setting.location
+        if setting.loads:
+            cause = f"load_state_dict puts the learning rate that was saved, {setting.after:g}, over the one of before, {setting.before:g}"
+            because = f"the rate was {setting.before:g} before {at(place)} and is {setting.after:g} after it"
+            fix = f"set group['lr'] of every param_group after {at(place)}, or load the moments (state) alone"
     culprits = [
         Culprit(kind="scheduler", name=e.name, detail=f"{len(stepped)} calls", location=e.place)
         for e in stepped[:1]
@@ -146,22 +158,30 @@ def schedule_finding(
         Culprit(kind="scheduler", name=name, detail="defines the schedule", location=p)
         for name, p in made
     ]
-    if not stepped and len(set(rates)) == 1 and made:
+    if setting is not None:
+        name = "optimizer.load_state_dict" if setting.loads else "lr"
+        detail = f"sets the learning rate to {setting.after:g}"
+        culprits.insert(0, Culprit(kind="call", name=name, detail=detail, location=place))
+    elif not stepped and len(set(rates)) == 1 and made:
         # there is a scheduler, and what is wrong is the call that is not there
         culprits.insert(
             0,
             Culprit(kind="scheduler", name="scheduler.step", detail="missing", location=step.place),
         )
     if not culprits:
-        missing = "scheduler.step" if len(set(rates)) == 1 else "lr"
+        missing = "scheduler.step" if len(set(rates)) == 1 and not constant else "lr"
         culprits = [
-            Culprit(kind="scheduler", name=missing, detail="missing", location=step.place or place)
+            Culprit(kind="optimizer", name="lr", detail=f"{rates[n]:g}", location=place)
+            if constant
+            else Culprit(
+                kind="scheduler", name=missing, detail="missing", location=step.place or place
+            )
         ]
     return violated(
         "schedule-differs",
         f"step {n} runs with learning rate {rates[n]:g} where {expected[n]:g} is meant",
         culprits=tuple(culprits),
-        location=place if stepped else step.place or place,
+        location=place if stepped or constant or setting is not None else step.place or place,
         observed=f"{len(wrong)} of {len(rates)} steps differ; used {_listed(rates)}; meant {_listed(expected)}",
         cause=cause,
         because=because,
@@ -175,8 +195,10 @@ def _relation(
     rates: list[float],
     stepped: list[Event],
     trace: Trace,
+    *,
+    constant: bool = False,
 ) -> tuple[str, str, str]:
-    """Recognise how the used rates follow from the meant ones."""
+    """Recognise how the used rates follow from the meant ones, which may be constant."""
     count = len(rates)
     far = meant_rates(meant, 64 * count) if callable(meant) else meant_rates(meant, 10**9)
     scale = max((abs(rate) for rate in far), default=1.0)
@@ -185,10 +207,12 @@ def _relation(
     where = f" at {at(place)}" if place is not None else ""
 
     def follows(place: Callable[[int], int], start: int = 0) -> bool:
+        if constant:
+            return False
         pairs = [(rates[n], far[place(n)]) for n in range(start, count) if 0 <= place(n) < len(far)]
         return len(pairs) >= 2 and all(close(a, b, scale) for a, b in pairs)
 
-    if not stepped and len({f"{rate:.12g}" for rate in rates}) == 1:
+    if not stepped and not constant and len({f"{rate:.12g}" for rate in rates}) == 1:
         return (
             "the learning rate never changes: no scheduler is stepped",
             f"no scheduler's step ran in {trace.steps} calls, and all rates are {rates[0]:g}",
@@ -236,7 +260,7 @@ def _relation(
 
 
 def _where_made(
-    subject: Subject, trace: Trace, stepped: list[Event], step: int
+    subject: Subject, trace: Trace, stepped: list[Event], step: int, *, by_hand: bool
 ) -> list[tuple[str, Location | None]]:
     """Return the lines that define the schedule: of its formula, of the scheduler, of the optimizer.
 
@@ -245,6 +269,7 @@ def _where_made(
         trace: What the steps did.
         stepped: The scheduler's steps.
         step: The first step with another rate than the one meant.
+        by_hand: Whether a line of the user's, and no scheduler, gives that step its rate.
     """
     classes = {trace.classes.get(e.owner, "") for e in stepped} - {""}
     run = making(subject)
@@ -257,7 +282,11 @@ def _where_made(
             for name in sorted(classes)
             if (place := sources.search(function, rf"\b{name}\(")) is not None
         ]
-    formulas = run.formulas or [f for f in functions if stepped and _FORMULA.search(f.__name__)]
+    formulas = run.formulas or [
+        f
+        for f in functions
+        if (stepped or (by_hand and f.__code__.co_argcount == 1)) and _FORMULA.search(f.__name__)
+    ]
     made += [(f.__name__, _answer(f, step)) for f in formulas]
     return list(dict.fromkeys(made))[:4]
 

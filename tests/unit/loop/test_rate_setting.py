@@ -1,0 +1,143 @@
+"""A learning rate other than the one meant: which line set it last."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR
+
+from pytest_torchcheck import Contract
+from pytest_torchcheck.promises import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest_torchcheck.findings import Finding
+
+X, Y = torch.linspace(-1, 1, 24).view(8, 3), torch.linspace(1, -1, 16).view(8, 2)
+
+
+def plain(model: Any, optimizer: Any, inputs: Any, targets: Any) -> Any:
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(*inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def finding(
+    make: Callable[[Any], Any], lr: Callable[[int], float], step: Callable[..., Any] = plain
+) -> Finding:
+    contract = Contract(
+        model=nn.Linear(3, 2),
+        batch=((X,), Y),
+        loss=F.mse_loss,
+        train_step=step,
+        optimizer=make,
+        promises=(Schedule(lr),),
+    )
+    (found,) = contract.check(["schedule"]).findings
+    return found
+
+
+def text(found: Finding) -> str:
+    return "" if found.location is None else found.location.text
+
+
+class Saved:
+    """A checkpoint of a run that ended with a small rate."""
+
+    def __init__(self) -> None:
+        optimizer = torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=1e-5, momentum=0.9)
+        self.state = optimizer.state_dict()
+
+    def resume(self, optimizer: Any) -> None:
+        optimizer.load_state_dict(copy.deepcopy(self.state))  # HERE
+
+
+def test_a_saved_rate_is_put_over_the_one_configured() -> None:
+    saved = Saved()
+
+    def make(model: Any) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        saved.resume(optimizer)
+        return optimizer
+
+    found = finding(make, lambda step: 0.1)
+    assert found.code == "schedule-differs"
+    assert text(found).endswith("# HERE")
+    assert found.culprits[0].name == "optimizer.load_state_dict"
+    assert "1e-05" in found.cause
+
+
+def test_a_line_that_sets_the_rate() -> None:
+    def step(model: Any, optimizer: Any, inputs: Any, targets: Any) -> Any:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.3  # HERE
+        return plain(model, optimizer, inputs, targets)
+
+    found = finding(lambda m: torch.optim.SGD(m.parameters(), lr=0.1), lambda step: 0.1, step)
+    assert text(found).endswith("# HERE")
+    assert found.culprits[0].name == "lr"
+
+
+def test_a_formula_that_gives_a_rate_by_hand() -> None:
+    def warm_up(step: int) -> float:
+        return 0.1 * step / 4  # FORMULA
+
+    count = [0]
+
+    def step(model: Any, optimizer: Any, inputs: Any, targets: Any) -> Any:
+        optimizer.param_groups[0]["lr"] = warm_up(count[0])
+        count[0] += 1
+        return plain(model, optimizer, inputs, targets)
+
+    found = finding(
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.1), lambda n: 0.1 * (n + 3) ** 0.5, step
+    )
+    assert any(c.location and c.location.text.endswith("# FORMULA") for c in found.culprits), found
+
+
+def test_an_optimizer_that_is_made_with_another_rate() -> None:
+    def make(model: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=0.01)  # HERE
+
+    found = finding(make, lambda step: 0.1)
+    assert text(found).endswith("# HERE")
+    assert "base rate" in found.cause
+    assert found.culprits[0].name == "lr"
+
+
+def test_a_scheduler_that_is_not_stepped_stays_the_cause() -> None:
+    saved = Saved()
+    saved.state["param_groups"][0]["lr"] = 0.1
+
+    def make(model: Any) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+        saved.resume(optimizer)
+        return optimizer
+
+    found = finding(make, lambda step: 0.1 * 0.9**step)
+    assert "no scheduler is stepped" in found.cause
+
+
+def test_a_rate_that_is_set_again_after_loading() -> None:
+    saved = Saved()
+
+    def make(model: Any) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        saved.resume(optimizer)
+        optimizer.param_groups[0]["lr"] = 0.1
+        return optimizer, ExponentialLR(optimizer, 0.9)
+
+    def step(model: Any, made: Any, inputs: Any, targets: Any) -> Any:
+        loss = plain(model, made[0], inputs, targets)
+        made[1].step()
+        return loss
+
+    found = finding(make, lambda step: 0.1 * 0.9**step, step)
+    assert found.status == "passed", found
