@@ -15,6 +15,7 @@ from pytest_torchcheck.data import (
     keeping,
     labels,
     mutation,
+    naming,
     pickling,
     randomness,
     replaying,
@@ -213,6 +214,10 @@ def _unreadable(found: Survey) -> Finding:
 )
 def dataset_labels(subject: Subject) -> Iterator[Finding]:
     """Compare labels with what is declared, and with the dataset's own column of labels; see whether a replayed transform repeats."""
+    if subject.contract.model is None or subject.contract.has_targets:
+        unlike = _in_data(naming.unlike_names, surveys(subject))
+        if unlike is not None:
+            yield naming.differing(unlike, subject.contract.location)
     for found in surveys(subject):
         part = found.part
         if part.is_map_style and found.samples:

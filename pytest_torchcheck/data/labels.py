@@ -67,7 +67,7 @@ def measure(survey: Survey) -> Labels | None:
 
     Where the dataset keeps its labels in a column that the samples agree with, all of them are counted.
     """
-    path = _label_path(survey)
+    path = label_path(survey)
     if path is None:
         return None
     found = [
@@ -94,7 +94,8 @@ def measure(survey: Survey) -> Labels | None:
     )
 
 
-def _label_path(survey: Survey) -> str | None:
+def label_path(survey: Survey) -> str | None:
+    """Return where the labels stand in a sample, or None where they cannot be told apart."""
     if not survey.samples:
         return None
     sample = survey.samples[0]
