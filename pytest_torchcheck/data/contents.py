@@ -130,7 +130,12 @@ class Contents:
         self._seen: set[int] = {id(one) for one in without}
         self._classes: set[type] = set()
         self._keep: list[Any] = []
+        self._of_all: list[Held] = []
         self._walk()
+        for held in self._of_all:
+            if id(held.value) not in self._seen:
+                self._seen.add(id(held.value))
+                self.containers.append(held)
 
     @property
     def arrays(self) -> list[Held]:
@@ -224,6 +229,14 @@ class Contents:
             value = function.__globals__.get(name)
             if is_array(value) or is_generator(value):
                 yield name, value, sys.modules.get(function.__module__), name
+            elif isinstance(value, dict):
+                self._shared(name, value, sys.modules.get(function.__module__), name)
+
+    def _shared(self, path: str, value: dict[Any, Any], owner: Any, attribute: str) -> None:
+        """Count a dict of a class or module among the containers: reading may fill it. What it holds is not looked into."""
+        self._of_all.append(
+            Held(path=path, kind="container", value=value, owner=owner, attribute=attribute)
+        )
 
     def _instance(self, path: str, value: Any) -> Iterator[tuple[str, Any, Any, str]]:
         attributes = getattr(value, "__dict__", None)
@@ -247,7 +260,13 @@ class Contents:
                     yield f"{dot}{name}", getattr(value, name), value, name
             if cls not in self._classes and cls.__module__ != "builtins":
                 self._classes.add(cls)
-                for item in vars(cls).values():
+                for name, item in vars(cls).items():
+                    if (
+                        isinstance(item, dict)
+                        and not name.startswith("__")
+                        and sources.is_own_class(cls)
+                    ):
+                        self._shared(f"{dot}{name}", item, value, name)
                     function = getattr(item, "__func__", item)
                     if isinstance(function, types.FunctionType):
                         yield dot[:-1], function, value, ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+from typing import ClassVar
 
 import pytest
 import torch
@@ -43,6 +44,29 @@ class WrongKey(Base):
         key = f"sample{i % 7}"
         x, y = self.kept(key, i)  # BUG
         return x, y
+
+
+_LOADED = {}
+
+
+class WrongKeyOfAll(Base):
+    """Keeps what was read in a dict of the module, for all objects of the class."""
+
+    def __getitem__(self, i):
+        key = i % 5  # BUG
+        if key not in _LOADED:
+            _LOADED[key] = self.x[i] * 2
+        return _LOADED[key], self.y[i]
+
+
+class WrongKeyOfClass(Base):
+    loaded: ClassVar = {}
+
+    def __getitem__(self, i):
+        key = i % 5  # BUG
+        if key not in self.loaded:
+            self.loaded[key] = self.x[i] * 2
+        return self.loaded[key], self.y[i]
 
 
 class Shards(Base):
@@ -99,10 +123,19 @@ def told(dataset):
     report = Contract(dataset=dataset).check(["samples-unchanged"])
     assert dataset.cache == {}
     assert dataset.slots == [None] * 20
+    assert _LOADED == WrongKeyOfClass.loaded == {}
     return [f for f in report.findings if f.code == "sample-confused"]
 
 
-@pytest.mark.parametrize(("made", "name"), [(WrongPlace, "slots"), (WrongKey, "cache")])
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (WrongPlace, "slots"),
+        (WrongKey, "cache"),
+        (WrongKeyOfAll, "_LOADED"),
+        (WrongKeyOfClass, "loaded"),
+    ],
+)
 def test_one_key_for_two_samples(made, name):
     (found,) = told(made())
     assert found.status == "violated"
