@@ -513,6 +513,12 @@ def _file_of(cls: type) -> str | None:
         return None
 
 
+def is_no_tools_class(cls: type) -> bool:
+    """Say whether a class is the user's own, or an installed package's: its file is asked, and no line looked for."""
+    filename = _file_of(cls)
+    return filename is not None and rank(filename) > 0
+
+
 def of_parameter(root: Any, qualified: str) -> Location | None:
     """Return the line that makes a parameter, buffer or submodule, by its qualified name.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from typing import TYPE_CHECKING
 
 from .. import sources
@@ -21,8 +22,9 @@ _WALKS = frozenset(
 _MOST = 4
 
 
-def deciding(place: Location, most: int = _MOST) -> list[Location]:
-    """Return the lines that decide what a line does, the nearest first.
+@functools.lru_cache(maxsize=256)
+def deciding(place: Location, most: int = _MOST) -> tuple[Location, ...]:
+    """Return the lines that decide what a line does, the nearest first; cached.
 
     These are the assignments, within its function, of the names that the conditions and loops around the line and
     the value that it assigns read, with the ``return`` of functions of the file that they call, and the conditions
@@ -31,7 +33,7 @@ def deciding(place: Location, most: int = _MOST) -> list[Location]:
     tree = sources.tree_of(place.file)
     scope = _around(tree, place.line) if tree is not None else None
     if scope is None:
-        return []
+        return ()
     lines: list[int] = []
     found: list[Location] = []
     for expression in _read_by(scope, place.line):
@@ -42,7 +44,7 @@ def deciding(place: Location, most: int = _MOST) -> list[Location]:
     for line in dict.fromkeys(lines):
         at = sources.of_line(place.file, line)
         found += [at, *(helper for _, helper in helper_returns(at))]
-    return [at for at in dict.fromkeys(found) if at.line != place.line][:most]
+    return tuple(at for at in dict.fromkeys(found) if at.line != place.line)[:most]
 
 
 def _around(tree: ast.Module, line: int) -> ast.AST | None:

@@ -98,8 +98,7 @@ def switched_off(subject: Subject, name: str) -> list[Location]:
     for depth in range(len(parts) - 1, -1, -1):
         owner = subject.model.get_submodule(".".join(parts[:depth]))
         for cls in type(owner).__mro__:
-            place = sources.of_object(cls)
-            if place is None or not sources.rank(place.file):
+            if not sources.is_no_tools_class(cls):
                 continue
             found = sources.search(
                 cls,

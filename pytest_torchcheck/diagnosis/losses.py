@@ -444,8 +444,7 @@ def _writing_line(subject: Subject, qualified: str) -> Location | None:
         owner = subject.model.get_submodule(".".join(parts[:depth]))
         tail = r"\.".join(re.escape(part) for part in parts[depth:])
         for cls in type(owner).__mro__:
-            place = sources.of_object(cls)
-            if place is None or not sources.rank(place.file):
+            if not sources.is_no_tools_class(cls):
                 continue
             own.append(cls)
             found = sources.search(cls, rf"init\.\w+\(\s*self\.{tail}\b|self\.{tail}{writes}")

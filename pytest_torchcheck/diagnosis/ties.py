@@ -210,8 +210,7 @@ def _given_data(subject: Subject, qualified: str) -> Location | None:
         for depth, owner in enumerate(owners):
             tail = r"\.".join(re.escape(part) for part in parts[depth:])
             for cls in type(owner).__mro__:
-                place = sources.of_object(cls)
-                if place is None or not sources.rank(place.file):
+                if not sources.is_no_tools_class(cls):
                     continue
                 found = where(cls, rf"^[^#\"']*\w\.{tail}(\.data\s*=[^=]|\.set_\()")
                 if found:
@@ -238,8 +237,7 @@ def _replaced(subject: Subject, qualified: str, *, untied: bool) -> Location | N
         owner = subject.model.get_submodule(".".join(parts[:depth]))
         tail = r"\.".join(re.escape(part) for part in parts[depth:])
         for cls in type(owner).__mro__:
-            place = sources.of_object(cls)
-            if place is None or not sources.rank(place.file):
+            if not sources.is_no_tools_class(cls):
                 continue
             found = sources.matches(cls, rf"self\.{tail}(\.data)?(\s*=[^=]|\.copy_\()")
             if untied and found:  # the module that holds it may have been replaced since
