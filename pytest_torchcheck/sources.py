@@ -264,6 +264,29 @@ def assigned_name(place: Location) -> str:
     return ""
 
 
+def deciding_lines(place: Location) -> list[Location]:
+    """Return the innermost ``if`` around a line, and the lines before it, in its function, that assign names of its condition."""
+    tree = tree_of(place.file)
+    around = [
+        node
+        for node in ast.walk(tree or ast.Module(body=[], type_ignores=[]))
+        if isinstance(node, ast.If) and node.lineno < place.line <= (node.end_lineno or 0)
+    ]
+    if not around:
+        return []
+    test = max(around, key=lambda node: node.lineno)
+    head = of_line(place.file, test.lineno, place.function)
+    names = [node.id for node in ast.walk(test.test) if isinstance(node, ast.Name)]
+    found = [head]
+    for name in dict.fromkeys(names):
+        made = line_above(head, rf"^\s*{re.escape(name)}\s*=[^=]")
+        while made is not None and len(found) < 4:
+            found.append(made)
+            above = of_line(place.file, made.line - 1, place.function)
+            made = line_above(above, rf"^\s*{re.escape(name)}\s*=[^=]")
+    return found
+
+
 def giving_call(place: Location, values: Iterable[float] = ()) -> Location | None:
     """Return the call that gives a line its values, where these are parameters of the function around it.
 

@@ -105,6 +105,8 @@ def _accumulation(subject: Subject, promise: promises.Accumulates) -> Finding:
         steps = [] if trace is None else trace.optimizer_steps(step=0)
         if trace is not None and len(steps) > 1 and len(trace.backwards(step=0)) > 1:
             return explain.stepped_each(trace, promise.n)
+        if trace is not None and (early := explain.stepped_early(trace, promise.n)) is not None:
+            return early
         return inconclusive(
             f"the step ran {found.passes if found else 0} backward passes before the optimizer stepped, "
             "so that nothing was accumulated"

@@ -169,6 +169,18 @@ def _made(part: Part, wrong: Callable[[float], bool]) -> Location | None:
     )
 
 
+def _map_made(part: Part, classes: int, ignore: int) -> Location | None:
+    """Return the line that makes a label map with a label outside of the classes, of the first samples."""
+    if not part.is_map_style:
+        return None
+
+    def wrong(value: Any) -> Any:
+        return ((value < 0) | (value >= classes)) & (value != ignore)
+
+    found = (validity.label_map_line(part, index, wrong) for index in range(min(part.length, 8)))
+    return next((line for line in found if line is not None), None)
+
+
 def _label_range(
     part: Part, labels: Labels, classes: int | None, ignore: int, place: Location | None,
     common: dict[str, Any], name: str,
@@ -181,7 +193,9 @@ def _label_range(
     low, high = min(values), max(values)
     if classes is not None and (low < 0 or high >= classes):
         one_based = low >= 1 and high == classes
-        line = _made(part, lambda value: value < 0 or value >= classes)
+        line = _map_made(part, classes, ignore) or _made(
+            part, lambda value: value < 0 or value >= classes
+        )
         if line is not None:
             place = line
             common = {

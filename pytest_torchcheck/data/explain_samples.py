@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
@@ -213,12 +214,14 @@ def _unlike_shapes(
         else None
     )
     make = violated if part.plan.declared else suspicious
+    end = validity.length_line(part) if _is_tail(survey, odd) else None
     return make(
         "samples-do-not-stack",
         f"{part.prefix}sample {odd.index} has shape {odd.other} at {where(odd.path)} where most have {odd.usual}: "
         "the batch cannot be stacked",
         culprits=(
             dataset_culprit(part, f"{part.name}[{odd.index}]", f"shape {odd.other}", place),
+            *((dataset_culprit(part, "__len__", "counts them", end),) if end is not None else ()),
             *(
                 (dataset_culprit(part, "loader", "has no collate_fn", made),)
                 if made is not None
@@ -226,13 +229,35 @@ def _unlike_shapes(
             ),
         ),
         observed=f"{odd.count} of {len(survey.samples)} samples read have another shape",
-        cause="the default collate function stacks samples, which needs equal shapes",
+        cause=f"the last {odd.count} samples reach past the end of the data: __len__ counts too many"
+        if end is not None
+        else "the default collate function stacks samples, which needs equal shapes",
         because=f"torch said: {said}"
         if said
         else f"sample {odd.index} is returned by {line_ref(place)}",
-        fix="bring samples to one shape in __getitem__, or pad them in a collate_fn"
+        fix=f"let __len__ count the samples that are whole, at {line_ref(end)}"
+        if end is not None
+        else "bring samples to one shape in __getitem__, or pad them in a collate_fn"
         + (f" given at {line_ref(made)}" if made is not None else ""),
     )
+
+
+def _is_tail(survey: Survey, odd: validity.Deviation) -> bool:
+    """Say whether the samples of another shape are the last ones, several of them and smaller and smaller."""
+    if survey.count is None:
+        return False
+    shapes = {
+        sample.index: leaf.shape
+        for sample in survey.samples
+        for leaf in sample.leaves
+        if leaf.path == odd.path
+    }
+    strange = [index for index, shape in shapes.items() if str(list(shape)) != odd.usual]
+    rest = [index for index, shape in shapes.items() if str(list(shape)) == odd.usual]
+    if len(strange) < 2 or not rest or min(strange) < max(rest) or max(strange) != survey.count - 1:
+        return False
+    sizes = [math.prod(shapes[index]) for index in sorted(strange)]
+    return sizes == sorted(sizes, reverse=True)
 
 
 def _not_collatable(

@@ -13,7 +13,7 @@ from pytest_torchcheck.probes.finiteness import find_nonfinite
 from pytest_torchcheck.state import isolated
 
 from .contents import Contents, Held, is_array
-from .describing import Leaf, Sample, describe_leaf
+from .describing import Leaf, Sample, describe_leaf, leaves, target_path
 from .reading import Survey, read
 from .snapshot import Snapshot
 from .tracing import find_line, line_of
@@ -238,6 +238,42 @@ def find_value(part: Part, index: int, seed: int, is_bad: Callable[[Leaf], bool]
     if made is not None and made.origin == "computed" and made.location is not None:
         return Origin(line=made.location, computed=f"{made.op.name}: {made.fact}")
     return Origin(line=line or return_line(part, index, seed), held=stored)
+
+
+def label_map_line(part: Part, index: int, wrong: Callable[[Any], Any]) -> Location | None:
+    """Return the first line of a reading after which a label map holds a wrong label, or None.
+
+    Args:
+        part: Whose sample.
+        index: Of a sample whose labels are an array.
+        wrong: Says of an array where it is wrong.
+
+    A local array counts that has as many dimensions longer than one as the label; images have one more.
+    """
+    snapshot = Snapshot(Contents(part.dataset, (index,)))
+
+    def sizes(value: Any) -> int:
+        return sum(size > 1 for size in value.shape)
+
+    with isolated():
+        try:
+            sample = read(part.dataset, index, index)
+            target = target_path(sample)
+            label = next((v for p, v in leaves(sample) if target is not None and p == target), None)
+            if not is_array(label) or sizes(label) < 2 or not bool(wrong(label).any()):
+                return None
+            dims = sizes(label)
+
+            def watcher(frame: FrameType, event: str, line: int) -> bool:
+                return event != "call" and any(
+                    is_array(value) and sizes(value) == dims and bool(wrong(value).any())
+                    for value in frame.f_locals.values()
+                )
+
+            snapshot.restore()
+            return find_line(lambda: read(part.dataset, index, index), watcher)
+        finally:
+            snapshot.restore()
 
 
 def length_line(part: Part) -> Location | None:

@@ -58,7 +58,13 @@ class Piece:
     def location(self) -> Location | None:
         """The line that makes it."""
         if self.kind == "buffer":
-            return sources.of_assignment(self.owner, self.key)
+            patterns = (
+                rf"register_buffer\(\s*[\"']{re.escape(self.key)}[\"']",
+                r"register_buffer\(.*persistent\s*=",
+            )
+            found = (sources.search(type(self.owner), pattern) for pattern in patterns)
+            place = next((line for line in found if line is not None), None)
+            return place or sources.of_assignment(self.owner, self.key)
         return attribute_line(type(self.owner), self.key)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.checks.registry import suspicious, violated
+from pytest_torchcheck.diagnosis.explanation import counted
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
 from .protocol import at, call, few
@@ -116,6 +117,31 @@ def stepped_each(trace: Trace, n: int) -> Finding:
         because=f"{at(steps[0].place)} ran after each pass of {at(passes[0].place)}",
         fix=f"move {steps[0].name}() behind the loop",
     )
+
+
+def stepped_early(trace: Trace, n: int) -> Finding | None:
+    """The optimizer's one step of a call runs before all micro-batches are in the gradients; None where it does not."""
+    steps, passes = trace.optimizer_steps(step=0), trace.backwards(step=0)
+    first = next((place for place, _ in trace.of("optimizer-step", step=0)), None)
+    if first is None or len(steps) != 1 or len(passes) < 2:
+        return None
+    done = sum(place < first for place, _ in trace.of("backward", step=0))
+    if done == len(passes):
+        return None
+    deciding = sources.deciding_lines(steps[0].place) if steps[0].place is not None else []
+    return violated(
+        "accumulation-early",
+        f"{steps[0].name}() runs after {done} of {len(passes)} micro-batches: the others go into the next step, or are lost",
+        culprits=(
+            call(steps[0], f"after {done} of {len(passes)} passes"),
+            *(Culprit(kind="call", name=sources.assigned_name(line) or "condition", detail="decides when it steps", location=line) for line in deciding),
+        ),
+        location=deciding[-1] if deciding else steps[0].place,
+        observed=f"one call ran {len(passes)} backward passes, {done} of them before its optimizer step, where {n} are to be accumulated",
+        cause="what decides when the optimizer steps is true at another micro-batch than the last",
+        because=f"{at(steps[0].place)} ran while {counted(len(passes) - done, 'pass', 'passes')} of {at(passes[-1].place)} {'was' if len(passes) - done == 1 else 'were'} still to come",
+        fix=f"let {at(deciding[-1] if deciding else steps[0].place)} hold after the last micro-batch: (index + 1) % {n} == 0",
+    )  # fmt: skip
 
 
 def _clearing(trace: Trace | None) -> Event | None:

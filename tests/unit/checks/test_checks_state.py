@@ -439,3 +439,24 @@ def test_a_copy_that_is_drawn_anew_is_no_copy_under_any_seed(seed: int) -> None:
         ["copy-and-pickle"], seed=seed
     )
     assert [f.code for f in made.causes] == ["copy-differs"]
+
+
+def test_buffers_that_a_loop_registers_are_told_by_its_line() -> None:
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in ("mean", "other"):
+                self.register_buffer(name, torch.zeros(8), persistent=False)  # in a loop
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.mean += 0.1 * (x.mean(0).detach() - self.mean)
+            return self.head(x - self.mean)
+
+    report = Contract(
+        model=Normalised(), batch=((torch.randn(6, 8),), torch.arange(6) % 3), loss=F.cross_entropy
+    ).check("state-dict-roundtrip")
+    (finding,) = [one for one in report.findings if one.status == "violated"]
+    assert finding.code == "state-unsaved"
+    assert [one.location.text[-9:] for one in finding.culprits] == ["in a loop"]

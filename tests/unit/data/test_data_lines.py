@@ -6,6 +6,7 @@ import inspect
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -16,7 +17,7 @@ from torch.utils.data import (
     random_split,
 )
 
-from pytest_torchcheck import Contract, sources
+from pytest_torchcheck import Contract, Labels, sources
 from pytest_torchcheck.promises import RandomAugmentation
 
 
@@ -147,3 +148,57 @@ def test_the_loader_without_a_collate_function():
         (found,) = told("samples-valid", dataset=Ragged(), loader=loader)
         assert found.code == "samples-do-not-stack"
         assert line(maker, "return") in {c.location.line for c in found.culprits}
+
+
+class Windows(Dataset):
+    """Windows over a series, each with the values that follow it."""
+
+    def __init__(self, whole):
+        self.series, self.whole = torch.arange(40.0), whole
+
+    def __len__(self):
+        return len(self.series) - (11 if self.whole else 5)  # the count
+
+    def __getitem__(self, index):
+        return self.series[index : index + 8], self.series[index + 8 : index + 12]
+
+
+def test_windows_past_the_end_are_told_by_the_count():
+    (finding,) = told("samples-valid", dataset=Windows(False), loader={"batch_size": 4})
+    assert finding.code == "samples-do-not-stack"
+    assert "__len__ counts too many" in finding.cause
+    assert [one.location.line for one in finding.culprits if one.name == "__len__"] == [
+        line(Windows, "# the count")
+    ]
+    (finding,) = told("samples-valid", dataset=Windows(True), loader={"batch_size": 4})
+    assert finding.status == "passed"
+
+
+class LabelMaps(Jittered):
+    """Images with maps of labels; 9 is ignored."""
+
+    classes = ("sky", "road", "tree")
+
+    def __init__(self, mode):
+        super().__init__()
+        self.mode = mode
+        maps = torch.randint(0, 3, (12, 6, 6), generator=torch.Generator().manual_seed(0))
+        self.maps = maps.masked_fill(torch.rand(12, 6, 6) < 0.2, 9)
+        self.images = torch.randint(0, 256, (12, 3, 6, 6))
+
+    def resized(self, labels):
+        labels = labels[None, None].float()
+        labels = F.interpolate(labels, size=(12, 12), mode=self.mode)  # between labels
+        return labels[0, 0].round().long()
+
+    def __getitem__(self, index):
+        return self.images[index] / 255, self.resized(self.maps[index])
+
+
+def test_a_label_map_is_told_by_the_line_that_mixes_labels():
+    fields = {"targets": Labels(classes=3, ignore_index=9)}
+    found = told("dataset-labels", dataset=LabelMaps("bilinear"), **fields)
+    (finding,) = [one for one in found if one.code == "label-range"]
+    assert finding.location.line == line(LabelMaps, "# between labels")
+    found = told("dataset-labels", dataset=LabelMaps("nearest"), **fields)
+    assert all(one.status == "passed" for one in found)
