@@ -260,6 +260,19 @@ def _is_tail(survey: Survey, odd: validity.Deviation) -> bool:
     return sizes == sorted(sizes, reverse=True)
 
 
+def _rank(leaf: Leaf) -> str:
+    """Return the shape of a leaf behind its first dimension, which may vary."""
+    return f"[n{''.join(f', {size}' for size in leaf.shape[1:])}]" if leaf.shape else "[]"
+
+
+def _unlike_rank(survey: Survey) -> validity.Deviation | None:
+    """Return the deviation of a few samples in what stands behind the first dimension, where the others agree."""
+    if not survey.part.is_map_style:
+        return None
+    found = validity.deviations(survey, _rank)
+    return next((odd for odd in found if odd.count <= len(survey.samples) // 3), None)
+
+
 def _not_collatable(
     survey: Survey, error: validity.CollateError, declared: Location | None
 ) -> Finding:
@@ -278,10 +291,35 @@ def _not_collatable(
     if opaque is not None and not own:
         cause = f"{where(opaque.path)} is a {opaque.type}, which the default collate function does not know"
         fix = "return tensors, arrays or numbers, or give a collate_fn"
+    odd = _unlike_rank(survey) if own else None
+    made = None
+    if odd is not None:
+        usual = next(
+            s.index
+            for s in survey.samples
+            if any(_rank(x) == odd.usual for x in s.leaves if x.path == odd.path)
+        )
+        made = validity.unlike_line(part, usual, odd.index, survey.seed)
+        cause = (
+            f"sample {odd.index} has shape {odd.other} at {where(odd.path)}, most have {odd.usual}"
+        )
+        fix = f"give it the shape of the others{f' at {line_ref(made)}' if made else ''}: reshape(-1, ...)"
     return violated(
         "batch-not-collatable",
         f"{part.prefix}{name} cannot make a batch of {chosen}: {error.type}: {error.message[:120]}",
         culprits=(
+            *(
+                (
+                    dataset_culprit(
+                        part,
+                        sources.assigned_name(made) or f"{part.name}[{odd.index}]",
+                        odd.other,
+                        made,
+                    ),
+                )
+                if odd and made
+                else ()
+            ),
             dataset_culprit(part, where(opaque.path) if opaque and not own else name, "", place),
         ),
         location=place,

@@ -19,7 +19,7 @@ from .snapshot import Snapshot
 from .tracing import find_line, line_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     import torch
@@ -272,6 +272,42 @@ def label_map_line(part: Part, index: int, wrong: Callable[[Any], Any]) -> Locat
 
             snapshot.restore()
             return find_line(lambda: read(part.dataset, index, index), watcher)
+        finally:
+            snapshot.restore()
+
+
+def unlike_line(part: Part, usual: int, odd: int, seed: int) -> Location | None:
+    """Return the first line of reading a sample after which an array has another number of dimensions than in a usual sample.
+
+    Args:
+        part: The dataset.
+        usual: Index of a sample like most.
+        odd: Index of the other one.
+        seed: Sample ``i`` is read after ``seed_process(seed + i)``.
+    """
+    snapshot = Snapshot(Contents(part.dataset, (usual, odd)))
+    ranks: dict[tuple[Any, str], set[int]] = {}
+
+    def arrays(frame: FrameType) -> Iterator[tuple[tuple[Any, str], int]]:
+        for name, value in frame.f_locals.items():
+            if is_array(value):
+                yield (frame.f_code, name), len(value.shape)
+
+    def recorder(frame: FrameType, event: str, line: int) -> bool:
+        for key, rank in arrays(frame):
+            ranks.setdefault(key, set()).add(rank)
+        return False
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        return event != "call" and any(
+            key in ranks and rank not in ranks[key] for key, rank in arrays(frame)
+        )
+
+    with isolated():
+        try:
+            find_line(lambda: read(part.dataset, usual, seed + usual), recorder)
+            snapshot.restore()
+            return find_line(lambda: read(part.dataset, odd, seed + odd), watcher)
         finally:
             snapshot.restore()
 

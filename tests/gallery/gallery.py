@@ -16,7 +16,7 @@ from pytest_torchcheck import Contract
 
 HERE = Path(__file__).parent
 ENTRIES = sorted(path.parent.name for path in HERE.glob("*/bug.py"))
-_MEASURED = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?|\b\d+e-\d+")
+_MEASURED = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?|\b\d+e-\d+|(?<=by up to )\d+|(?<=magnitude )\d+")
 
 
 def run(path, monkeypatch):

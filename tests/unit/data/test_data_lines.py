@@ -202,3 +202,33 @@ def test_a_label_map_is_told_by_the_line_that_mixes_labels():
     assert finding.location.line == line(LabelMaps, "# between labels")
     found = told("dataset-labels", dataset=LabelMaps("nearest"), **fields)
     assert all(one.status == "passed" for one in found)
+
+
+class Boxes(Jittered):
+    """Images with a table of boxes each; some have none."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.kept = kept
+        self.rows = [[(1.0, 2.0, 3.0, 4.0)] * (index % 4) for index in range(12)]
+
+    def __getitem__(self, index):
+        boxes = torch.tensor(self.rows[index])  # of no row
+        if self.kept:
+            boxes = boxes.reshape(-1, 4)
+        return self.images[index], boxes
+
+
+def joined(items):
+    images, boxes = zip(*items, strict=True)
+    return torch.stack(images), torch.cat([table[:, :2] for table in boxes])
+
+
+def test_a_table_without_rows_is_told_by_the_line_that_makes_it():
+    loader = {"batch_size": 4, "collate_fn": joined}
+    (finding,) = told("samples-valid", dataset=Boxes(False), loader=loader)
+    assert finding.code == "batch-not-collatable"
+    assert "sample 0 has shape [n] at sample[1], most have [n, 4]" in finding.cause
+    assert finding.culprits[0].location.line == line(Boxes, "# of no row")
+    (finding,) = told("samples-valid", dataset=Boxes(True), loader=loader)
+    assert finding.status == "passed"
