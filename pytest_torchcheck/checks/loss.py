@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from ..batches import Batch
     from ..findings import Finding, Location
+    from ..probes.dead_terms import DeadTerm
     from ..subject import Subject
 
 _SURE = 250.0
@@ -109,7 +110,7 @@ class Consumed:
 class LossEvidence:
     """How the user's loss consumed the output of one forward; plain data.
 
-    ``written`` are the paths of the outputs and targets that the loss wrote to.
+    ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms without a graph.
     """
 
     shape: tuple[int, ...]
@@ -125,6 +126,7 @@ class LossEvidence:
     outputs: dict[str, float] = field(default_factory=dict)
     away: dict[str, float] = field(default_factory=dict)
     written: tuple[str, ...] = ()
+    dead: tuple[DeadTerm, ...] = ()
 
 
 def evidence(subject: Subject) -> LossEvidence:
@@ -205,6 +207,7 @@ class LossSight:
             },
             away=_away(self._subject, output, self._batch),
             written=written,
+            dead=tuple(self.watch.derivatives.found),
         )
 
     def keep(self, output: Any, loss: torch.Tensor) -> None:
@@ -490,6 +493,8 @@ def loss_sound(subject: Subject) -> Iterator[Finding]:
         yield explain.recreated(subject)
     elif (trains and not seen.connected) or seen.dtype.startswith(("int", "bool")):
         yield explain.disconnected(subject)
+    elif trains and seen.dead:
+        yield explain.dead_term(subject, seen.dead[0])
     else:
         yield passed(f"the loss is a connected {seen.dtype} scalar, {seen.value:.4g}")
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..checks.loss import Consumed, LossEvidence
+    from ..probes.dead_terms import DeadTerm
     from ..subject import Subject
 
 __all__ = ["LINEAR"]
@@ -133,6 +134,26 @@ def disconnected(subject: Subject) -> Finding:
         else FIXES[cut.kind].format(names="..."),
         evidence={} if cut is None else {"kind": cut.kind},
     )
+
+
+def dead_term(subject: Subject, term: DeadTerm) -> Finding:
+    """Explain a term of the loss that is made of a derivative without a graph."""
+    place, added = term.derivative.location, term.added.location
+    line = f" on line {place.line}" if place is not None else ""
+    return violated(
+        "derivative-without-graph",
+        f"a term of the loss comes from autograd.grad without create_graph=True{line}: nothing learns from it",
+        culprits=[
+            Culprit(kind="call", name="create_graph", detail="not passed to autograd.grad", location=place),
+            Culprit(kind="call", name=term.added.name, detail="adds the term", location=added),
+        ],
+        location=place,
+        observed="the term is added to a loss that carries a graph, and carries none itself",
+        cause="autograd.grad gives a derivative that is a constant unless its graph is asked for",
+        because=f"what autograd.grad gave{line} has requires_grad=False"
+        + (f", and line {added.line} adds a number made of it" if added is not None else ""),
+        fix=f"pass create_graph=True to autograd.grad{line}",
+    )  # fmt: skip
 
 
 def broadcast(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Finding:

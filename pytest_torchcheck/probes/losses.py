@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .dead_terms import DeadTerms
 from .loss_values import POSITIVE
 from .watch import Op, Watch, name_of
 
@@ -151,6 +152,7 @@ class LossWatch(Watch):
         self.broadcasts: list[Broadcast] = []
         self.samples: list[Op] = []
         self.logs: list[LogOf] = []
+        self.derivatives = DeadTerms()
         self._squashes = 0
         self._probabilities: dict[int, tuple[weakref.ref[Tensor], Op, int]] = {}
         self._logged: dict[int, tuple[weakref.ref[Tensor], LogOf]] = {}
@@ -179,6 +181,7 @@ class LossWatch(Watch):
         bare = name.rpartition(".")[2]
         inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         with torch._C.DisableTorchFunction():
+            self.derivatives.see(name, bare, args, kwargs, result, lambda: self.op(name))
             if name in LOSSES and inputs:
                 self._loss(name, args, kwargs, inputs)
                 if (logged := self._logged.get(id(inputs[0]))) and logged[0]() is inputs[0]:
