@@ -12,6 +12,7 @@ from pytest_torchcheck.data import (
     explain_workers,
     keeping,
     labels,
+    mask_lengths,
     order,
     pairing,
     randomness,
@@ -51,7 +52,7 @@ def dataset_pickling(subject: Subject) -> Iterator[Finding]:
 
 @check(
     "collate-pairing",
-    "A collate function keeps every label with its sample.",
+    "A collate function keeps every label with its sample, and marks no padding as real.",
     needs=("dataset",),
     cost=f"{4 * pairing.MOST_SAMPLES} reads of each dataset",
     axes="once",
@@ -71,6 +72,8 @@ def collate_pairing(subject: Subject) -> Iterator[Finding]:
                 )
             elif made.mixed:
                 yield pairing.labels_mixed(part, made)
+            elif made.mask is not None:
+                yield mask_lengths.mask_too_long(part, made.mask)
             else:
                 yield passed(f"{part.prefix}{made.count} samples of a batch have their own labels")
 

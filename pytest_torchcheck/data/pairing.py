@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -20,6 +20,7 @@ from pytest_torchcheck.state import isolated
 
 from .contents import Contents
 from .explain import line_ref
+from .mask_lengths import LongMask, making_watcher, too_long
 from .reading import read, seed_process
 from .snapshot import Snapshot
 from .tracing import find_line, line_of
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from .plan import Part
     from .reading import Survey
+    from .tracing import Watcher
 
 MOST_SAMPLES = 16
 _LABELS = ("label", "target")
@@ -45,13 +47,14 @@ class Pairing:
     """How labels of a batch stand to those of its samples.
 
     Attributes:
-        path: Of the labels in a batch.
+        path: Of the labels in a batch; empty where none can be told.
         count: How many samples were found again in the batch.
         mixed: Indices of those whose row holds another label.
         own, got: Labels of the first of them: by itself, and in the batch.
         moved: The one line of the collate function, or of what it calls, that puts something in another order; None where
             there is none, or several.
         returned: The line by which the collate function returns the batch.
+        mask: A mask of the batch that is longer than its samples, or None.
     """
 
     path: str
@@ -61,6 +64,7 @@ class Pairing:
     got: str = ""
     moved: Location | None = None
     returned: Location | None = None
+    mask: LongMask | None = None
 
 
 def pairing_of(survey: Survey) -> Pairing | None:
@@ -77,28 +81,35 @@ def pairing_of(survey: Survey) -> Pairing | None:
         alone = [_collated(part, [index], survey.seed) for index in chosen]
     except Exception:  # samples-valid and worker-delivery tell what a collate function raises
         return None
-    path = _label_path(whole)
-    if path is None or any(set(one) != set(whole) for one in alone):
+    if any(set(one) != set(whole) for one in alone):
         return None
     if any(not torch.equal(whole[name], again[name]) for name in whole):
         return None
+    path = _label_path(whole)
     inputs = [name for name, value in whole.items() if name != path and len(value) == len(chosen)]
-    labels = [one[path][0] for one in alone]
-    if not inputs or len(whole[path]) != len(chosen) or all(_same(labels[0], x) for x in labels):
-        return None  # labels that are made of the batch, such as places in it, are alike in batches of one
-    mixed: list[tuple[int, int]] = []
-    for place, one in enumerate(alone):
-        rows = [
+    rows = [
+        [
             row
             for row in range(len(chosen))
             if all(_holds(whole[name][row], one[name][0]) for name in inputs)
         ]
-        if not rows:
-            return None
-        if not any(_holds(whole[path][row], labels[place]) for row in rows):
-            mixed.append((place, rows[0]))
+        for one in alone
+    ]
+    if not inputs or not all(rows):
+        return None
+    mask = _long_mask(part, chosen, survey.seed, whole, alone, [found[0] for found in rows])
+    labels = [] if path is None else [one[path][0] for one in alone]
+    # labels that are made of the batch, such as places in it, are alike in batches of one
+    told = path is not None and len(whole[path]) == len(chosen) and not all(_same(labels[0], x) for x in labels)  # fmt: skip
+    if path is None or not told:
+        return Pairing(path="", count=len(chosen), mask=mask) if mask is not None else None
+    mixed = [
+        (place, found[0])
+        for place, found in enumerate(rows)
+        if not any(_holds(whole[path][row], labels[place]) for row in found)
+    ]
     if not mixed:
-        return Pairing(path=path, count=len(chosen))
+        return Pairing(path=path, count=len(chosen), mask=mask)
     place, row = mixed[0]
     moved, returned = _lines(part, chosen, survey.seed)
     return Pairing(
@@ -109,7 +120,23 @@ def pairing_of(survey: Survey) -> Pairing | None:
         got=_shown(whole[path][row]),
         moved=moved,
         returned=returned,
+        mask=mask,
     )
+
+
+def _long_mask(
+    part: Part,
+    chosen: Sequence[int],
+    seed: int,
+    whole: dict[str, torch.Tensor],
+    alone: Sequence[dict[str, torch.Tensor]],
+    rows: Sequence[int],
+) -> LongMask | None:
+    """Return the mask that is longer than its samples, with the line that makes it."""
+    found = too_long(whole, alone, rows)
+    if found is None:
+        return None
+    return replace(found, made=_line_of(part, chosen, seed, making_watcher(whole[found.path])))
 
 
 def labels_mixed(part: Part, found: Pairing) -> Finding:
@@ -170,6 +197,18 @@ def _lines(
                 if code is not None:
                     found[file, node.lineno] = line_of(code, node.lineno)
     return next(iter(found.values())) if len(found) == 1 else None, next(iter(returned), None)
+
+
+def _line_of(part: Part, indices: Sequence[int], seed: int, watcher: Watcher) -> Location | None:
+    """Return the first line of the collate function at which a watcher says True."""
+    found: list[Location | None] = []
+
+    def run(collate: Any, samples: Any) -> Any:
+        found.append(find_line(lambda: collate(samples), watcher))
+        return {}
+
+    _collated(part, indices, seed, run)
+    return found[0] if found else None
 
 
 def _reorders(node: ast.AST) -> TypeGuard[ast.expr]:

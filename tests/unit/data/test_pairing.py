@@ -108,3 +108,47 @@ def test_the_one_line_that_orders_anew_is_named(how: str) -> None:
         assert finding.location.text == "class Sorting:"
     if how != "all":
         assert "return made" in {one.location.text for one in finding.culprits if one.location}
+
+
+class Sequences:
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return 1 + torch.arange(index, index + 2 + index % 5)
+
+
+class Masking:
+    """Pads sequences, and marks them, one position more of each, or every position."""
+
+    def __init__(self, extra: int, pad: int = 0, *, everything: bool = False) -> None:
+        self.extra, self.pad, self.everything = extra, pad, everything
+
+    def __call__(self, rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        lengths = torch.tensor([len(row) for row in rows])
+        ids = torch.full((len(rows), int(lengths.max())), self.pad)
+        for place, row in enumerate(rows):
+            ids[place, : len(row)] = row
+        mask = torch.arange(ids.shape[1]) < lengths[:, None] + self.extra  # the mask
+        return {"ids": ids, "mask": torch.ones_like(mask) if self.everything else mask}
+
+
+@pytest.mark.parametrize(
+    ("collate", "status"),
+    [
+        (Masking(1), "violated"),
+        (Masking(1, pad=5), "suspicious"),  # what pads is an id, such as the end of a sequence
+        (Masking(0), "not-applicable"),
+        (Masking(0, everything=True), "not-applicable"),
+    ],
+    ids=["too-long", "end-of-sequence", "right", "everything"],
+)
+def test_a_mask_is_as_long_as_its_sample(collate: Masking, status: str) -> None:
+    contract = Contract(dataset=Sequences(), loader={"batch_size": 6, "collate_fn": collate})
+    found = contract.check("collate-pairing").findings
+    assert {finding.status for finding in found} == {status}
+    for finding in found:
+        if finding.status == status == "violated":
+            assert finding.code == "mask-too-long"
+            assert finding.location is not None
+            assert finding.location.text.endswith("# the mask")
