@@ -316,6 +316,18 @@ def _normalised_step(parameters: list[torch.nn.Parameter], relative: float = 1e-
         parameter.sub_((grad * (relative * size / norm)).to(parameter.dtype))
 
 
+def rounding_noise(subject: Subject, names: Collection[str]) -> set[str]:
+    """Name the parameters whose gradient is small beside the largest, and next to nothing in float64: rounding of a zero."""
+    first = subject.gradients()
+    largest = max((s.norm for s in first.stats.values() if math.isfinite(s.norm)), default=0.0)
+    small = {name for name in names if 0.0 < first.stats[name].norm < 1e-5 * largest}
+    norms = _double_norms(subject, 0, 0) if small else None
+    if norms is None:
+        return set()
+    top = max(norms.values(), default=0.0)
+    return {name for name in small if norms.get(name, top) < _STRUCTURAL * top}
+
+
 def _structural_zeros(subject: Subject, live: set[str]) -> list[str]:
     """Name the parameters whose gradient is rounding noise of an exact zero, by the float64 oracle.
 

@@ -30,7 +30,7 @@ from ..subject import (
     optimizers_of,
     schedulers_of,
 )
-from .autograd import REDRAWS, shared_shifts, unreached
+from .autograd import REDRAWS, rounding_noise, shared_shifts, unreached
 from .registry import check, inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:
@@ -450,6 +450,7 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
         excused |= shared_shifts(
             subject, [n for n in gradless if n not in excused and first.stats[n].kind == "zero"]
         )
+        excused |= rounding_noise(subject, set(still) - excused)
         still = [name for name in still if name not in excused]
         largest = max((g.norm for g in first.stats.values() if math.isfinite(g.norm)), default=0.0)
         faint = [n for n in still if 0.0 < first.stats[n].norm < _FAINT * largest]

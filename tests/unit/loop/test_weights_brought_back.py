@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from pytest_torchcheck.findings import Finding
 
 X, Y = torch.linspace(-1, 1, 24).view(8, 3), torch.linspace(1, -1, 16).view(8, 2)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    """Copies are not watched in a process that has compiled something, as tests before may have."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 class Net(nn.Module):
