@@ -264,6 +264,21 @@ def assigned_name(place: Location) -> str:
     return ""
 
 
+def uncalled(place: Location, method: str) -> Location | None:
+    """Return a statement that names a method without calling it (``optimizer.zero_grad``), in the function around a line."""
+    tree = tree_of(place.file)
+    for function in ast.walk(tree) if tree is not None else ():
+        if not isinstance(function, ast.FunctionDef) or not function.lineno <= place.line <= (
+            function.end_lineno or 0
+        ):
+            continue
+        for node in ast.walk(function):
+            named = isinstance(node, ast.Expr) and isinstance(node.value, ast.Attribute)
+            if named and node.value.attr == method:  # type: ignore[attr-defined]
+                return of_line(place.file, node.lineno, place.function)  # type: ignore[attr-defined]
+    return None
+
+
 def deciding_lines(place: Location) -> list[Location]:
     """Return the innermost ``if`` around a line, and the lines before it, in its function, that assign names of its condition."""
     tree = tree_of(place.file)

@@ -128,6 +128,7 @@ RULES: tuple[Rule, ...] = (
     _rule("optimizer-coverage/* weights-update/* step-protocol/* scheduler-order/* gradients-exist/*",
           "overfit/optimizer-crawls", "model", "what does not move its weights does not move its loss"),
     _rule("step-protocol/*", f"weights-update/* accumulation/* {STUCK}", "model", "a wrong order of calls undoes the step"),
+    _rule("step-protocol/zero-grad-missing", "overfit/optimizer-diverges", "model", "gradients that add up grow the step"),
     _rule("signal-propagation/* initialisation/* dead-units/*", f"{STUCK} overfit/optimizer-crawls", "model",
           "a start from which training does not get away"),
     _rule("signal-propagation/signal-explodes", "loss-at-start/*", "model", "logits behind an exploding signal are huge"),

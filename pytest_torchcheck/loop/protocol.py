@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from pytest_torchcheck import sources
 from pytest_torchcheck.checks.registry import violated
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
@@ -101,23 +102,26 @@ def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
             ),
             None,
         )
+        place = latest.place
+        named = sources.uncalled(place, "zero_grad") if place is not None else None
         yield violated(
             "zero-grad-missing",
             f"{wanted}() is missing: {step.name}() applies the gradients of {passes} backward passes where "
             f"{passes - len(step.fresh)} had been applied before",
             culprits=(
-                Culprit(kind="call", name=wanted, detail="missing", location=latest.place),
+                Culprit(kind="call", name=wanted, detail="missing" if named is None else "named and not called", location=named or place),
                 call(step, "applies gradients again"),
                 *((call(forward, "the gradients are still there"),) if forward is not None and at(forward.place) != at(latest.place) else ()),
                 *(Culprit(kind="call", name=e.name, detail="clears other gradients", location=e.place) for e in others[:1]),
                 *(Culprit(kind="parameter", name=n, detail="stale gradient") for n in (sorted(step.stale)[:4] if part else ())),
             ),
-            location=latest.place,
+            location=named or place,
             observed=f"in call {step.step} of the step, the gradients of {len(step.stale)} of {len(held)} parameters "
             f"({few(step.stale)}) still hold an earlier pass; norm {step.norm:.4g}, {earlier.norm:.4g} in call {earlier.step}",
-            cause="gradients add up from step to step",
+            cause="gradients add up from step to step" + (f": {at(named)} names zero_grad and does not call it" if named is not None else ""),
             because=f"what {at(earlier.place)} had applied was still there when {at(latest.place)} added to it{seen}",
-            fix=f"call {wanted}() before the backward at {at(latest.place)}",
+            fix=f"write the parentheses at {at(named)}: {wanted}()" if named is not None
+            else f"call {wanted}() before the backward at {at(latest.place)}",
             evidence={"parameters": sorted(step.stale)},
         )  # fmt: skip
         return

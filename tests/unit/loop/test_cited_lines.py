@@ -50,6 +50,22 @@ def test_the_forward_that_finds_old_gradients_is_cited():
     }
 
 
+def named_only(model, optimizer, inputs, targets):
+    optimizer.zero_grad  # noqa: B018
+    loss = F.cross_entropy(model(*inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def test_a_call_without_parentheses_is_cited():
+    (found,) = check(named_only, "step-protocol")
+    assert found.code == "zero-grad-missing"
+    assert found.location.line == line(named_only, "optimizer.zero_grad")
+    assert "does not call it" in found.cause
+    assert "write the parentheses" in found.fix
+
+
 def by_block(model, inputs):
     with torch.no_grad():
         return model(*inputs)
