@@ -107,7 +107,7 @@ def measure(kind: Any, samples: int, started: float) -> bool:
             for place in range(len(part)):
                 part[place]
 
-    once = min(seconds(read) for _ in range(2))
+    once = min(seconds(read) for _ in range(4))
     contract = Contract(
         dataset={"train": train, "eval": evaluation},
         loader={"train": {"batch_size": 32, "shuffle": True, "num_workers": 2}, "eval": {"batch_size": 32}},
@@ -117,7 +117,7 @@ def measure(kind: Any, samples: int, started: float) -> bool:
     )
     zygote.close()
     first = seconds(contract.check)
-    later = min(seconds(contract.check) for _ in range(2))
+    later = min(seconds(contract.check) for _ in range(4))
     limits = {"first": TIMES * max(once, 0.0) + max(0.0, started - once), "later": TIMES * once}
     for name, spent in (("first", first), ("later", later)):
         print(
