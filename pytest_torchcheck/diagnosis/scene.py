@@ -89,16 +89,7 @@ class Scene:
 
     def values(self, most: int = 4) -> str:
         """Describe the values that the failing line names, as they were; the message where it names none."""
-        place = self.location
-        frame = next(
-            (
-                frame
-                for frame, line in reversed(self.frames)
-                if place is not None
-                and (frame.f_code.co_filename, line) == (place.file, place.line)
-            ),
-            None,
-        )
+        place, frame = self.location, self.frame
         if place is None or frame is None:
             return self.first_line
         found: dict[str, str] = {}
@@ -124,6 +115,20 @@ class Scene:
     def location(self) -> Location | None:
         """The user's innermost line of the error."""
         return sources.of_error(self.error)
+
+    @property
+    def frame(self) -> FrameType | None:
+        """The frame of the user's innermost line."""
+        place = self.location
+        return next(
+            (
+                frame
+                for frame, line in reversed(self.frames)
+                if place is not None
+                and (frame.f_code.co_filename, line) == (place.file, place.line)
+            ),
+            None,
+        )
 
     @cached_property
     def running(self) -> tuple[nn.Module, ...]:

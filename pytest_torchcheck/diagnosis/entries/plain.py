@@ -16,8 +16,6 @@ from ..explanation import CXX_DTYPES, PHASE_WORDS, Explanation
 from ..table import entry
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from ...findings import Location
     from ..scene import Scene
 
@@ -282,7 +280,7 @@ def operand(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 def _without_return(scene: Scene, place: Location) -> Location | None:
     """Return the last line of the forward of a module that a line calls, where it returns nothing."""
-    frame = _frame_at(scene)
+    frame = scene.frame
     owner = frame.f_locals.get("self") if frame is not None else None
     for name in re.findall(r"\bself\.(\w+)\(", place.text):
         called = getattr(owner, name, None)
@@ -307,23 +305,10 @@ def _without_return(scene: Scene, place: Location) -> Location | None:
     return None
 
 
-def _frame_at(scene: Scene) -> FrameType | None:
-    """Return the frame of the failing line."""
-    place = scene.location
-    return next(
-        (
-            frame
-            for frame, line in reversed(scene.frames)
-            if place is not None and (frame.f_code.co_filename, line) == (place.file, place.line)
-        ),
-        None,
-    )
-
-
 def _of_kind(scene: Scene, kind: str) -> list[str]:
     """Return the variables and attributes that the failing line reads and that are of a kind."""
     place = scene.location
-    frame = _frame_at(scene)
+    frame = scene.frame
     if frame is None or place is None:
         return []
     found = [
