@@ -63,7 +63,7 @@ class DeadTerms:
         for tensor in tensors_in(result):
             if not tensor.requires_grad:
                 self._constant[id(tensor)] = (weakref.ref(tensor), source)
-            elif bare in _SUMS and tensor.numel() == 1:
+            elif bare in _SUMS and not tensor.dim():
                 self.found.append(DeadTerm(source, op()))
 
     def _source(self, tensor: Tensor) -> Op | None:
