@@ -480,16 +480,27 @@ def _truth(test: ast.expr, known: Mapping[str, Any]) -> bool | None:
 def of_assignment(module: Any, name: str) -> Location | None:
     """Return the line of a module's class (or its bases) that assigns ``self.name``.
 
-    Plain, annotated, augmented and tuple assignments count, and ``register_buffer("name", ...)`` and its like.
+    Plain, annotated, augmented and tuple assignments count, ``register_buffer("name", ...)`` and its like, also where
+    the name comes from a loop over names, and last a class attribute.
 
     Args:
         module: An ``nn.Module`` or any object.
         name: Attribute name, without dots.
     """
-    for cls in type(module).__mro__:
-        filename = _file_of(cls)
-        if filename is not None and rank(filename) and (line := _assignments(cls).get(name)):
-            return _make(filename, line, cls.__qualname__)
+    return of_attribute(type(module), name)
+
+
+def of_attribute(owner: type, name: str) -> Location | None:
+    """Return the line of a class (or its bases) that assigns an attribute, as :func:`of_assignment` does."""
+    written = [
+        (cls, filename)
+        for cls in owner.__mro__
+        if (filename := _file_of(cls)) is not None and rank(filename)
+    ]
+    for on_class in (False, True):
+        for cls, filename in written:
+            if line := _assignments(cls)[on_class].get(name):
+                return _make(filename, line, cls.__qualname__)
     return None
 
 
@@ -504,13 +515,42 @@ _REGISTERING = {
 
 
 @functools.lru_cache(maxsize=512)
-def _assignments(cls: type) -> dict[str, int]:
-    """Return the first line that assigns each attribute within a class's source."""
+def _assignments(cls: type) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the line that assigns each attribute in a class's methods, and in its body.
+
+    The first line counts; of a name that no ``__init__`` assigns as such, and that stands in one as a text, the line
+    that registers under a name from a variable.
+    """
     try:
         lines, start = inspect.getsourcelines(cls)
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (TypeError, OSError, SyntaxError):
-        return {}
+        return {}, {}
+    body = next((node.body for node in tree.body if isinstance(node, ast.ClassDef)), [])
+    first = next(
+        (node for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__"),
+        None,
+    )
+    found = _assigned(tree)
+    if first is not None:
+        known = _assigned(first)
+        looped = _registered_by_variable(first)
+        found |= {name: line for name, line in looped.items() if name not in known}
+    own = {
+        target.id: node.lineno
+        for node in reversed(body)
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and node.value is not None
+    }
+    return (
+        {name: start + line - 1 for name, line in found.items()},
+        {name: start + line - 1 for name, line in own.items()},
+    )
+
+
+def _assigned(tree: ast.AST) -> dict[str, int]:
+    """Return the first line of a tree that assigns each attribute by its name."""
     found: dict[str, int] = {}
     for node in ast.walk(tree):
         names: list[str] = []
@@ -518,22 +558,47 @@ def _assignments(cls: type) -> dict[str, int]:
             names = [n for target in node.targets for n in _attributes(target)]
         elif isinstance(node, ast.AnnAssign | ast.AugAssign):
             names = list(_attributes(node.target))
-        elif isinstance(node, ast.Call):
-            called = (
-                node.func.attr
-                if isinstance(node.func, ast.Attribute)
-                else getattr(node.func, "id", "")
-            )
-            if called in _REGISTERING:
-                names = [
-                    a.value
-                    for a in node.args[:2]
-                    if isinstance(a, ast.Constant) and isinstance(a.value, str)
-                ]
+        elif isinstance(node, ast.Call) and _called(node) in _REGISTERING:
+            names = [
+                a.value
+                for a in node.args[:2]
+                if isinstance(a, ast.Constant) and isinstance(a.value, str)
+            ]
         for name in names:
-            line = start + getattr(node, "lineno", 1) - 1
+            line = getattr(node, "lineno", 1)
             found[name] = min(line, found.get(name, line))
     return found
+
+
+def _registered_by_variable(function: ast.FunctionDef) -> dict[str, int]:
+    """Return the texts of a function that may be names, to its line that registers or sets under a variable's name."""
+    line = min(
+        (
+            node.lineno
+            for node in ast.walk(function)
+            if isinstance(node, ast.Call)
+            and _called(node) in _REGISTERING
+            and not any(
+                isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+                for argument in node.args[:2]
+            )
+        ),
+        default=None,
+    )
+    if line is None:
+        return {}
+    return {
+        node.value: line
+        for node in ast.walk(function)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.isidentifier()
+    }
+
+
+def _called(node: ast.Call) -> str:
+    """Return the last name of what a call calls; empty where it has none."""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def _attributes(target: ast.expr) -> Iterator[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_torchcheck.data import (
+    collating,
     confusing,
     explain_labels,
     explain_order,
@@ -32,6 +34,7 @@ from .registry import check, inconclusive, not_applicable, passed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from pytest_torchcheck.batches import Batch
     from pytest_torchcheck.findings import Finding
 
 _IGNORED = -100  # what torch's losses ignore by default
@@ -147,7 +150,7 @@ def _flat(tree: Any) -> list[Any]:
     "samples-unchanged",
     "Reading a sample changes nothing: the same sample under the same seed is the same again.",
     needs=("dataset",),
-    cost=f"{3 * mutation.MOST_REREAD} reads of each dataset",
+    cost=f"{3 * mutation.MOST_REREAD} reads of each dataset, 16 and a batch where there is a collate_fn",
     axes="once",
 )
 def samples_unchanged(subject: Subject) -> Iterator[Finding]:
@@ -177,6 +180,10 @@ def samples_unchanged(subject: Subject) -> Iterator[Finding]:
             and (same := _in_data(keeping.find_kept, part, subject.contract.location))
         ):
             yield keeping.kept(part, same, promised=False)
+        elif not again.differing and (
+            writes := _in_data(collating.find_writes, part, seed=subject.seed)
+        ):
+            yield collating.written(part, writes)
         elif not again.differing or again.held_randomness:
             why = " once its own generator is put back" if again.held_randomness else ""
             yield passed(
@@ -239,6 +246,10 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
             continue
         classes, ignore, wants_float = _declared_labels(subject, part)
         bad = list(explain_labels.labels_wrong(part, measured, classes, ignore, wants_float))
+        if not bad and wants_float and measured.collated and part.plan.collate_fn is None:
+            said = _refusal(subject, measured.collated)
+            given = subject.batch().targets.dtype == measured.collated
+            bad = [explain_labels.dtype_refused(part, measured, said, given)] if said else []
         yield from bad
         if not bad:
             kinds = (
@@ -252,6 +263,33 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
                 f"{part.prefix}{measured.count} labels of {measured.dtype}: {kinds}{within}",
                 evidence={"labels": rows} if rows else None,
             )
+
+
+def _refusal(subject: Subject, dtype: torch.dtype) -> str:
+    """Return what torch says when the targets of a training step have this dtype; empty where it takes them, or no other."""
+    own = subject.batch()
+    usual = next((p.dtype for p in subject.model.parameters() if p.is_floating_point()), dtype)
+    if dtype == usual or not isinstance(own.targets, torch.Tensor):
+        return ""
+    said = [
+        _step_error(subject, dataclasses.replace(own, targets=own.targets.to(kind)))
+        for kind in (dtype, usual)
+    ]
+    return said[0] if not said[1] else ""
+
+
+def _step_error(subject: Subject, batch: Batch) -> str:
+    try:
+        if subject.contract.train_step is not None:
+            with subject.pristine(steps=True) as model:
+                model.train()
+                subject.train_step(model, subject.make_optimizer(model), batch.clone())
+        elif subject.contract.loss is not None:
+            with subject.backward(batch):
+                pass
+    except SubjectError as error:
+        return str(error.error) or type(error.error).__name__
+    return ""
 
 
 def _declared_labels(subject: Subject, part: Part) -> tuple[int | None, int, bool | None]:

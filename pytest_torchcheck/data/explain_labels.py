@@ -148,6 +148,26 @@ def _label_dtype(
         )
 
 
+def dtype_refused(part: Part, labels: Labels, said: str, given: bool) -> Finding:
+    """Report float labels of a dtype that the training step cannot take.
+
+    Suspicious unless such targets are ``given`` to the step: what stands between loader and step may cast them.
+    """
+    place = validity.return_line(part, 0) if part.is_map_style and part.length else None
+    name = labels.column.path if labels.column is not None else where(labels.path)
+    became = str(labels.collated).removeprefix("torch.")
+    return (violated if given else suspicious)(
+        "label-dtype",
+        f"{part.prefix}{name} gives targets of {became}, which the training step cannot take",
+        culprits=(dataset_culprit(part, name, became, place),),
+        location=place,
+        observed=f"labels of {labels.dtype}" + (f", {became} in a batch" if became != labels.dtype else ""),
+        cause="targets of float64, the default of NumPy and of Python's floats, meet a float32 output",
+        because=f"with such targets torch said: {said[:160]}",
+        fix=f"return them as float32 at {line_ref(place)}: torch.tensor(label, dtype=torch.float32), or np.float32(label)",
+    )  # fmt: skip
+
+
 def _looks_like_classes(labels: Labels) -> bool:
     values = sorted(labels.values)
     return (
@@ -210,7 +230,7 @@ def _label_range(
             cause="labels count from 1" if one_based else "labels lie outside of the classes",
             because=f"0 never occurs in {labels.count} labels; {high} occurs {values[high]} times"
             if one_based
-            else f"{sum(c for v, c in values.items() if v < 0 or v >= classes)} of {labels.count} labels are outside",
+            else f"{sum(c for v, c in values.items() if v < 0 or v >= classes)} of {sum(values.values())} labels are outside",
             fix=f"return label - 1 at {line_ref(place)}" if one_based
             else f"map labels to 0..{classes - 1} at {line_ref(place)}, or declare the true number of classes",
             **common,

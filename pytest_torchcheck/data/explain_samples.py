@@ -186,21 +186,36 @@ def _is_rare(odd: validity.Deviation, survey: Survey) -> bool:
 
 def _varies(survey: Survey, odd: validity.Deviation, what: str) -> Finding:
     part = survey.part
-    place = (
+    returned = (
         validity.return_line(part, odd.index, survey.seed + odd.index)
         if part.is_map_style
         else None
     )
+    own = validity.own_line(part, odd, survey.seed)
+    place = own or returned
     make = violated if part.plan.declared and part.plan.batch_size != 1 else suspicious
     return make(
         f"sample-{what}-varies",
         f"{part.prefix}sample {odd.index} is {odd.other} at {where(odd.path)} where most are {odd.usual}",
-        culprits=(dataset_culprit(part, f"{part.name}[{odd.index}]", odd.other, place),),
+        culprits=(
+            dataset_culprit(part, f"{part.name}[{odd.index}]", odd.other, place),
+            *_returning(part, returned, own),
+        ),
+        location=place,
         observed=f"{odd.count} of {len(survey.samples)} samples read differ: {odd.other} for {odd.usual}",
         cause=f"the {what} of a batch depends on which samples meet in it",
-        because=f"sample {odd.index} is returned by {line_ref(place)}",
+        because=f"only such samples run {line_ref(own)}"
+        if own is not None
+        else f"sample {odd.index} is returned by {line_ref(returned)}",
         fix=f"return {odd.usual} for every sample at {line_ref(place)}",
     )
+
+
+def _returning(part: Part, returned: Location | None, own: Location | None) -> list[Culprit]:
+    """Return the line that hands a sample out, where another one is named before it."""
+    if returned is None or own is None or own == returned:
+        return []
+    return [dataset_culprit(part, "__getitem__", "returns it", returned)]
 
 
 def _unlike_shapes(
@@ -208,19 +223,22 @@ def _unlike_shapes(
 ) -> Finding:
     part = survey.part
     made = loader_made(part, declared) if part.plan.declared else None
-    place = (
+    returned = (
         validity.return_line(part, odd.index, survey.seed + odd.index)
         if part.is_map_style
         else None
     )
     make = violated if part.plan.declared else suspicious
     end = validity.length_line(part) if _is_tail(survey, odd) else None
+    own = validity.own_line(part, odd, survey.seed) if end is None else None
+    place = own or returned
     return make(
         "samples-do-not-stack",
         f"{part.prefix}sample {odd.index} has shape {odd.other} at {where(odd.path)} where most have {odd.usual}: "
         "the batch cannot be stacked",
         culprits=(
             dataset_culprit(part, f"{part.name}[{odd.index}]", f"shape {odd.other}", place),
+            *_returning(part, returned, own),
             *((dataset_culprit(part, "__len__", "counts them", end),) if end is not None else ()),
             *(
                 (dataset_culprit(part, "loader", "has no collate_fn", made),)
@@ -232,13 +250,15 @@ def _unlike_shapes(
         cause=f"the last {odd.count} samples reach past the end of the data: __len__ counts too many"
         if end is not None
         else "the default collate function stacks samples, which needs equal shapes",
-        because=f"torch said: {said}"
+        because=f"only such samples run {line_ref(own)}: {own.text}"
+        if own is not None
+        else f"torch said: {said}"
         if said
         else f"sample {odd.index} is returned by {line_ref(place)}",
         fix=f"let __len__ count the samples that are whole, at {line_ref(end)}"
         if end is not None
-        else "bring samples to one shape in __getitem__, or pad them in a collate_fn"
-        + (f" given at {line_ref(made)}" if made is not None else ""),
+        else f"bring samples to one shape {f'at {line_ref(own)}' if own is not None else 'in __getitem__'}, "
+        "or pad them in a collate_fn" + (f" given at {line_ref(made)}" if made is not None else ""),
     )
 
 

@@ -57,6 +57,15 @@ class Labels:
     ignored: Held | None = field(default=None, repr=False)
 
     @property
+    def collated(self) -> torch.dtype | None:
+        """The dtype of a batch of float labels by torch's own collate function; None of others."""
+        if not self.is_floating:
+            return None
+        # Python's floats become float64, as torch.utils.data.default_collate says
+        found = getattr(torch, "float64" if self.dtype == "float" else self.dtype, None)
+        return found if isinstance(found, torch.dtype) else None
+
+    @property
     def is_floating(self) -> bool:
         """Say whether they are floats."""
         return self.dtype.startswith(("float", "bfloat"))

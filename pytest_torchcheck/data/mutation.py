@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .plan import Part
 
 MOST_REREAD = 32
-_KEPT = 4  # samples that are looked at again after all others were read
+MOST_KEPT = 8  # samples that are looked at again after all others were read
 _OTHER_SEED = 1_000_003  # a second stream of randomness, far from the first
 
 
@@ -81,7 +81,7 @@ def reread(part: Part, *, seed: int = 0, most: int = MOST_REREAD) -> Rereading:
     with isolated():
         try:
             kept: dict[int, Any] = {}
-            first = _read(part, indices, seed, kept)
+            first = read_under(part, indices, seed, kept)
             overwritten = tuple(
                 i for i, sample in kept.items() if _paths(first[i], _digests(i, sample))
             )
@@ -90,8 +90,8 @@ def reread(part: Part, *, seed: int = 0, most: int = MOST_REREAD) -> Rereading:
             filled = snapshot.filled()
             fills = any(len(keys) < len(indices) for _, keys in filled)
             try:
-                settles = _read(part, indices, seed + _OTHER_SEED) == first and bool(filled)
-                last = _read(part, indices, seed)
+                settles = read_under(part, indices, seed + _OTHER_SEED) == first and bool(filled)
+                last = read_under(part, indices, seed)
             except ReadingError as error:
                 changes = tuple(snapshot.changes())
                 return Rereading(
@@ -129,19 +129,30 @@ class ReadingError(Exception):
         self.index, self.cause = index, cause
 
 
-_Read = dict[int, tuple[tuple[str, str | None], ...]]
+Read = dict[int, tuple[tuple[str, str | None], ...]]
 
 
-def _read(
+def read_under(
     part: Part, indices: tuple[int, ...], seed: int, kept: dict[int, Any] | None = None
-) -> _Read:
-    found: _Read = {}
+) -> Read:
+    """Return each item's leaves and their digests, read under ``seed + index``.
+
+    Args:
+        part: The dataset.
+        indices: Which items.
+        seed: See above.
+        kept: Where the first few samples are put, by index.
+
+    Raises:
+        ReadingError: An item cannot be read.
+    """
+    found: Read = {}
     for index in indices:
         try:
             sample = read(part.dataset, index, seed + index)
         except Exception as error:  # the user's dataset may raise anything
             raise ReadingError(index, error) from error
-        if kept is not None and len(kept) < _KEPT:
+        if kept is not None and len(kept) < MOST_KEPT:
             kept[index] = sample
         found[index] = _digests(index, sample)
     return found
@@ -190,10 +201,10 @@ def _is_held(
     if not contents.generators:
         return False
     snapshot.restore()
-    first = _read(part, indices, seed)
-    _read(part, indices, seed + _OTHER_SEED)
+    first = read_under(part, indices, seed)
+    read_under(part, indices, seed + _OTHER_SEED)
     snapshot.restore_generators()
-    return first == _read(part, indices, seed)
+    return first == read_under(part, indices, seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,8 @@ from .snapshot import Snapshot
 from .tracing import find_line, line_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
+    from collections.abc import Callable, Iterator, Sequence
+    from types import CodeType, FrameType
 
     import torch
 
@@ -38,6 +38,8 @@ class Deviation:
         usual, other: What most samples have, and what the first deviating one has.
         index: That sample.
         count: How many samples deviate from the usual.
+        odd: That sample and up to two more that are as it is.
+        alike: Up to three samples that are as most.
     """
 
     path: str
@@ -45,6 +47,25 @@ class Deviation:
     other: str
     index: int
     count: int
+    odd: tuple[int, ...]
+    alike: tuple[int, ...]
+
+    @classmethod
+    def among(cls, path: str, values: Sequence[tuple[int, Any]]) -> Deviation | None:
+        """Return how some of these samples (index, value) deviate, or None where all values are equal."""
+        usual, count = Counter(value for _, value in values).most_common(1)[0]
+        if count == len(values):
+            return None
+        index, other = next((index, value) for index, value in values if value != usual)
+        return cls(
+            path=path,
+            usual=str(usual),
+            other=str(other),
+            index=index,
+            count=len(values) - count,
+            odd=tuple(index for index, value in values if value == other)[:3],
+            alike=tuple(index for index, value in values if value == usual)[:3],
+        )
 
 
 def deviations(survey: Survey, of: Callable[[Leaf], Any]) -> list[Deviation]:
@@ -55,35 +76,14 @@ def deviations(survey: Survey, of: Callable[[Leaf], Any]) -> list[Deviation]:
         for leaf in sample.leaves:
             paths.setdefault(leaf.path, []).append((sample.index, of(leaf)))
     for path, values in paths.items():
-        usual, count = Counter(value for _, value in values).most_common(1)[0]
-        if count < len(values):
-            index, other = next((index, value) for index, value in values if value != usual)
-            found.append(
-                Deviation(
-                    path=path,
-                    usual=str(usual),
-                    other=str(other),
-                    index=index,
-                    count=len(values) - count,
-                )
-            )
+        if (odd := Deviation.among(path, values)) is not None:
+            found.append(odd)
     return found
 
 
 def structure_deviation(survey: Survey) -> Deviation | None:
     """Return the first sample whose containers are not those of most samples."""
-    counts = Counter(sample.structure for sample in survey.samples)
-    if len(counts) < 2:
-        return None
-    usual, count = counts.most_common(1)[0]
-    odd = next(sample for sample in survey.samples if sample.structure != usual)
-    return Deviation(
-        path="",
-        usual=usual,
-        other=odd.structure,
-        index=odd.index,
-        count=len(survey.samples) - count,
-    )
+    return Deviation.among("", [(sample.index, sample.structure) for sample in survey.samples])
 
 
 def flagged(survey: Survey, is_bad: Callable[[Leaf], bool]) -> list[tuple[Sample, Leaf]]:
@@ -310,6 +310,47 @@ def unlike_line(part: Part, usual: int, odd: int, seed: int) -> Location | None:
             return find_line(lambda: read(part.dataset, odd, seed + odd), watcher)
         finally:
             snapshot.restore()
+
+
+_HEADING = re.compile(r"(?:if|elif|else|while|for|with|try|match|case)\b")
+
+
+def own_line(part: Part, odd: Deviation, seed: int) -> Location | None:
+    """Return the line that reading the odd samples runs, and reading the usual ones does not; None for a stream.
+
+    Of several the last one in the function that ends first: what it leaves is what the sample has.
+
+    Args:
+        part: The dataset.
+        odd: Which samples are unlike most.
+        seed: Sample ``i`` is read after ``seed_process(seed + i)``.
+    """
+    if not part.is_map_style:
+        return None
+    snapshot = Snapshot(Contents(part.dataset, (*odd.odd, *odd.alike)))
+
+    def lines(index: int) -> dict[tuple[CodeType, int], None]:
+        ran: dict[tuple[CodeType, int], None] = {}
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            if event != "call":
+                ran.setdefault((frame.f_code, line))
+            return False
+
+        snapshot.restore()
+        find_line(lambda: read(part.dataset, index, seed + index), watcher)
+        return ran
+
+    with isolated():
+        try:
+            theirs = {line for index in odd.alike for line in lines(index)}
+            ran = [lines(index) for index in odd.odd]
+        finally:
+            snapshot.restore()
+    own = [key for key in ran[0] if key not in theirs and all(key in other for other in ran[1:])]
+    places = [line_of(code, line) for code, line in own if code is own[0][0]]
+    statements = [place for place in places if not _HEADING.match(place.text)]
+    return next(reversed(statements or places), None)
 
 
 def length_line(part: Part) -> Location | None:

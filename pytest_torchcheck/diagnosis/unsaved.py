@@ -16,7 +16,7 @@ from torch import nn
 from .. import sources, trees
 from ..checks.registry import violated
 from ..findings import Culprit, Finding
-from ..probes.holdings import attribute_line, holdings
+from ..probes.holdings import holdings
 from ..state import seed_everything
 from .explanation import listed
 
@@ -65,7 +65,7 @@ class Piece:
             found = (sources.search(type(self.owner), pattern) for pattern in patterns)
             place = next((line for line in found if line is not None), None)
             return place or sources.of_assignment(self.owner, self.key)
-        return attribute_line(type(self.owner), self.key)
+        return sources.of_assignment(self.owner, self.key)
 
 
 def pieces(model: nn.Module) -> dict[str, Piece]:

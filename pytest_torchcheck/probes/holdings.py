@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -68,7 +66,7 @@ class Holding:
     @property
     def location(self) -> Location | None:
         """The line that assigns the attribute."""
-        return attribute_line(type(self.owner), self.name)
+        return sources.of_assignment(self.owner, self.name)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Iterate over the tensors that it brings: itself, or a hidden module's parameters and buffers."""
@@ -77,43 +75,6 @@ class Holding:
                 yield f"{self.path}.{name}", tensor
         else:
             yield self.path, self.value
-
-
-_LINES: WeakKeyDictionary[type, dict[str, Location | None]] = WeakKeyDictionary()
-
-
-def attribute_line(owner: type[nn.Module], name: str) -> Location | None:
-    """Return the line of a class or its bases that assigns a plain attribute, else one that registers it.
-
-    Args:
-        owner: The class; torch's own are not looked into.
-        name: The attribute.
-    """
-    known = _LINES.setdefault(owner, {})
-    if name not in known:
-        known[name] = _search(owner, name)
-    return known[name]
-
-
-def _search(owner: type[nn.Module], name: str) -> Location | None:
-    written = [cls for cls in owner.__mro__ if _is_users(cls)]
-    patterns = (
-        rf"self\.{re.escape(name)}\s*(:[^=]+)?=[^=]",
-        rf"(?<![.\w]){re.escape(name)}\s*(:[^=]+)?=[^=]",  # of a class attribute
-        rf"(register_\w+|add_module|setattr)\(.*[\"']{re.escape(name)}[\"']",
-    )
-    for pattern in patterns:
-        for cls in written:
-            if (found := sources.search(cls, pattern)) is not None:
-                return found
-    return None
-
-
-def _is_users(cls: type) -> bool:
-    try:
-        return sources.rank(inspect.getsourcefile(cls) or "<>") > 0
-    except (TypeError, OSError):  # a builtin, or typed at a prompt
-        return False
 
 
 def holdings(model: nn.Module) -> list[Holding]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+import torch
+
 from pytest_torchcheck import sources
 
 if TYPE_CHECKING:
@@ -94,3 +97,40 @@ def test_a_name_in_quotes_is_found() -> None:
 
     assert len(texts(named, r"\bweight\b")) == 1
     assert len(texts(named, r"[\"']weight[\"']")) == 1
+
+
+class _Looped(torch.nn.Module):
+    limit = 3
+
+    def __init__(self):
+        super().__init__()
+        for name, start in (("mean", torch.zeros(2)), ("spread", torch.ones(2))):
+            setattr(self, name, start)  # by a variable
+        self.count = 0
+
+    def update(self, values):
+        self.mean = values.mean(0)
+        self.count = self.count + 1
+        self.last = values  # only here
+        spread = values.std(0)
+        self.spread = spread
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mean", "by a variable"),
+        ("spread", "by a variable"),
+        ("count", "self.count = 0"),
+        ("last", "only here"),
+        ("limit", "limit = 3"),
+    ],
+)
+def test_an_attribute_is_found_where_it_is_made_first(name, text):
+    place = sources.of_assignment(_Looped(), name)
+    assert place is not None
+    assert text in place.text
+
+
+def test_an_attribute_of_nowhere_has_no_line():
+    assert sources.of_assignment(_Looped(), "missing") is None

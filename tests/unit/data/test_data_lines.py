@@ -232,3 +232,33 @@ def test_a_table_without_rows_is_told_by_the_line_that_makes_it():
     assert finding.culprits[0].location.line == line(Boxes, "# of no row")
     (finding,) = told("samples-valid", dataset=Boxes(True), loader=loader)
     assert finding.status == "passed"
+
+
+class Charts(Dataset):
+    """One kind of sample goes another way."""
+
+    def __init__(self, *, kind="shape"):
+        self.pages, self.kind = torch.rand(9, 6), kind
+
+    def __len__(self):
+        return len(self.pages)
+
+    def __getitem__(self, index):
+        page, label = self.pages[index], index % 2
+        if index in (4, 7):
+            page = self.unlike(page)
+        return page, label
+
+    def unlike(self, page):
+        if self.kind == "shape":
+            page = page * 2
+            return page.repeat(2)  # longer
+        return page.double()  # wider
+
+
+@pytest.mark.parametrize(("kind", "text"), [("shape", "# longer"), ("dtype", "# wider")])
+def test_the_line_that_only_unlike_samples_run_is_named(kind, text):
+    (finding,) = told("samples-valid", dataset=Charts(kind=kind), loader={"batch_size": 3})
+    assert finding.status == "violated"
+    assert text in finding.location.text
+    assert "only such samples run" in finding.because
