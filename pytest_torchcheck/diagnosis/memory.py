@@ -502,6 +502,8 @@ def longer_graph(
         else f"{name} has a grad_fn, and each step hangs the graph of its loss on it",
         fix=f"detach what is stored{at}, or update it under torch.no_grad()"
         if kept
+        else f"pass the number, {given[0]}.item(), where line {given[1].line} hands it over with its graph"
+        if given is not None and place is not None and given[1].function != place.function
         else "add the number: total += loss.item()",
         evidence={"nodes": list(nodes)},
     )

@@ -259,11 +259,17 @@ class _Bindings:
                 here[name] = (id(value), line_of(caller.f_code, caller.f_lineno))
 
     def read_on(self, frame: FrameType, line: int) -> list[tuple[str, Location]]:
-        """Return the variables with a graph that a line reads, with the other lines that bound them."""
+        """Return the variables with a graph that a line reads, with the other lines that bound them.
+
+        Where it reads none, but an attribute: the arguments with a graph that its function was given.
+        """
         here = self._lines.get(frame, {})
-        read = sources.names_read(frame.f_code.co_filename, line)
         place = line_of(frame.f_code, line)
-        return [(name, here[name][1]) for name in read if name in here and here[name][1] != place]
+        read = sources.names_read(frame.f_code.co_filename, line)
+        bound = [(name, here[name][1]) for name in read if name in here and here[name][1] != place]
+        code = frame.f_code
+        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        return bound or [(name, here[name][1]) for name in given if name in here]
 
 
 def _has_graph(value: Any) -> bool:

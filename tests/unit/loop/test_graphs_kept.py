@@ -177,3 +177,45 @@ def test_what_brings_the_graph_into_a_kept_value_is_named():
 def test_counts_without_a_graph_are_no_leak():
     report = contract(Shared(detach=True)).check(["step-leak"])
     assert not [f for f in report.findings if f.code == "leak-graph"], report
+
+
+class Tally:
+    """Adds up what it is given, and divides on another line."""
+
+    def __init__(self) -> None:
+        self.total, self.mean, self.seen = 0, 0, 0
+
+    def record(self, number):
+        self.total = self.total + number
+        self.seen += 1
+        self.mean = self.total / self.seen
+
+
+def tallied(*, number: bool) -> Contract:
+    tally = Tally()
+
+    def train_step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(*inputs), targets)
+        loss.backward()
+        optimizer.step()
+        tally.record(loss.item() if number else loss)
+        return loss.detach()
+
+    return contract(nn.Linear(3, 2), train_step=train_step)
+
+
+def test_the_call_that_hands_a_loss_to_a_meter_is_named():
+    (found,) = contract_findings(tallied(number=False))
+    assert found.code == "graph-carried"
+    assert found.culprits[0].name.startswith("tally.")
+    call = "tally.record(loss.item() if number else loss)"
+    assert call in [c.location.text for c in found.culprits if c.location is not None]
+
+
+def test_a_meter_of_numbers_keeps_no_graph():
+    assert not contract_findings(tallied(number=True))
+
+
+def contract_findings(checked: Contract) -> list:
+    return [f for f in checked.check(["graph-kept"]).findings if f.status == "violated"]
