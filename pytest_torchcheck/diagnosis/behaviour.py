@@ -37,7 +37,7 @@ def mixed(
 ) -> Finding:
     """Explain an output that changes when only other samples change."""
     size = batch.sizes[subject.source.batch_symbol or ""]
-    place = places.mixing_line(subject, batch, size)
+    place = places.mixing_line(subject)
     path, gap = max(gaps.items(), key=lambda item: item[1])
     if _only_batch_statistics(subject):
         return suspicious(
@@ -83,7 +83,7 @@ def placed(
 ) -> Finding:
     """Explain an output that depends on the place of its sample in the batch."""
     path, gap = max(gaps.items(), key=lambda item: item[1])
-    place = places.mixing_line(subject, batch, batch.sizes[subject.source.batch_symbol or ""])
+    place = places.mixing_line(subject)
     if place is None or not place.cause:
         place = places.place_dependence(subject, batch, turned)
     if place is None and _only_batch_statistics(subject):
@@ -218,7 +218,7 @@ def size_dependent(
     """Explain a sample whose output differs between alone and in a batch."""
     path, gap = max(gaps.items(), key=lambda item: item[1])
     size = batch.sizes[subject.source.batch_symbol or ""]
-    mixing = places.mixing_line(subject, batch, size)
+    mixing = places.mixing_line(subject)
     place = mixing if mixing is not None and mixing.cause else _size_line(subject, batch, single)
     return violated(
         "batch-size-dependent",

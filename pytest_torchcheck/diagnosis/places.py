@@ -287,13 +287,20 @@ def first_difference(
         )
 
 
-def mixing_line(subject: Subject, batch: Batch, size: int) -> Place | None:
-    """Return the operation that first mixes samples of the batch."""
+def mixing_line(subject: Subject) -> Place | None:
+    """Return the operation that first mixes samples of the base batch. Cached: two checks ask for it."""
+    if "mixing-line" not in subject.cache:
+        subject.cache["mixing-line"] = _mixing_line(subject)
+    found: Place | None = subject.cache["mixing-line"]
+    return found
+
+
+def _mixing_line(subject: Subject) -> Place | None:
     from ..probes.divergence import first_mixing, record
 
+    batch, other = subject.batch(), subject.batch(1)
+    size = batch.sizes[subject.source.batch_symbol or ""]
     axes = subject.source.axes(subject.source.batch_symbol or "")
-    other = subject.batch(1)
-
     with subject.pristine() as model:
         base = record(eval_run(subject, batch), model)
         changed = {
