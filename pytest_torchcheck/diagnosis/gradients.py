@@ -180,10 +180,13 @@ def _missing(
     culprits = [parameter(subject, name, "grad is None") for name in names]
     if kind == "not-reaching-loss" and (line := loss_line(subject)) is not None:
         culprits.append(Culprit(kind="loss", name="loss", detail="does not use it", location=line))
+    made = op.location if op is not None and op.location is not None else location
     if cut is not None and cut.module:
         culprits.append(
-            Culprit(kind="module", name=cut.module, detail=str(op or ""), location=cut.location)
+            Culprit(kind="module", name=cut.module, detail=str(op or ""), location=made)
         )
+    elif op is not None and made != location:
+        culprits.append(Culprit(kind="call", name=op.name, detail="computes it", location=made))
     if cut is not None and cut.region is not None:
         location = cut.region  # the line to change: it turned gradients off for the operation
         if not cut.module:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from .. import sources
 from .flow import CutKind, Flow, Loss
 from .recording import SWITCHES, Recorder, Value
+from .returned import Returned
 from .steps import gradients_kept, record_step
 from .watch import Op, describe
 from .zero_gradient import ZeroGradient, find_zero_gradient, find_zero_gradients, walk_gradients
@@ -39,7 +40,8 @@ class GraphCut:
         kind: See :data:`CutKind`.
         parameters: Every examined parameter that is lost here.
         op: The operation; None where none is at fault (``never-used``, some ``frozen``).
-        location: The user's line of the operation, or the line that builds what is never used.
+        location: The user's line of the operation, or the line that builds what is never used; for
+            ``not-reaching-loss`` the line of the call that gave the result back, where one did.
         region: For ``no-grad`` the line that turned gradients off: the ``with`` or the decorator.
         module: Qualified name of the module in whose forward it happens.
         fact: What was measured, as a clause: ``Tensor.detach took ... with grad_fn=X and gave ...``.
@@ -74,17 +76,19 @@ def find_cut(
         activations of that step while it runs.
     """
     recorder = Recorder(module, parameters, gradients=True)
+    returned = Returned(recorder)
     try:
         with gradients_kept([*parameters.values(), *module.parameters()]):
-            roots = record_step(run, recorder)
+            roots = record_step(returned.watching(run), recorder)
             without = {name for name, p in parameters.items() if p.grad is None}
         flow = Flow(recorder, parameters, roots)
         # a step that ends in zero_grad leaves no gradient, yet one came
         without -= {name for name, value in flow.values.items() if value.rms is not None}
-        cuts = {name: _cut_of(flow, name) for name in parameters if name in without}
+        cuts = {name: _cut_of(flow, name, returned) for name in parameters if name in without}
         return _shared({name: cut for name, cut in cuts.items() if cut is not None}, module)
     finally:
         recorder.release()
+        returned.release()
 
 
 def find_stops(run: Callable[[], object], module: nn.Module) -> tuple[GraphCut, ...]:
@@ -111,7 +115,7 @@ def find_stops(run: Callable[[], object], module: nn.Module) -> tuple[GraphCut, 
         recorder.release()
 
 
-def _cut_of(flow: Flow, name: str) -> GraphCut | None:
+def _cut_of(flow: Flow, name: str, returned: Returned) -> GraphCut | None:
     """Explain why one parameter got no gradient."""
     bit, value = flow.bits[name], flow.values[name]
     if not value.tensor.requires_grad or not value.nodes:
@@ -134,7 +138,7 @@ def _cut_of(flow: Flow, name: str) -> GraphCut | None:
     for loss in losses:
         if loss.call.shape_only and loss.value in flow.behind_loss:
             return _cut(flow, loss, (name,))
-    return _unused_result(flow, name, bit, losses)
+    return _unused_result(flow, name, losses, returned)
 
 
 def _cut(flow: Flow, loss: Loss, names: tuple[str, ...]) -> GraphCut:
@@ -213,7 +217,8 @@ def _backward_none(flow: Flow, name: str) -> GraphCut | None:
     )
 
 
-def _unused_result(flow: Flow, name: str, bit: int, losses: list[Loss]) -> GraphCut:
+def _unused_result(flow: Flow, name: str, losses: list[Loss], returned: Returned) -> GraphCut:
+    bit = flow.bits[name]
     makers = [
         (value.maker, value)
         for call in flow.recorder.calls
@@ -230,11 +235,14 @@ def _unused_result(flow: Flow, name: str, bit: int, losses: list[Loss]) -> Graph
         f"the last of its results, {describe(value.tensor)} of {call.op.name} with "
         f"{_grad_fn(value, None)}, feeds none of the {count} operations behind the loss"
     )
+    line = returned.line(value, call)
+    if line is not None and line != call.op.location:
+        fact += f"; line {line.line} gets it back, and nothing that reaches the loss reads it"
     return GraphCut(
         kind="not-reaching-loss",
         parameters=(name,),
         op=call.op,
-        location=call.op.location,
+        location=line or call.op.location,
         module=call.op.module,
         fact=fact,
     )

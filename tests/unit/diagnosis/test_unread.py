@@ -81,6 +81,8 @@ def test_a_name_that_is_not_read_and_has_no_stand_in() -> None:
 def test_a_result_that_is_returned_is_read() -> None:
     found = _judge(Again())
     assert found.code == "grad-none"
+    assert found.location is not None
+    assert found.location.text == "right = self.b(x)"
     assert "never read" not in found.cause
 
 

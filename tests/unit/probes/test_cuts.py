@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -532,3 +534,47 @@ def test_a_derivative_without_a_graph_of_its_own_cuts():
             assert set(cuts) == {"energy.0.weight", "energy.0.bias", "energy.2.weight"}
             assert {cut.kind for cut in cuts.values()} == {"derivative"}
             assert "autograd.grad" in cuts["energy.0.weight"].location.text
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        h = self.linear(x)
+        return x + torch.tanh(h)  # MADE
+
+
+class Dropping(nn.Module):
+    """Two layers, of which the result of the first one is dropped where a helper, or a container, gave it back."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.layers, self.head = how, nn.Sequential(Layer(), nn.Identity()), Layer()
+
+    def helper(self, x):
+        return [self.layers(x), x.shape]
+
+    def forward(self, x):
+        if self.how == "helper":
+            _ = self.helper(x)  # helper LOST
+        elif self.how == "container":
+            self.layers(x)  # container LOST
+        elif self.how == "onwards":
+            h = self.helper(x)[0]
+            h.add_(1.0)  # onwards LOST
+        return self.head(x)
+
+
+@pytest.mark.parametrize("how", ["helper", "container", "onwards"])
+def test_a_result_that_was_given_back_is_lost_by_the_caller(how):
+    model, x = Dropping(how), torch.randn(4, 6)
+    before = sys.gettrace()
+    cuts = find_cut(lambda: model(x).sum(), model, dict(model.named_parameters()))
+    assert sys.gettrace() is before
+    cut = cuts["layers.0.linear.weight"]
+    assert cut.kind == "not-reaching-loss"
+    assert cut.location.text.endswith(f"# {how} LOST")
+    assert ("gets it back" in cut.fact) == (how != "onwards")
+    assert cut.op.location.text.endswith("LOST" if how == "onwards" else "MADE")

@@ -1,0 +1,73 @@
+"""Where a value came back to: the user's line of the call that returned it last."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .. import sources
+from .watch import tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from torch import Tensor
+
+    from ..findings import Location
+    from .recording import Call, Recorder, Value
+
+
+class Returned:
+    """Notes each tensor that a function of the user's gives back to another one, while a run lasts.
+
+    Args:
+        recorder: Of the same run; tells what was computed before a tensor came back.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._until: FrameType | None = None
+        # the tensor is kept, because an id is reused once its object is gone
+        self._found: dict[int, tuple[Tensor, int, Location]] = {}
+
+    def watching(self, run: Callable[[], object]) -> Callable[[], object]:
+        """Return a function that runs the same and notes what comes back; a tracer that was set is put back."""
+
+        def watched() -> object:
+            before = sys.gettrace()
+            self._until = sys._getframe()
+            sys.settrace(self._enter)
+            try:
+                return run()
+            finally:
+                sys.settrace(before)
+                self._until = None
+
+        return watched
+
+    def line(self, value: Value, maker: Call) -> Location | None:
+        """Return the line to which a value came back after it was made, the outermost; None where it never did."""
+        tensor, made, location = self._found.get(id(value.tensor), (None, 0, None))
+        if tensor is not value.tensor or made <= self._recorder.calls.index(maker):
+            return None
+        return location
+
+    def release(self) -> None:
+        """Let go of every tensor of the run."""
+        self._found.clear()
+
+    def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event != "call" or sources.rank(frame.f_code.co_filename) < 2:
+            return None
+        frame.f_trace_lines = False
+        return self._left
+
+    def _left(self, frame: FrameType, event: str, result: Any) -> Any:
+        if event != "return" or result is None:
+            return self._left
+        tensors = list(tensors_in(result))
+        if tensors and (line := sources.of_frame(frame.f_back, until=self._until)) is not None:
+            made = len(self._recorder.calls)
+            self._found.update({id(tensor): (tensor, made, line) for tensor in tensors})
+        return self._left
