@@ -156,3 +156,8 @@ def listed(names: Sequence[str], most: int = 4) -> str:
     if len(names) <= most:
         return ", ".join(names[:-1]) + f" and {names[-1]}"
     return ", ".join(names[: most - 1]) + f" and {len(names) - most + 1} more"
+
+
+def on_line(place: Location | None) -> str:
+    """Return `` on line 7`` for a place, and nothing for none."""
+    return f" on line {place.line}" if place is not None else ""

@@ -15,7 +15,7 @@ from ..findings import Culprit, Finding
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
 from ..trees import dense
-from .explanation import counted
+from .explanation import counted, on_line
 from .tables import layer_rows
 from .zeroing import zeroing_lines
 
@@ -433,15 +433,7 @@ def non_finite(
         culprits.insert(
             0, Culprit(kind="module", name=at.module, detail=str(at.op or ""), location=at.location)
         )
-    masked = at.masked if at is not None else None
-    if masked is not None and masked.location not in (
-        None,
-        at.location if at is not None else None,
-    ):
-        culprits.insert(
-            0,
-            Culprit(kind="call", name=masked.name, detail="writes -inf", location=masked.location),
-        )
+    culprits = [*writers(at), *culprits]
     observed = (
         f"loss {loss:.4g}; {counted(len(grads), 'gradient')} not finite"
         if loss is not None
@@ -455,7 +447,7 @@ def non_finite(
         location=None if at is None else at.location,
         observed=observed,
         cause=cause,
-        because="no single operation could be singled out" if at is None else at.fact,
+        because=evidence_of(at),
         fix=fix,
         evidence={"parameters": list(grads), "outputs": list(outputs), "layers": layers},
     )
@@ -484,11 +476,14 @@ def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
     """Return the cause by its name, and the edit, for the operation at which numbers stop being finite."""
     line = f" on line {at.location.line}" if at is not None and at.location is not None else ""
     bare = at.op.name.rpartition(".")[2].strip("_") if at is not None else ""
+    written = next((w.location for w in writers(at)), None)
     if at is not None and "all -inf" in at.fact:
         return (
             "every entry of a row is masked with -inf, and a softmax over nothing is 0/0",
-            f"leave one entry of every row unmasked{_masking_line(at)}, or set fully masked rows to 0 with torch.where{line}",
+            f"leave one entry of every row unmasked{on_line(written)}, or set fully masked rows to 0 with torch.where{line}",
         )
+    if at is not None and (constant := at if at.origin == "constant" else at.written) is not None and constant.kind == "inf":  # fmt: skip
+        return _mended_infinity(at, constant, forward=forward)
     known = next(
         (
             words
@@ -509,6 +504,11 @@ def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
     if known is not None:
         return known[0 if forward else 1], known[2] + line
     what = at.op.name if at is not None else "an operation"
+    if at is not None and at.fact.startswith("0 * inf"):
+        return (
+            f"{what} multiplies zeros by infinity",
+            f"write the infinity with masked_fill or torch.where, which multiply nothing{line}",
+        )
     return (
         f"{what} gives a value that is not finite"
         if forward
@@ -517,9 +517,49 @@ def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
     )
 
 
-def _masking_line(at: NonFinite) -> str:
-    place = at.masked.location if at.masked is not None else None
-    return f" on line {place.line}" if place is not None and place != at.location else ""
+def _mended_infinity(at: NonFinite, source: NonFinite, *, forward: bool) -> tuple[str, str]:
+    """Return cause and edit for an infinity that was written on purpose, or given, and is then computed with."""
+    sign, limit = ("inf", "max") if source.upward else ("-inf", "min")
+    here = on_line(at.location)
+    finite = f"a large finite number such as torch.finfo(dtype).{limit}"
+    if source is at:
+        return (
+            f"{at.op.name} writes {sign} on purpose, and it reaches the result",
+            f"fill {finite}{here}, or leave these entries out of what follows",
+        )
+    part = at.op.name if forward else f"the backward of {at.op.name}"
+    if source.origin == "constant":
+        where = f"{source.op.name} writes {sign} on purpose{on_line(source.location)}"
+        fix = f"fill {finite}{on_line(source.location)}"
+    else:
+        where, fix = f"{sign} is handed in", f"hand in {finite}"
+    return (
+        f"{where}, and {part} makes NaN of it",
+        f"{fix}, or keep the masked entries out of {at.op.name}{here}",
+    )
+
+
+def writers(at: NonFinite | None) -> list[Culprit]:
+    """Return the operation that wrote the infinity of which another line made a NaN."""
+    source = at.written if at is not None else None
+    if at is None or source is None or source.location in (None, at.location):
+        return []
+    detail = "writes inf" if source.upward else "writes -inf"
+    if source.origin == "given":
+        detail = source.fact
+    return [Culprit(kind="call", name=source.op.name, detail=detail, location=source.location)]
+
+
+def evidence_of(at: NonFinite | None) -> str:
+    """Return what was measured where numbers stop being finite, and where the infinity came from."""
+    if at is None:
+        return "no single operation could be singled out"
+    source = at.written
+    if source is None or source.origin == "computed" or "all -inf" in at.fact:
+        return at.fact
+    return (
+        f"{at.fact}; {source.fact}{on_line(source.location) if source.origin == 'constant' else ''}"
+    )
 
 
 def _forward_only(subject: Subject) -> Callable[[], Any]:

@@ -15,7 +15,7 @@ from ..specs.domains import Uniform
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
 from .explanation import listed
-from .gradients import remedy
+from .gradients import evidence_of, remedy, writers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,7 +241,7 @@ def place_of(found: NonFinite | None) -> tuple[str, Location | None]:
 
 def culprits_of(found: NonFinite | None, names: tuple[str, ...]) -> list[Culprit]:
     """Name the module and the operation, else the parameters."""
-    made = []
+    made = writers(found)
     if found is not None and found.module:
         made.append(
             Culprit(kind="module", name=found.module, detail=found.fact, location=found.location)
@@ -277,7 +277,7 @@ def edge(subject: Subject, batch: Batch, what: str, trouble: Trouble, *, status:
         observed=f"{batch.describe()[:200]}: {trouble} {'are' if trouble.several else 'is'} not finite; on an ordinary batch all is finite",
         cause=f"{op} makes the first {word}: {cause}"
         + (", in the backward" if found and found.phase == "backward" else ""),
-        because=found.fact if found is not None else "no single operation could be singled out",
+        because=evidence_of(found),
         fix=fix,
     )
 

@@ -11,12 +11,12 @@ from ..checks.registry import violated
 from ..findings import Culprit, Finding
 from ..state import seed_everything
 from . import places
+from .explanation import on_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..batches import Batch
-    from ..findings import Location
     from ..probes.mask_axes import LaidMask
     from ..promises import Causal, PaddingInvariant
     from ..subject import Subject
@@ -90,7 +90,7 @@ def padding(
             module_class=place.module_class if place else "",
             fact=f"the mask is {list(laid.shape)} where it meets the scores {list(laid.scores)} of every query and key",
             cause="the mask hides padded queries, and every query still reads padded keys",
-            fix=f"give the mask the size of the keys in its last dimension{_on(laid.location)}: mask[:, None, None, :]",
+            fix=f"give the mask the size of the keys in its last dimension{on_line(laid.location)}: mask[:, None, None, :]",
             settings=(
                 Culprit(kind="call", name=laid.op, detail="they meet here", location=laid.met),
             ),
@@ -138,10 +138,6 @@ def _query_mask(
 
     with subject.pristine() as model:
         return find_query_mask(run, model, masks, length)
-
-
-def _on(place: Location | None) -> str:
-    return f" on line {place.line}" if place is not None else ""
 
 
 def permutation(

@@ -81,6 +81,9 @@ _UNARY: Mapping[str, _Say] = {
 }
 
 
+_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "convolution"})
+
+
 def forward_domain(
     func: Callable[..., Any],
     kernel: str,
@@ -126,8 +129,15 @@ def _particular(
         return _empty_rows(name.strip("_"), operands[0], args[1] if len(args) > 1 else -1)
     if name == "pow" and len(args) > 1:
         return _power(args[0], args[1])
-    if name in ("add", "sub", "mul", "addcmul") and len(operands) > 1:
-        return _infinite(name, operands[0], operands[1])
+    if name in ("add", "sub", "mul") and len(args) > 1:
+        return _infinite(name, args[0], args[1])
+    if name == "addcmul" and len(operands) > 2:
+        return _infinite(name, operands[1], operands[2])
+    if name in _PRODUCTS and made.isnan().any() and any(t.isinf().any() for t in operands):
+        count = sum(int(t.isinf().sum()) for t in operands)
+        return (
+            f"0 * inf or inf - inf in {_count(made.isnan())}: {name} reads {count} infinite numbers"
+        )
     if name in ("mean", "sum", "var", "std", "var_mean", "std_mean") and operands:
         each = operands[0].numel() // max(made.numel(), 1)
         if each == 0:

@@ -43,7 +43,8 @@ class NonFinite:
         count: How many elements of it are not finite.
         upward: Whether an infinity of plus is among it.
         then: Where an infinity became the NaN that was seen, the operation that did this.
-        masked: Where a row has nothing but -inf, the operation that wrote it.
+        written: Where an infinity that was written on purpose, or given, became the NaN (``0 * inf``; a row of
+            nothing but -inf), the event that brought it in.
     """
 
     kind: Literal["nan", "inf"]
@@ -58,7 +59,7 @@ class NonFinite:
     count: int
     upward: bool = False
     then: Op | None = None
-    masked: Op | None = None
+    written: NonFinite | None = None
 
 
 def find_nonfinite(run: Callable[[], object], module: nn.Module | None = None) -> NonFinite | None:
@@ -190,6 +191,9 @@ _OVERWRITING = frozenset(
 )  # fmt: skip
 """Kernels that write their first operand without reading it."""
 
+_WRITING = frozenset({"setitem", "where", "masked_fill", "fill", "index_fill", "full", "pad"})
+"""Operations that write a number which they are given, without the underscores around their names."""
+
 _ROWWISE = frozenset({"_softmax", "_log_softmax", "logsumexp", "_safe_softmax"})
 
 _EMPTY = frozenset(
@@ -265,10 +269,12 @@ class _Kernels(TorchDispatchMode):
         for parent in self._parents.get(id(event), []):
             if rowwise and not parent.upward:
                 # a row that is all -inf: that is the fault, however the mask was computed
-                event = replace(event, masked=parent.op)
+                event = replace(event, written=parent)
                 continue
             if parent.origin in ("computed", "uninitialised"):
                 return replace(parent, then=event.op)
+            if event.written is None:
+                event = replace(event, written=parent)
         return event
 
     def _look(
@@ -331,7 +337,9 @@ class _Kernels(TorchDispatchMode):
             sign = "-inf" if kind == "inf" and bool((made == -torch.inf).any()) else kind
             origin, fact = (
                 "constant",
-                f"{op.name} wrote {sign} to {count} of {made.numel()} elements",
+                f"{op.name} wrote {sign} to {count} of {made.numel()} elements"
+                if made.dim()
+                else f"{op.name} writes {sign}",
             )
         else:
             swapped = {id(now): old for old, now in zip(before, given, strict=True)}
@@ -362,6 +370,13 @@ class _Kernels(TorchDispatchMode):
         bad = ~old.isfinite()
         op = self._watch.current() if self._watch.running else self._watch.op("torch")
         name = self._names.get(key, f"a tensor that the run was given, {describe(old)},")
+        if (
+            old.dim() == 0
+            and key not in self._names
+            and old.isinf().any()
+            and op.name.rpartition(".")[2].strip("_") in _WRITING
+        ):
+            return self._number_written(op, old)
         nans = int(old.isnan().sum())
         what = f"{nans} NaN" if nans else f"{int(bad.sum())} infinities"
         event = NonFinite(
@@ -375,10 +390,27 @@ class _Kernels(TorchDispatchMode):
             fact=f"{name} holds {what} when {op.name} first reads it",
             result=describe(old),
             count=int(bad.sum()),
+            upward=not old.is_complex() and bool(old.isposinf().any()),
         )
         if key is not None:
             self._origins[key] = event
         return event
+
+    def _number_written(self, op: Op, number: Tensor) -> NonFinite:
+        """Tell of an infinite number that an operation was given to write, as ``x[mask] = -inf`` is."""
+        return NonFinite(
+            kind="inf",
+            phase="backward" if in_backward() else "forward",
+            origin="constant",
+            op=op,
+            location=op.location,
+            module=op.module,
+            kernel="",
+            fact=f"{op.name} writes {float(number)}",
+            result=describe(number),
+            count=1,
+            upward=bool(number.isposinf()),
+        )
 
 
 def _readable(tensor: Tensor) -> bool:

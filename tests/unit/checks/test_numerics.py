@@ -269,3 +269,40 @@ def test_a_view_of_the_input_crashes_and_is_suspicious() -> None:
 )
 def test_layouts_that_give_the_same(build: Callable[[], nn.Module], x: torch.Tensor) -> None:
     assert find(build, "layout-invariance", x)[0].status == "passed"
+
+
+def _policy(fill: float, *, kept: bool = False) -> Any:
+    illegal = torch.arange(4) < 1
+
+    def step(h: torch.Tensor) -> torch.Tensor:
+        logs = h.masked_fill(illegal, fill).log_softmax(-1)  # the mask
+        return (logs if kept else logs.exp() * logs).sum(-1)
+
+    contract = Contract(
+        model=lambda: Net(step), batch=(X, torch.zeros(6)), loss=nn.functional.mse_loss
+    )
+    return contract.check("gradients-finite")
+
+
+def test_the_line_that_wrote_an_infinity_leads_the_finding() -> None:
+    (finding,) = _policy(-torch.inf).findings
+    assert finding.code == "non-finite-forward"
+    first = finding.culprits[0]
+    assert (first.name, first.detail) == ("Tensor.masked_fill", "writes -inf")
+    assert first.location.text.endswith("# the mask")
+    line = first.location.line
+    assert (
+        finding.cause
+        == f"Tensor.masked_fill writes -inf on purpose on line {line}, and Tensor.mul makes NaN of it"
+    )
+    assert "wrote -inf to 6 of 24 elements" in finding.because
+    assert finding.fix.startswith(
+        f"fill a large finite number such as torch.finfo(dtype).min on line {line}"
+    )
+    assert _policy(-1e8).ok
+
+
+def test_an_infinity_that_reaches_the_loss_is_its_writers() -> None:
+    (finding,) = _policy(-torch.inf, kept=True).findings
+    assert finding.location.text.endswith("# the mask")
+    assert finding.cause == "Tensor.masked_fill writes -inf on purpose, and it reaches the result"

@@ -127,12 +127,108 @@ def test_what_made_the_output_not_finite(cls, expected):
     assert found.location.text.endswith("# HERE"), found
     assert (found.kind, found.phase, found.origin) == (kind, "forward", "computed")
     if cls is AllMasked:
-        assert found.masked.location.text.endswith("# MASKED")
+        assert found.written.location.text.endswith("# MASKED")
     else:
-        assert found.masked is None or "all -inf" in found.fact
+        assert found.written is None or "all -inf" in found.fact or cls is InfMinusInf
     assert re.search(fact, found.fact), found.fact
     assert found.count > 0
     assert all(p.grad is None for p in model.parameters())
+
+
+# infinities that are written on purpose and then computed with
+
+HIDDEN = torch.arange(8) < 2
+
+
+class Entropy(Net):
+    def middle(self, h):
+        logs = h.masked_fill(HIDDEN, -torch.inf).log_softmax(-1)  # WRITTEN
+        return -(logs.exp() * logs)  # HERE
+
+
+class ByWhere(Net):
+    def middle(self, h):
+        h = torch.where(HIDDEN, -torch.inf, h)  # WRITTEN
+        return h * (~HIDDEN)  # HERE
+
+
+class ByIndex(Net):
+    def middle(self, h):
+        h = h.clone()
+        h[:, :2] = -torch.inf  # WRITTEN
+        return h - h[:, :1]  # HERE
+
+
+class Divergence(Net):
+    def middle(self, h):
+        h = h.masked_fill(HIDDEN, torch.inf)  # WRITTEN
+        return h / h.amax(-1, keepdim=True)  # HERE
+
+
+class Product(Net):
+    def middle(self, h):
+        h = h.masked_fill(HIDDEN, -torch.inf)  # WRITTEN
+        return h @ torch.diag((~HIDDEN).float())  # HERE
+
+
+WRITTEN = {
+    Entropy: "0 * inf in 10 of 40 elements",
+    ByWhere: "0 * inf in 10 of 40 elements",
+    ByIndex: "inf - inf in 10 of 40 elements",
+    Divergence: "inf / inf in 10 of 40 elements",
+    Product: "0 * inf or inf - inf in 40 of 40 elements: mm reads 10 infinite numbers",
+}
+
+
+@pytest.mark.parametrize(("cls", "fact"), WRITTEN.items(), ids=lambda v: getattr(v, "__name__", ""))
+def test_the_line_that_wrote_the_infinity_is_followed(cls, fact):
+    model, x = cls(), torch.randn(5, 4)
+    found = find_nonfinite(lambda: model(x), model)
+    assert (found.kind, found.origin, found.fact) == ("nan", "computed", fact)
+    assert found.location.text.endswith("# HERE")
+    assert found.written.origin == "constant"
+    assert found.written.location.text.endswith("# WRITTEN")
+    assert found.written.upward == (cls is Divergence)
+
+
+def test_the_line_that_wrote_the_infinity_is_followed_from_the_backward():
+    class Skipped(Net):
+        def middle(self, h):
+            logs = h.masked_fill(HIDDEN, -torch.inf).log_softmax(-1)  # WRITTEN
+            return torch.where(HIDDEN, 0.0, logs.exp() * logs)  # HERE
+
+    model, x = Skipped(), torch.randn(5, 4)
+    found = find_nonfinite(lambda: model(x).square().mean(), model)
+    assert (found.phase, found.origin) == ("backward", "computed")
+    assert found.location.text.endswith("# HERE")
+    assert found.written.location.text.endswith("# WRITTEN")
+
+
+def test_an_infinity_that_a_buffer_holds_is_said_to_be_given():
+    class Buffered(Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", torch.zeros(8).masked_fill(HIDDEN, -torch.inf))
+
+        def middle(self, h):
+            logs = (h + self.mask).log_softmax(-1)
+            return logs.exp() * logs
+
+    model, x = Buffered(), torch.randn(5, 4)
+    written = find_nonfinite(lambda: model(x), model).written
+    assert written.origin == "given"
+    assert written.fact.startswith("buffer mask, float32 [8], holds 2 infinities")
+
+
+def test_zeros_times_a_written_infinity():
+    class Scaled(Net):
+        def middle(self, h):
+            return h + HIDDEN.float() * -torch.inf  # HERE
+
+    model, x = Scaled(), torch.randn(5, 4)
+    found = find_nonfinite(lambda: model(x), model)
+    assert found.location.text.endswith("# HERE")
+    assert found.fact == "0 * inf in 6 of 8 elements"
 
 
 def test_an_overflow_is_named_where_it_happens_not_where_it_turns_nan():
