@@ -217,11 +217,7 @@ def _trace(
 ) -> Origin | None:
     if depth == 0:
         return None
-    owners = _owners(model, name)
-    while (
-        owners and isinstance(owners[-1][1], _CONTAINERS) and not _has_source(type(owners[-1][1]))
-    ):
-        owners.pop()  # a Sequential is written where its own owner assigns it
+    owners, _ = _written_in(_owners(model, name))
     if not owners:
         return None
     attribute, owner = owners[-1]
@@ -229,7 +225,9 @@ def _trace(
     origins = []
     for filename, offset, function_name, function in _functions(type(owner)):
         for expression in _assigned_values(function, attribute):
-            for call in _calls(expression, cls.__name__):
+            held = getattr(owner, attribute, None)
+            its = _call_of(expression, model.get_submodule(name), held)
+            for call in _calls(expression, cls.__name__) if its is None else [its]:
                 given = _argument(call, cls, argument)
                 if given is None:
                     continue
@@ -297,22 +295,40 @@ def building_line(model: nn.Module | None, name: str) -> Location | None:
         module = model.get_submodule(name)
     except AttributeError:
         return sources.of_parameter(model, name)
-    owners = _owners(model, name)
-    inside = []
-    while (
-        owners and isinstance(owners[-1][1], _CONTAINERS) and not _has_source(type(owners[-1][1]))
-    ):
-        inside.append(owners.pop()[0])
+    owners, inside = _written_in(_owners(model, name))
     if inside and owners:
         attribute, owner = owners[-1]
-        container = getattr(owner, attribute)
-        same = [
-            child for child in container.modules() if type(child).__name__ == type(module).__name__
-        ]
-        place = next((i for i, child in enumerate(same) if child is module), 0)
         for filename, offset, function_name, function in _functions(type(owner)):
             for expression in _assigned_values(function, attribute):
-                calls = _calls(expression, type(module).__name__)
-                if len(calls) == len(same):
-                    return _line(filename, offset, function_name, calls[place])
+                call = _call_of(expression, module, getattr(owner, attribute))
+                if call is not None:
+                    return _line(filename, offset, function_name, call)
     return sources.of_parameter(model, name)
+
+
+def _written_in(owners: list[tuple[str, nn.Module]]) -> tuple[list[tuple[str, nn.Module]], bool]:
+    """Drop torch's containers from the end of a way: what is in a Sequential is written where its own owner assigns it.
+
+    Returns:
+        The way up to the class in which the module is written, and whether a container was dropped.
+    """
+    known = list(owners)
+    while known and isinstance(known[-1][1], _CONTAINERS) and not _has_source(type(known[-1][1])):
+        known.pop()
+    return known, len(known) < len(owners)
+
+
+def _call_of(expression: ast.expr, module: nn.Module, held: object) -> ast.Call | None:
+    """Return the call that builds a module within what builds its container; None where that is not clear.
+
+    Args:
+        expression: What is assigned.
+        module: The module.
+        held: What the expression gives: the module itself, or the container that holds it.
+    """
+    name = type(module).__name__
+    calls = _calls(expression, name)
+    inside = held.modules() if isinstance(held, nn.Module) else ()
+    same = [one for one in inside if type(one).__name__ == name]
+    place = next((i for i, one in enumerate(same) if one is module), None)
+    return calls[place] if place is not None and len(calls) == len(same) else None

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from ..checks.registry import violated
 from ..findings import Culprit, Finding
+from .heads import head_culprits, layer_of
+from .layers import computed
 from .losses import declared_loss_line
 from .origins import target_culprits
 
@@ -17,24 +19,26 @@ if TYPE_CHECKING:
 
 def too_few_outputs(subject: Subject, classes: int, used: Consumed) -> Finding:
     """Explain a head with fewer outputs than there are classes."""
-    place = used.producer.op.location if used.producer is not None else used.place
-    name = used.weight or "the last layer"
+    made_at = used.producer.op.location if used.producer is not None else used.place
+    name = layer_of(subject.model, used.weight, used.classes) if used.weight else ""
+    head = head_culprits(subject.model, name, used.classes) if name else ()
+    called = Culprit(
+        kind="output",
+        name=used.weight or "the last layer",
+        detail=f"{used.classes} outputs",
+        location=made_at,
+    )
+    place = (head[0].location if head else None) or made_at or declared_loss_line(subject)
+    line = f" on line {place.line}" if head and place is not None else ""
     return violated(
         "label-classes",
         f"the head has {used.classes} outputs, but {classes} classes are declared",
-        culprits=[
-            Culprit(
-                kind="parameter" if used.weight else "output",
-                name=name,
-                detail=f"{used.classes} outputs",
-                location=place,
-            )
-        ],
-        location=place or declared_loss_line(subject),
+        culprits=[*head, *([called] if not head or made_at != place else [])],
+        location=place,
         observed=f"logits {list(used.shape)}; Labels(classes={classes})",
         cause=f"labels from {used.classes} on have no output",
         because="the class dimension is smaller than the number of classes; on CUDA this is a device-side assert",
-        fix=f"give the head {classes} outputs",
+        fix=f"give {name or 'the head'} {classes} outputs{line}{computed(head[1:])}",
     )
 
 

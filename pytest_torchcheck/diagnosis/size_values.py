@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import operator
+import sys
 from typing import TYPE_CHECKING
 
 from .. import sources
@@ -23,17 +25,22 @@ if TYPE_CHECKING:
 
 _MOST = 2
 _DEPTH = 6
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 _Scope = tuple[str, int, str, ast.AST]
 """File, offset of its lines, name and tree of a function (or of a module)."""
 
 
-def value_lines(model: nn.Module | None, name: str, argument: str = "") -> tuple[Location, ...]:
+def value_lines(
+    model: nn.Module | None, name: str, argument: str = "", size: int | None = None
+) -> tuple[Location, ...]:
     """Return up to two lines that assign what the size of a module is computed from; empty where it is not clear.
 
     Args:
         model: The root module.
         name: Qualified name of a module.
         argument: Argument of its constructor; the one that says its input's size by default.
+        size: The number. Of several lines that assign one variable, those that can be read to give another number
+            are left out.
     """
     if model is None or not name:
         return ()
@@ -46,7 +53,7 @@ def value_lines(model: nn.Module | None, name: str, argument: str = "") -> tuple
     if len(given) != 1:
         return ()
     found: dict[tuple[str, int], Location] = {}
-    for place in _followed(model, *given[0], depth=_DEPTH):
+    for place in _followed(model, *given[0], depth=_DEPTH, size=size):
         found.setdefault((place.file, place.line), place)
     return tuple(found.values()) if len(found) <= _MOST else ()
 
@@ -55,23 +62,29 @@ def _given(
     model: nn.Module, name: str, cls: type, argument: str
 ) -> Iterator[tuple[ast.expr, _Scope, str]]:
     """Yield what the constructor of the owner gives to an argument, with the scope and the owner's name."""
-    owners = building._owners(model, name)
-    while owners and isinstance(owners[-1][1], building._CONTAINERS) and not building._has_source(type(owners[-1][1])):  # fmt: skip
-        owners.pop()
+    owners, _ = building._written_in(building._owners(model, name))
     if not owners:
         return
     attribute, owner = owners[-1]
     owner_name = ".".join(part for part, _ in owners[:-1])
     for filename, offset, qualname, function in building._functions(type(owner)):
         for expression in building._assigned_values(function, attribute):
-            for call in building._calls(expression, cls.__name__):
+            held = getattr(owner, attribute, None)
+            its = building._call_of(expression, model.get_submodule(name), held)
+            for call in building._calls(expression, cls.__name__) if its is None else [its]:
                 given = building._argument(call, cls, argument)
                 if given is not None:
                     yield given, (filename, offset, qualname, function), owner_name
 
 
 def _followed(
-    model: nn.Module, expression: ast.expr, scope: _Scope, owner: str | None, *, depth: int
+    model: nn.Module,
+    expression: ast.expr,
+    scope: _Scope,
+    owner: str | None,
+    *,
+    depth: int,
+    size: int | None = None,
 ) -> list[Location]:
     """Return the lines that assign the names of an expression, through constructors and the call of the model.
 
@@ -81,16 +94,20 @@ def _followed(
         scope: Where it stands.
         owner: Name of the module in whose class it stands; None for code that builds the model.
         depth: How far to go.
+        size: What it gave, where that is known.
     """
     found: list[Location] = []
     if depth == 0:
         return found
     filename, offset, qualname, tree = scope
+    size = size if isinstance(expression, ast.Name) else None
     for name in dict.fromkeys(_names(expression)):
         values = _assigned(tree, name, expression.lineno)
         if values:
             for value in values:
-                deeper = _followed(model, value, scope, owner, depth=depth - 1) if owner is not None else []  # fmt: skip
+                if size is not None and _number(value, filename) not in (None, size):
+                    continue
+                deeper = _followed(model, value, scope, owner, depth=depth - 1, size=size) if owner is not None else []  # fmt: skip
                 found += [building._line(filename, offset, qualname, value), *deeper]
             continue
         if owner is None or not isinstance(tree, ast.FunctionDef) or name not in building._parameters(tree) or tree.name != "__init__":  # fmt: skip
@@ -101,11 +118,38 @@ def _followed(
             handed = list(_built(type(model), name))
         if len(handed) == 1:
             given, outer, above = handed[0]
-            deeper = _followed(model, given, outer, above if owner else None, depth=depth - 1)
+            deeper = _followed(
+                model, given, outer, above if owner else None, depth=depth - 1, size=size
+            )
             here = building._line(outer[0], outer[1], outer[2], given)
             # a name that is handed on says nothing of the value; what is computed or written there does
             found += deeper or ([] if isinstance(given, ast.Name) else [here])
     return found
+
+
+def _number(expression: ast.expr, filename: str) -> int | None:
+    """Return the whole number that an expression of literals, and of lengths of the file's literals, gives."""
+    if isinstance(expression, ast.Constant) and type(expression.value) is int:
+        return expression.value
+    if isinstance(expression, ast.BinOp) and type(expression.op) in _OPERATORS:
+        left, right = _number(expression.left, filename), _number(expression.right, filename)
+        return (
+            None if left is None or right is None else _OPERATORS[type(expression.op)](left, right)
+        )
+    if (
+        isinstance(expression, ast.Call)
+        and ast.unparse(expression.func) == "len"
+        and len(expression.args) == 1
+    ):
+        tree = sources.tree_of(filename)
+        values = (
+            _assigned(tree, ast.unparse(expression.args[0]), sys.maxsize)
+            if tree is not None
+            else []
+        )
+        if len(values) == 1 and isinstance(values[0], ast.List | ast.Tuple) and not any(isinstance(e, ast.Starred) for e in values[0].elts):  # fmt: skip
+            return len(values[0].elts)
+    return None
 
 
 def _built(cls: type, argument: str) -> Iterator[tuple[ast.expr, _Scope, str]]:

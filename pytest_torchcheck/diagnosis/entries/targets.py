@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import sources
 from ...findings import Culprit
 from ..explanation import Explanation, describe, dtype_word
+from ..heads import head_culprits, head_of
+from ..layers import computed
 from ..losses_called import (
     criterion_culprits,
     criterion_of,
@@ -51,10 +52,13 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
     count = f"{worst} occurs {'once' if times == 1 else f'{times} times'} in {kept.numel()} targets"
     place = scene.location
     made = target_culprit(f"{low}..{high}", place, scene)
+    model = scene.model
+    name_of_head = head_of(model, logits, classes) if model is not None else ""
+    head = head_culprits(model, name_of_head, classes) if model is not None and name_of_head else ()
     common: dict[str, Any] = {
         "code": "label-range",
         "observed": observed,
-        "culprits": (*made, *_head(scene, classes)),
+        "culprits": (*made, *head[:1]),
         "location": made[0].location,
     }
     if high >= classes and values != [255]:
@@ -85,34 +89,23 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
             because=f"the last dimension of the logits, {logits.shape[-1]}, would hold every target (0..{high}); {scene.said}",
             fix=f"call .movedim(-1, 1) on the logits{on_line(scene)}",
         )
+    if high < classes:
+        return Explanation(
+            **common,
+            summary=summary,
+            cause=f"the head gives {classes} classes, the data a negative label",
+            because=f"{count}; {scene.said}",
+            fix="correct the negative labels where the data is read, or name them as ignore_index",
+        )
+    common["culprits"] = (*made[:2], *head)
+    layer = head[0].name if head else "the model's last layer"
+    line = f" on line {head[0].location.line}" if head and head[0].location else ""
     return Explanation(
         **common,
         summary=summary,
-        cause=f"the head gives {classes} classes, the data {high + 1 if high >= classes else 'a negative label'}",
+        cause=f"the head gives {classes} classes, the data {high + 1}",
         because=f"{count}; {scene.said}",
-        fix=f"give the model's last layer {high + 1} classes, or correct the labels"
-        if high >= classes
-        else "correct the negative labels where the data is read, or name them as ignore_index",
-    )
-
-
-def _head(scene: Scene, classes: int) -> tuple[Culprit, ...]:
-    """Return the last layer with as many outputs as the logits have classes, with the line that builds it."""
-    if scene.model is None:
-        return ()
-    heads = [
-        name
-        for name, module in scene.model.named_modules()
-        if classes in (getattr(module, "out_features", None), getattr(module, "out_channels", None))
-    ]
-    return tuple(
-        Culprit(
-            kind="module",
-            name=name,
-            detail=f"{classes} outputs",
-            location=sources.of_parameter(scene.model, name),
-        )
-        for name in heads[-1:]
+        fix=f"give {layer} {high + 1} classes{line}{computed(head[1:])}, or correct the labels",
     )
 
 
