@@ -151,13 +151,22 @@ def _scatters(before: Sequence[int], after: Sequence[int], rows: Rows, count: in
     """
     if math.prod(before) != math.prod(after) or not math.prod(before):
         return False
-    shape = [1] * len(before)
-    shape[rows.dim] = before[rows.dim]
-    grid = rows.labels.view(shape).expand(*before).reshape(*after)
-    varying = [d for d in range(len(after)) if bool((grid != grid.narrow(d, 0, 1)).any())]
+    varying = _varying(_grid(before, rows).reshape(*after))
     if len(varying) <= 1 or math.prod(after[d] for d in varying) == count:
         return False
     return any(after[d] == count for d in varying) or not _grouped(before, after, rows)
+
+
+def _grid(shape: Sequence[int], rows: Rows) -> Tensor:
+    """Return the row of each element of a value of this shape."""
+    ones = [1] * len(shape)
+    ones[rows.dim] = shape[rows.dim]
+    return rows.labels.view(ones).expand(*shape)
+
+
+def _varying(grid: Tensor) -> list[int]:
+    """Return the dimensions along which the row changes."""
+    return [d for d in range(grid.ndim) if bool((grid != grid.narrow(d, 0, 1)).any())]
 
 
 def _grouped(before: Sequence[int], after: Sequence[int], rows: Rows) -> int:
@@ -172,12 +181,18 @@ def _grouped(before: Sequence[int], after: Sequence[int], rows: Rows) -> int:
 def _instead(before: Sequence[int], after: Sequence[int], rows: Rows, count: int) -> str:
     """Return the view that keeps the rows' dimension where it is, and the transpose that moves it to its place."""
     places = [d for d in range(len(after)) if after[d] == count]
-    if len(places) != 1 or before[rows.dim] != count or rows.dim >= len(after):
+    if len(places) != 1 or before[rows.dim] != count:
         return ""
     straight = list(after)
     straight.insert(rows.dim, straight.pop(places[0]))
-    if _scatters(before, straight, rows, count):
-        return ""
+    grid = _grid(before, rows)
+    if rows.dim >= len(after) or _varying(grid.reshape(*straight)) != [rows.dim]:
+        moved = (rows.dim, places[0]) if places[0] < len(before) else (0, 0)
+        if _varying(grid.movedim(*moved).reshape(*after)) != places:
+            return ""
+        first, second = sorted(moved)
+        call = f"transpose({first}, {second})" if second - first == 1 else f"movedim{moved}"
+        return f".{call}.reshape({', '.join(map(str, after))})"
     view = "" if straight == list(before) else f".view({', '.join(map(str, straight))})"
     if abs(places[0] - rows.dim) == 1 or len(after) == 2:
         return f"{view}.transpose({rows.dim}, {places[0]})"

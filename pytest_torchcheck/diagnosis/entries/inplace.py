@@ -64,8 +64,10 @@ def _changer(
         if f.shape == shape and f.grad_fn.startswith(node or " ")
     }
     shared = [c for c in changes if c[1].storage and c[1].storage in memory]
-    transposed = [c for c in changes if c[1].name and sorted(c[1].shape) == sorted(shape)]
-    for group in (exact, shared, leaf, same_shape, transposed):
+    # a parameter or its transpose, before what an optimizer keeps of the same shape
+    parameters = [c for c in leaf if c[1].name]
+    transposed = [c for c in changes if c[1].name and c[1].shape == shape[::-1]]
+    for group in (exact, shared, parameters, transposed, leaf, same_shape):
         if not group:
             continue
         storage = group[0][1].storage
@@ -73,6 +75,12 @@ def _changer(
         # versions count every change; the first one past the version that was saved is the culprit
         return on_it[expected] if expected < len(on_it) else on_it[-1]
     return None
+
+
+def _alike(again: Replay, name: str) -> list[str]:
+    """Return the other parameters of the same sizes that something changes in place."""
+    facts = {fact.name: fact.shape for op in again.ops for fact in op.changed if fact.name}
+    return [other for other in facts if other != name and facts[other] == facts.get(name)]
 
 
 @entry(r"one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -153,9 +161,11 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
                 location=saver,
             ),
         )
-    if (name and "parameters" in str(match[0])) or (
-        name and place is not None and ".step(" in place.text
-    ):
+    alike = _alike(again, name) if again is not None else []
+    stepped = place is not None and ".step(" in place.text
+    if name and stepped:
+        if alike:  # which of them it was, the message does not tell
+            target = f"{name} or {alike[0]}"
         failing = scene.location
         if failing is not None and failing != saver and failing != place:
             culprits += (
@@ -163,19 +173,21 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
                     kind="call", name=failing.text, detail="needs the old value", location=failing
                 ),
             )
-        cause = f"{name} is changed by the optimizer{line} between forward and backward"
-        fix = f"call step(){line} after every backward that uses {name}"
+        cause = f"{target} is changed by the optimizer{line} between forward and backward"
+        fix = f"call step(){line} after every backward that uses {target}"
         if failing is not None and place is not None and failing.file == place.file:
             fix = (
-                f"compute what line {failing.line} differentiates anew after line {place.line}, "
-                f"or move step(){line} behind the backward on line {failing.line}"
+                f"move step(){line} behind the backward on line {failing.line}, or compute anew "
+                f"after line {place.line} what line {failing.line} differentiates"
             )
     else:
         cause = f"{_word(op)}{line} overwrites {target}, and {needed}"
         fix = f"write inplace=False on line {built.line}" if built else _in_words(op)
     return Explanation(
         code="inplace-saved",
-        summary=f"{holder}{f' ({where})' if where else ''} changes {target} in place ({_word(op)}) before backward needs it",
+        summary=f"optimizer.step() changes {target} before backward needs it"
+        if name and stepped
+        else f"{holder}{f' ({where})' if where else ''} changes {target} in place ({_word(op)}) before backward needs it",
         observed=observed,
         cause=cause,
         because=f"in a second run {_word(op)}{line} took it from version {expected} to {expected + 1}"

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_torchcheck import Contract, Finding, promises
+from pytest_torchcheck.probes import rereading
 
 
 class Heads(nn.Module):
@@ -95,6 +96,22 @@ class Pairwise(Points):
         return h.transpose(1, 2) if self.right else h.reshape(len(x), -1, 6)
 
 
+class LastStates(nn.Module):
+    """The last states of both directions, put beside each other by a view alone, or after a transpose."""
+
+    def __init__(self, right: bool) -> None:
+        super().__init__()
+        self.right, self.rnn = right, nn.GRU(3, 6, batch_first=True, bidirectional=True)
+        self.lin = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.rnn(x)[1]
+        if self.right:
+            return self.lin(state.transpose(0, 1).reshape(len(x), -1))
+        both = state.view(len(x), -1)
+        return self.lin(both)
+
+
 def _judge(model: nn.Module, x: Tensor, y: Tensor, check: str, *promised: Any) -> Finding:
     torch.manual_seed(0)
     contract = Contract(model=model, batch=((x,), y), loss=F.mse_loss, promises=promised)
@@ -119,6 +136,7 @@ _CASES: dict[str, tuple[Any, ...]] = {
         "permutation-equivariance",
         promises.PermutationEquivariant(input=0, dim=1),
     ),
+    "states": (LastStates, (4, 5, 3), (4, 12), "batch-independence"),
     "stacked": (Stacked, (3, 8, 5), (3, 8, 8), "causality", promises.Causal(dim=1)),
 }
 
@@ -135,6 +153,7 @@ def test_a_view_in_its_place_passes(case: str) -> None:
         ("heads", "qkv.view(b, 12, t, 4)", ".view(3, 5, 12, 4).transpose(1, 2)", "chunk"),
         ("recurrent", "x.view(t, b, d)", "write .transpose(0, 1) for this view", "gru"),
         ("points", "x.reshape(len(x), 4, -1)", "write .transpose(1, 2) for this reshape", "conv1d"),
+        ("states", "state.view(len(x), -1)", "write .transpose(0, 1).reshape(4, 12)", "linear"),
         ("unflattened", "h.view(t, b, 3)", "transpose or permute them afterwards", "mean"),
     ],
 )
@@ -181,3 +200,30 @@ def test_a_place_in_the_set_that_is_added_is_no_view() -> None:
     found = _judge(model, torch.randn(3, 5, 4), torch.randn(3, 6), *rest)
     assert (found.status, found.code) == ("violated", "order-dependent")
     assert "by their position (F.layer_norm in norm (LayerNorm))" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "dim"),
+    [
+        ((2, 8, 24), (8, 48), 1),
+        ((2, 8, 24), (8, 2, 24), 1),
+        ((3, 5, 48), (3, 12, 5, 4), 1),
+        ((4, 5, 8), (5, 4, 8), 0),
+        ((6, 4, 10), (4, 60), 1),
+        ((2, 3, 7), (7, 6), 2),
+        ((3, 5, 4), (3, 4, 5), 1),
+        ((2, 8, 24), (2, 24, 8), 1),
+    ],
+)
+def test_what_is_written_instead_keeps_every_row(before, after, dim):
+    rows = rereading.Rows(dim=dim, labels=torch.arange(before[dim]))
+    said = rereading._instead(before, after, rows, before[dim])
+    ones = [1] * len(before)
+    ones[dim] = -1
+    owner = torch.arange(before[dim]).view(ones).expand(before)
+    made = eval("x" + said, {"x": owner.contiguous()})
+    assert tuple(made.shape) == after
+    place = after.index(before[dim])
+    assert torch.equal(
+        made.movedim(place, -1), torch.arange(before[dim]).expand(made.movedim(place, -1).shape)
+    )
