@@ -22,13 +22,10 @@ from .zeroing import zeroing_lines
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ..findings import Location
     from ..probes.finiteness import NonFinite
     from ..probes.provenance import GraphCut
-    from ..probes.watch import Op
     from ..subject import Subject
     from .siblings import Sibling
-    from .unread import Unread
 
 CAUSES = {
     "never-used": "no operation of the forward reads it",
@@ -170,6 +167,7 @@ def _place(cut: GraphCut | None) -> tuple[Any, ...]:
 def _missing(
     subject: Subject, names: list[str], total: int, kind: str, cut: GraphCut | None
 ) -> Finding:
+    from . import unused
     from .losses import loss_line
 
     op = cut.op if cut is not None else None
@@ -203,22 +201,11 @@ def _missing(
         cause = f"{cause} ({op.name})"
     fix = FIXES.get(kind, "connect it to the loss").format(names=repr(names[0]))
     if kind == "not-reaching-loss" and location is not None:
-        found = _unread(subject, location)
-        if found is not None:
-            cause += f": {found.name} is never read after line {location.line}"
-        if found is not None and found.slip is not None:
-            cause += f", and line {found.slip.line} reads {found.sibling} {found.times}"
-            fix = f"read {found.name} instead of one {found.sibling} on line {found.slip.line}, or drop the part that computes it"
-            culprits.append(
-                Culprit(
-                    kind="call",
-                    name=found.sibling,
-                    detail=f"read where {found.name} is not",
-                    location=found.slip,
-                )
-            )
+        more, mend, used = unused.bound(subject, location)
+        cause, fix = cause + more, mend or fix
+        culprits += used
     if kind in ("integer-cast", "non-differentiable") and op is not None and location is not None:
-        more, mend, used = _picked(subject, op, location)
+        more, mend, used = unused.picked(subject, op, location)
         cause, fix = cause + more, mend or fix
         culprits += used
     if kind == "never-used" and (instead := _called_instead(subject, names[0])) is not None:
@@ -253,45 +240,6 @@ def _missing(
             "parameters": list(names),
             "rivals": [str(rival) for rival in (cut.rivals if cut is not None else ())],
         },
-    )
-
-
-def _unread(subject: Subject, place: Location) -> Unread | None:
-    """Return the variable of the user's forward that holds a result and is not read."""
-    from .unread import unread
-
-    with subject.pristine():
-        return unread(place, forward_and_loss(subject))
-
-
-def _picked(subject: Subject, op: Op, place: Location) -> tuple[str, str, list[Culprit]]:
-    """Say what uses the indices that a ranking gave and whether its values are left unread: cause, fix, culprits."""
-    from .picks import RANKING, picking
-    from .unread import unread_values
-
-    if op.name.rpartition(".")[2] not in RANKING:
-        return "", "", []
-    users = picking(subject, op)
-    with subject.pristine():
-        values = unread_values(place, forward_and_loss(subject))
-    lines = [user.location.line for user in users if user.location is not None]
-    cause = fix = ""
-    if values:
-        named = "" if values.startswith("_") else f" ({values})"
-        cause = f": only its indices are used, the values beside them{named} are never read"
-    if lines:
-        scores = values if values and not values.startswith("_") else "the scores at these indices"
-        fix = (
-            f"let what line {lines[0]} picks depend on the scores: multiply it by {scores}, or use a soft version "
-            "(softmax), or a straight-through estimator"
-        )
-    return (
-        cause,
-        fix,
-        [
-            Culprit(kind="call", name=user.name, detail="uses the indices", location=user.location)
-            for user in users
-        ],
     )
 
 

@@ -42,13 +42,15 @@ def ignored(subject: Subject, paths: list[str]) -> Finding:
     lost = _lost(subject, paths[0]) if len(paths) == 1 else None
     place = sources.of_object(type(subject.model).forward) if lost is None else lost.location
     names = [_by_forward(subject, path) for path in paths]
+    mend, without = _left_out(subject, paths[0], lost)
     return violated(
         "input-ignored",
         f"{names_text(names)} {'has' if len(paths) == 1 else 'have'} no influence on the output",
         culprits=[
             Culprit(kind="input", name=name, detail=f"no influence ({path})", location=place)
             for name, path in zip(names, paths, strict=True)
-        ],
+        ]
+        + without,
         location=place,
         observed="its gradient is None or zero, and other values leave every output bit-equal in either mode",
         cause="the forward does not use it, or overwrites it before it does"
@@ -56,10 +58,33 @@ def ignored(subject: Subject, paths: list[str]) -> Finding:
         else LOSSES_OF_VALUES.get(lost.kind, "its values are lost on the way"),
         because="only this input differed between two forwards under the same seed"
         + ("" if lost is None or not lost.fact else f"; {lost.fact}"),
-        fix="use it in forward, or drop it from the inputs"
-        if lost is None or lost.location is None
+        fix=mend or "use it in forward, or drop it from the inputs"
+        if mend or lost is None or lost.location is None
         else f"let its values through line {lost.location.line}, or drop it from the inputs",
     )
+
+
+def _left_out(
+    subject: Subject, path: str, lost: GraphCut | ZeroGradient | None
+) -> tuple[str, list[Culprit]]:
+    """Return calls that could take an input, or what is computed from it and lost, and do not, and the edit."""
+    from . import unused
+    from .omitted import without_input
+
+    if lost is not None and lost.location is not None and lost.kind == "not-reaching-loss":
+        return unused.bound(subject, lost.location)[1:]
+    batch = subject.batch().clone()
+    leaf = dict(batch.input_leaves())[path]
+
+    def run() -> object:
+        seed_everything(subject.seed)
+        return subject.call(subject.model, batch)
+
+    with subject.pristine() as model, torch.no_grad():
+        model.train()
+        calls = without_input(run, leaf)
+    mend = "".join(f"{one.edit()}, or drop it from the inputs" for one in calls[:1])
+    return mend, [one.culprit("has no influence") for one in calls]
 
 
 def _lost(subject: Subject, path: str) -> GraphCut | ZeroGradient | None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..findings import Location
 
 _COMPOUND = (ast.If, ast.While, ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+_GIVING = (ast.Assign, ast.AnnAssign, ast.Return)
 _NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
@@ -102,6 +103,66 @@ def unread_values(place: Location, run: Callable[[], object]) -> str:
         return ""
     after = _after(function, statement, _ran(place, function, run))
     return "" if any(_reads(s, first.id) for s in after) else first.id
+
+
+def unread_names(place: Location, run: Callable[[], object]) -> tuple[str, ...]:
+    """Return the variables that the statement at a place assigns, of which no line that runs reads any afterwards.
+
+    Arguments as of :func:`unread`; ``_`` comes last.
+    """
+    function = _function(place)
+    every = _statements(function) if function is not None else []
+    statement = next((s for s in every if place.line in _lines(s)), None)
+    if function is None or statement is None or _in_loop(function, statement):
+        return ()
+    ran = _ran(place, function, run)
+    if ran.isdisjoint(_lines(statement)):
+        return ()
+    after = _after(function, statement, ran)
+    names = [name for name in _names(statement) if not _outer(function, name)]
+    names = [name for name in names if not any(_reads(s, name) for s in after)]
+    return tuple(sorted(names, key=lambda name: name.startswith("_")))
+
+
+def handed_on(place: Location, run: Callable[[], object]) -> tuple[str, Location | None]:
+    """Return the variable that the statement at a place assigns, and the first line after it that copies or returns it as it is.
+
+    Arguments as of :func:`unread`. No line where it is assigned anew before, or never handed on.
+    """
+    function = _function(place)
+    every = _statements(function) if function is not None else []
+    statement = next((s for s in every if place.line in _lines(s)), None)
+    name = _target(statement)
+    if function is None or statement is None or not name or _in_loop(function, statement):
+        return "", None
+    for later in _after(function, statement, _ran(place, function, run)):
+        given = getattr(later, "value", None) if isinstance(later, _GIVING) else None
+        parts = given.elts if isinstance(given, ast.Tuple | ast.List) else [given]
+        if any(isinstance(part, ast.Name) and part.id == name for part in parts):
+            return name, sources.of_line(place.file, later.lineno, place.function)
+        if isinstance(later, ast.stmt) and name in _names(later):
+            break
+    return name, None
+
+
+def bound_from(place: Location, names: frozenset[str]) -> tuple[str, ...]:
+    """Return the variables, read nowhere, that lines above a place assign from one of some names."""
+    function = _function(place)
+    if function is None:
+        return ()
+    every = [s for s in _statements(function) if s.lineno < place.line]
+    made = [n for s in every if any(_reads(s, name) for name in names) for n in _names(s)]
+    return tuple(n for n in made if not _reads(function, n) and not _outer(function, n))
+
+
+def _names(statement: ast.stmt) -> list[str]:
+    """Return the variables that a statement assigns, those that it unpacks too."""
+    if name := _target(statement):
+        return [name]
+    if not isinstance(statement, ast.Assign) or len(statement.targets) > 1:
+        return []
+    stored = [n for n in ast.walk(statement.targets[0]) if isinstance(n, ast.Name)]
+    return [n.id for n in stored if isinstance(n.ctx, ast.Store)]
 
 
 def _function(place: Location) -> ast.FunctionDef | ast.AsyncFunctionDef | None:

@@ -100,6 +100,10 @@ class Pool(nn.Module):
             return self.head(pick(x, order[:, :2]).mean(1))
         best, order = score.sort(dim=1, descending=True)
         order = order[:, :2]
+        if self.how == "copied":
+            picked = x.gather(1, order[:, :, None].expand(-1, -1, x.shape[2]))
+            x = picked
+            return self.head(x.mean(1))
         kept = pick(x, order)
         if self.how == "gated":
             kept = kept * best[:, :2, None]
@@ -131,3 +135,13 @@ def test_what_uses_the_indices_of_a_ranking_is_named(how: str) -> None:
 
 def test_values_that_weigh_what_was_picked_give_a_gradient() -> None:
     assert _pool("gated").status == "passed"
+
+
+def test_the_line_that_gives_on_what_was_picked_is_named() -> None:
+    found = _pool("copied")
+    given = [c for c in found.culprits if c.detail == "given on as it was picked"]
+    assert [c.location.text for c in given if c.location] == ["x = picked"]
+    picks = [c for c in found.culprits if c.detail == "uses the indices"]
+    assert [c.location.text for c in picks if c.location] == [
+        "picked = x.gather(1, order[:, :, None].expand(-1, -1, x.shape[2]))"
+    ]

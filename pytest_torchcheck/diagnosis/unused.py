@@ -1,0 +1,86 @@
+"""Results that nothing uses: the variable that holds one, the calls that could have taken it, and what was taken in its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..findings import Culprit
+from .gradients import forward_and_loss
+from .omitted import without_names
+from .unread import handed_on, unread, unread_names, unread_values
+
+if TYPE_CHECKING:
+    from ..findings import Location
+    from ..probes.watch import Op
+    from ..subject import Subject
+
+
+def bound(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
+    """Say which variable holds the result that a line of the user's computes and is not read: cause, fix, culprits."""
+    with subject.pristine():
+        found = unread(place, forward_and_loss(subject))
+    if found is None or found.slip is None:
+        return _left(subject, place)
+    culprit = Culprit(
+        kind="call",
+        name=found.sibling,
+        detail=f"read where {found.name} is not",
+        location=found.slip,
+    )
+    return (
+        f": {found.name} is never read after line {place.line}, and line {found.slip.line} reads {found.sibling} {found.times}",
+        f"read {found.name} instead of one {found.sibling} on line {found.slip.line}, or drop the part that computes it",
+        [culprit],
+    )
+
+
+def _left(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
+    """Say the same where no sibling is read in its place, with the calls that leave out an argument which it fits."""
+    with subject.pristine():
+        names = unread_names(place, forward_and_loss(subject))
+    if not names:
+        return "", "", []
+    with subject.pristine():
+        calls = without_names(place, names, forward_and_loss(subject))
+    told = next((one.name for one in calls), names[0])
+    cause = "" if told.startswith("_") else f": {told} is never read after line {place.line}"
+    fix = "".join(f"{one.edit()}, or drop the part that computes it" for one in calls[:1])
+    return cause, fix, [one.culprit("is never read") for one in calls]
+
+
+def picked(subject: Subject, op: Op, place: Location) -> tuple[str, str, list[Culprit]]:
+    """Say what uses the indices that a ranking gave and whether its values are left unread: cause, fix, culprits."""
+    from .picks import RANKING, picking
+
+    if op.name.rpartition(".")[2] not in RANKING:
+        return "", "", []
+    users = picking(subject, op)
+    with subject.pristine():
+        values = unread_values(place, forward_and_loss(subject))
+    places = [user.location for user in users if user.location is not None]
+    cause = fix = ""
+    if values:
+        named = "" if values.startswith("_") else f" ({values})"
+        cause = f": only its indices are used, the values beside them{named} are never read"
+    if places:
+        scores = values if values and not values.startswith("_") else "the scores at these indices"
+        fix = (
+            f"let what line {places[0].line} picks depend on the scores: multiply it by {scores}, or use a soft version "
+            "(softmax), or a straight-through estimator"
+        )
+    culprits = [
+        Culprit(kind="call", name=user.name, detail="uses the indices", location=user.location)
+        for user in users
+    ]
+    return cause, fix, [*culprits[:1], *_handed_on(subject, places), *culprits[1:]][:3]
+
+
+def _handed_on(subject: Subject, places: list[Location]) -> list[Culprit]:
+    """Return the first line that gives on, as it is, what one of some lines assigns."""
+    for place in places:
+        with subject.pristine():
+            name, line = handed_on(place, forward_and_loss(subject))
+        if line is not None:
+            detail = "given on as it was picked"
+            return [Culprit(kind="tensor", name=name, detail=detail, location=line)]
+    return []
