@@ -219,7 +219,8 @@ def _padding(subject: Subject, promise: promises.PaddingInvariant, extra: int = 
             gap = trees.worst(keep, then) / max(trees.scale(keep), 1e-30)
             if gap > bound:
                 return explain.padding(
-                    subject, promise, path, name, gap, extra, batch, extended, refilled, contents=run == 1
+                    subject, promise, path, name, gap, extra, batch, extended, refilled if told else None,
+                    real=_real(ids, mask[1] if mask else None, promise), contents=run == 1,
                 )  # fmt: skip
     if compared == 0:
         return inconclusive("no output could be compared between the shorter and the longer batch")
@@ -229,6 +230,17 @@ def _padding(subject: Subject, promise: promises.PaddingInvariant, extra: int = 
         else f"{extra} more positions of {promise.pad}"
     )
     return passed(f"{what} change {compared} output values by less than {bound:g} relatively")
+
+
+def _real(
+    ids: torch.Tensor, mask: torch.Tensor | None, promise: promises.PaddingInvariant
+) -> torch.Tensor | None:
+    """Return which positions are no padding, bool [samples, positions]; None where that is not known."""
+    if promise.dim != 1:
+        return None
+    if mask is not None:
+        return mask.bool() if mask.dim() == 2 else None
+    return ids != promise.pad if ids.dim() == 2 and not ids.is_floating_point() else None
 
 
 def _has_lengths(subject: Subject, path: str, dim: int) -> bool:

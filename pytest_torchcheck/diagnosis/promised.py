@@ -64,22 +64,25 @@ def padding(
     extra: int,
     batch: Batch,
     extended: Batch,
-    refilled: Batch,
+    refilled: Batch | None,
     *,
+    real: torch.Tensor | None = None,
     contents: bool = False,
 ) -> Finding:
-    """Explain an output that depends on the amount of padding, or (``contents``) on what stands there."""
+    """Explain an output that depends on the amount of padding, or (``contents``) on what stands there.
+
+    ``refilled`` has other values at the padded positions; None where nothing but the padding id tells that they are
+    padded, so that other values are real ones. ``real`` says which positions of the batch are no padding.
+    """
     length = batch.tensors()[path].shape[promise.dim]
-    place = places.leaking_line(
-        subject, extended, {length: refilled}, length=length + extra, side=promise.side
-    )
+    place = None
+    if refilled is not None:
+        place = places.leaking_line(
+            subject, extended, {length: refilled}, length=length + extra, side=promise.side
+        )
     if place is None and not contents:
-        place = places.first_difference(
-            subject,
-            places.eval_run(subject, batch),
-            places.eval_run(subject, extended),
-            allowed=1e-4,
-            align="prefix" if promise.side == "right" else "suffix",
+        place = places.lengthening_line(
+            subject, batch, extended, length=length, extra=extra, side=promise.side, real=real
         )
     line = place.location if place else sources.of_object(type(subject.model).forward)
     if (laid := _query_mask(subject, promise, extended, length + extra)) is not None:

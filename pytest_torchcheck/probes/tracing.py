@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +32,12 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation. Operands and results are places in :attr:`Trace.values`."""
+    """One operation. Operands and results are places in :attr:`Trace.values`; numbers are arguments that are no tensors."""
 
     op: Op
     operands: tuple[int, ...]
     results: tuple[int, ...]
+    numbers: tuple[float, ...] = ()
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -129,6 +131,7 @@ class _Tracer(Recorder):
                 op=call.op,
                 operands=tuple(self.place(value) for value in call.inputs),
                 results=tuple(self.place(value) for value in call.outputs),
+                numbers=tuple(_numbers_in((call.args, call.kwargs))),
             )
             trace.steps.append(step)
             trace.makers.update(dict.fromkeys(step.results, step))
@@ -143,6 +146,19 @@ class _Tracer(Recorder):
             return Snapshot(shape, dtype, None, fingerprint(tensor))
         self._left_bytes -= size
         return Snapshot(shape, dtype, tensor.detach().clone())
+
+
+def _numbers_in(thing: Any) -> Iterator[float]:
+    if isinstance(thing, int | float) and not isinstance(thing, bool):
+        yield thing
+    elif isinstance(thing, list | tuple):
+        for item in thing:
+            yield from _numbers_in(item)
+    elif isinstance(thing, Mapping):
+        for item in thing.values():
+            yield from _numbers_in(item)
+    elif isinstance(thing, slice):
+        yield from _numbers_in((thing.start, thing.stop, thing.step))
 
 
 def fingerprint(tensor: Tensor) -> int:
@@ -188,6 +204,25 @@ def changed(first: Snapshot, second: Snapshot) -> Tensor | bool | None:
         return None
     a, b = first.values, second.values
     return (a != b) & ~((a != a) & (b != b))
+
+
+def differing(a: Tensor, b: Tensor, allowed: float) -> Tensor:
+    """Say which elements of two tensors of one shape differ by more than rounding.
+
+    Args:
+        a: One.
+        b: The other.
+        allowed: Relative difference that is rounding, of the element's own magnitude or of the middle one of those
+            that differ, whichever is larger: what is left of larger terms that cancel is rounded as they are, and
+            a -1e9 of a mask says nothing of the scores beside it.
+    """
+    unlike = (a != b) & ~((a != a) & (b != b))
+    if not allowed or not (a.is_floating_point() or a.is_complex()) or not bool(unlike.any()):
+        return unlike
+    size = torch.maximum(a.abs(), b.abs()).to(torch.float64)
+    finite = size[unlike & size.isfinite()]
+    middle = finite.median() if finite.numel() else size.new_zeros(())
+    return unlike & ~((a - b).abs() <= allowed * torch.maximum(size, middle))
 
 
 def error(first: Snapshot, second: Snapshot) -> tuple[float, float]:

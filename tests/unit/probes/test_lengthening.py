@@ -1,0 +1,161 @@
+"""How much padding there is: the operation through which it reaches the real positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract, Labels, Mask, Tokens, promises
+from pytest_torchcheck.probes.divergence import record
+from pytest_torchcheck.probes.lengthening import Lengthened, first_lengthening
+
+B, T, D, EXTRA = 5, 6, 8, 3
+
+
+class Reader(nn.Module):
+    """Knows padding by its id; subclasses pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.body, self.head = nn.Embedding(20, D), nn.Linear(D, D), nn.Linear(D, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.body(self.embed(ids)))
+        return self.head(self.pool(h, (ids != 0)[:, :, None].to(h.dtype)))
+
+    def pool(self, h: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+        return (h * real).sum(1) / real.sum(1)
+
+
+class ByLength(Reader):
+    def pool(self, h, real):
+        total = (h * real).sum(1)
+        return total / h.size(1)  # HERE
+
+
+class ByName(Reader):
+    def pool(self, h, real):
+        _, steps, _ = h.shape  # SIZE
+        total = (h * real).sum(1)
+        return total / steps  # HERE
+
+
+class ByRoot(Reader):
+    def pool(self, h, real):
+        return (h * real).sum(1) * h.shape[1] ** -0.5  # HERE
+
+
+class Mean(Reader):
+    def pool(self, h, real):
+        h = h * real  # FILLED
+        return h.mean(1)  # HERE
+
+
+class Largest(Reader):
+    def pool(self, h, real):
+        h = (h - 3).masked_fill(real == 0, 0.0)  # FILLED
+        return h.amax(1)
+
+
+class Last(Reader):
+    def pool(self, h, real):
+        return h[:, -1]  # HERE
+
+
+class Attending(Reader):
+    def pool(self, h, real):
+        weights = (h @ h.transpose(1, 2)).softmax(-1)  # HERE
+        return ((weights @ h) * real).sum(1) / real.sum(1)
+
+
+class Flattened(Reader):
+    """Padded queries differ, and nothing reads them; rows are merged with the samples."""
+
+    def pool(self, h, real):
+        seen = h + h.mean(1, keepdim=True) * (1 - real)
+        flat = self.body(seen.reshape(-1, D)).view(*h.shape)
+        total = (flat * real).sum(1)
+        return total / h.shape[1]  # HERE
+
+
+def ids() -> torch.Tensor:
+    made = torch.randint(1, 20, (B, T), generator=torch.Generator().manual_seed(0))
+    for row, length in enumerate((6, 4, 2, 5, 3)):
+        made[row, length:] = 0
+    return made
+
+
+def found_in(model: nn.Module) -> Lengthened | None:
+    model, x = model.double(), ids()
+    base, longer = (record(lambda y=y: model(y), model) for y in (x, F.pad(x, (0, EXTRA))))
+    return first_lengthening(base, longer, length=T, extra=EXTRA, allowed=1e-11, real=x != 0)
+
+
+@pytest.mark.parametrize("cls", [ByLength, ByName, ByRoot, Mean, Last, Attending, Flattened])
+def test_the_operation_that_reads_the_padded_length(cls: type[Reader]) -> None:
+    found = found_in(cls())
+    assert found is not None
+    assert found.location is not None
+    assert found.location.text.endswith("# HERE"), found
+    if cls in (ByLength, ByName, Flattened):
+        assert found.numbers == (T, T + EXTRA)
+
+
+def test_a_sum_over_more_zeros_is_the_same_sum() -> None:
+    assert found_in(Reader()) is None
+
+
+def test_what_filled_the_padded_positions() -> None:
+    found = found_in(Mean())
+    assert found is not None
+    assert (found.filled, found.filler and found.filler.name) == (0.0, "Tensor.mul")
+
+
+def finding_of(model: type[Reader]) -> Any:
+    contract = Contract(
+        model=model, inputs=Tokens("B T", vocab=20, pad=0), batch=((ids(),), torch.zeros(B, dtype=torch.int64)),
+        sizes={"B": (2, 5), "T": (3, 8)}, loss=F.cross_entropy, promises=(promises.PaddingInvariant(ids=0, pad=0),),
+    )  # fmt: skip
+    return contract.check("padding-invariance").findings[0]
+
+
+def test_the_division_and_the_size_are_named() -> None:
+    finding = finding_of(ByName)
+    assert finding.location.text.endswith("# HERE")
+    assert (
+        "computes with the length, padding included: 6, and 9 with 3 more padded positions"
+        in finding.cause
+    )
+    assert "divide by the number of real positions" in finding.fix
+    sizes = [c.location.text for c in finding.culprits if c.name == "steps"]
+    assert sizes == ["_, steps, _ = h.shape  # SIZE"]
+    assert finding_of(Reader).status == "passed"
+
+
+@pytest.mark.parametrize("model", [Mean, Largest])
+def test_the_line_that_filled_the_padding_is_a_culprit(model: type[Reader]) -> None:
+    finding = finding_of(model)
+    assert finding.code == "padding-leak"
+    filled = [c for c in finding.culprits if c.location.text.endswith("# FILLED")]
+    assert [c.detail for c in filled] == ["gives 0 at the padded positions"]
+    assert ("torch.finfo(dtype).min" in finding.fix) == (model is Largest)
+
+
+def test_other_values_behind_a_mask_are_still_looked_at_first() -> None:
+    class Masked(Reader):
+        def forward(self, ids, mask):
+            h = self.embed(ids)
+            return self.head(h.sum(1) / mask.sum(1, keepdim=True))  # HERE
+
+    contract = Contract(
+        model=Masked, inputs={"ids": Tokens("B T", vocab=20), "mask": Mask("B T", kind="right")}, sizes={"B": (2, 5), "T": (3, 8)},
+        targets=Labels("B", classes=3), loss=F.cross_entropy, promises=(promises.PaddingInvariant(ids="ids", mask="mask"),),
+    )  # fmt: skip
+    (finding,) = contract.check("padding-invariance").findings
+    assert finding.location.text.endswith("# HERE")
+    assert "change with the input after its first" in finding.because
