@@ -10,6 +10,7 @@ from torch import nn
 
 from .. import trees
 from ..diagnosis import behaviour as explain
+from ..diagnosis.flags import flags
 from ..diagnosis.unrepeated import unrepeated_batch, unrepeated_build
 from ..facts import copied, forward_facts, outputs
 from ..state import seed_everything, seed_torch
@@ -400,12 +401,14 @@ def eval_purity(subject: Subject) -> Iterator[Finding]:
 
 @check(
     "mode-flags",
-    "eval() and train() reach every module.",
+    "eval() and train() reach every module, and what freezes is set on parameters.",
     cost="none",
     axes="once",
 )
 def mode_flags(subject: Subject) -> Iterator[Finding]:
-    """Call eval() and train() and look at every module's flag."""
+    """Call eval() and train() and look at every module's flag, and for ``requires_grad`` set on a module."""
+    idle = list(flags(subject))
+    yield from idle
     with subject.pristine() as model:
         model.eval()
         training = [name for name, module in model.named_modules() if module.training]
@@ -425,6 +428,8 @@ def mode_flags(subject: Subject) -> Iterator[Finding]:
             because="module.training is True after model.eval()",
             fix="call super().train(mode) and return self",
         )
+        return
+    if idle:
         return
     note = f"; {len(still)} stay in eval mode after train(), on purpose or not" if still else ""
     yield passed(f"eval() reaches {count} of {count} modules{note}")

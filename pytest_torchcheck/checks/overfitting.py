@@ -362,7 +362,8 @@ def _judge(subject: Subject, goal: Overfit, floor: Floor, attempts: list[Attempt
     low = min((loss for loss in best.losses if math.isfinite(loss)), default=math.nan)
     observed = (
         f"best of {len(attempts)} runs ({best.name}): loss {first:.4g} -> {low:.4g} in {len(best.losses)} steps; "
-        f"{floor}; {best.remaining:.0%} of the way is left"
+        f"{floor}"
+        + ("" if math.isnan(best.remaining) else f"; {best.remaining:.0%} of the way is left")
     )
     hindrance = _hindrance(subject, best)
     if hindrance is None and not floor.bounded and best.remaining < _UNBOUNDED:

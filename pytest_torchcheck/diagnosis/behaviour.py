@@ -353,7 +353,12 @@ def stuck_mode(subject: Subject, names: list[str]) -> Finding:
         "mode-stuck",
         f"eval() leaves {names_text(names)} in training mode",
         culprits=[
-            Culprit(kind="module", name=n, detail="training=True after eval()", location=place)
+            Culprit(
+                kind="module",
+                name=n or "the model itself",
+                detail="training=True after eval()",
+                location=place,
+            )
             for n in names
         ],
         location=place,

@@ -115,7 +115,7 @@ def switches(subject: Subject) -> list[Location]:
     """Return the lines of the user's files that switch gradients off, or on by a condition."""
     return [
         place
-        for file in sorted(_files(subject))
+        for file in sorted(files_of_model(subject))
         for place in sources.file_matches(file, _SWITCH)
         if not _ON.search(place.text)
     ]
@@ -133,7 +133,8 @@ def culprits_of(places: list[Location]) -> list[Culprit]:
     ]
 
 
-def _files(subject: Subject) -> set[str]:
+def files_of_model(subject: Subject) -> set[str]:
+    """Return the user's files that hold the model's classes and the contract's functions."""
     from ..loop.closures import functions_of
 
     contract = subject.contract
@@ -239,6 +240,15 @@ def off(subject: Subject, names: Iterable[str]) -> Iterator[Finding]:
             because += f"; what decides it stands on line{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))}"
         fix = f"call requires_grad_(True) on {first if one else 'them'}, or drop {'it' if one else 'them'} from Trainable(...)"
         location = places[0] if places else sources.of_parameter(subject.model, first)
+        owner = subject.model.get_submodule(first.rpartition(".")[0])
+        if (
+            isinstance(owner, nn.Embedding | nn.EmbeddingBag)
+            and location is not None
+            and "from_pretrained(" in location.text
+            and "freeze=" not in location.text
+        ):
+            cause = "from_pretrained freezes its weights unless it is told not to"
+            fix = f"pass freeze=False to from_pretrained on line {location.line}, or drop {'it' if one else 'them'} from Trainable(...)"
         culprits = [parameter(subject, name, "requires_grad=False") for name in group]
         if alias is not None:
             cause = f"{alias.name} and {alias.other} are one module: to freeze the one is to freeze the other"

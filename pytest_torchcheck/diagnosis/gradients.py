@@ -98,8 +98,8 @@ def forward_and_loss(
 
 
 def names_text(names: Iterable[str], most: int = 3) -> str:
-    """Return a few names and how many more there are."""
-    names = list(names)
+    """Return a few names and how many more there are; the model's own name is empty."""
+    names = [name or "the model itself" for name in names]
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 

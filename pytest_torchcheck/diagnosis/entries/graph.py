@@ -25,6 +25,8 @@ _CUTS = frozenset({"detach", "detach_", "data", "item", "numpy", "tolist", "argm
                    "round", "sign", "floor", "ceil", "tensor", "as_tensor", "gt", "lt", "ge", "le", "eq", "ne",
                    "__gt__", "__lt__", "__ge__", "__le__", "__eq__", "topk", "multinomial", "one_hot"})  # fmt: skip
 
+_STEPS = _CUTS - {"detach", "detach_", "data", "item", "numpy", "tolist", "tensor", "as_tensor"}
+
 
 def _line(place: Location | None) -> str:
     return f" on line {place.line}" if place else ""
@@ -246,9 +248,12 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
             observed=observed,
             cause=why,
             because=f"an operand of {word} requires a gradient, its result does not; {scene.said}",
-            fix=f"drop {word}{_line(at)}"
-            if cut.name in _CUTS
-            else f"take the call{_line(at)} out of no_grad",
+            fix=f"take the call{_line(at)} out of no_grad"
+            if cut.name not in _CUTS
+            else f"compute the loss from the values before {word}{_line(at)}: a comparison, a rounding or an index has no "
+            "gradient (use the probabilities, or a straight-through estimator)"
+            if cut.name in _STEPS
+            else f"drop {word}{_line(at)}",
             culprits=(
                 Culprit(kind="call", name=holder, detail=f"{word} cuts the graph", location=at),
                 Culprit(kind="loss", name="loss", detail="grad_fn=None"),
