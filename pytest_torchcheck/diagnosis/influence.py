@@ -42,7 +42,7 @@ def ignored(subject: Subject, paths: list[str]) -> Finding:
     lost = _lost(subject, paths[0]) if len(paths) == 1 else None
     place = sources.of_object(type(subject.model).forward) if lost is None else lost.location
     names = [_by_forward(subject, path) for path in paths]
-    mend, without = _left_out(subject, paths[0], lost)
+    mend, without = _left_out(subject, paths[0], names[0], lost)
     return violated(
         "input-ignored",
         f"{names_text(names)} {'has' if len(paths) == 1 else 'have'} no influence on the output",
@@ -65,11 +65,12 @@ def ignored(subject: Subject, paths: list[str]) -> Finding:
 
 
 def _left_out(
-    subject: Subject, path: str, lost: GraphCut | ZeroGradient | None
+    subject: Subject, path: str, name: str, lost: GraphCut | ZeroGradient | None
 ) -> tuple[str, list[Culprit]]:
-    """Return calls that could take an input, or what is computed from it and lost, and do not, and the edit."""
+    """Return the edit and lines where an input, or what is computed from it, is lost: bound anew, or not given to a call."""
     from . import unused
     from .omitted import without_input
+    from .overwritten import argument_overwritten
 
     if lost is not None and lost.location is not None and lost.kind == "not-reaching-loss":
         return unused.bound(subject, lost.location)[1:]
@@ -83,6 +84,14 @@ def _left_out(
     with subject.pristine() as model, torch.no_grad():
         model.train()
         calls = without_input(run, leaf)
+    place = sources.of_object(type(subject.model).forward)
+    if not calls and lost is None and place is not None and name.isidentifier():
+        with subject.pristine(), torch.no_grad():
+            _, anew = argument_overwritten(place, name, run)
+        if anew is not None:
+            detail = "bound anew before anything has read it"
+            culprit = Culprit(kind="input", name=name, detail=detail, location=anew)
+            return f"let line {anew.line} read {name}, or drop it from the inputs", [culprit]
     mend = "".join(f"{one.edit()}, or drop it from the inputs" for one in calls[:1])
     return mend, [one.culprit("has no influence") for one in calls]
 

@@ -45,7 +45,7 @@ def unread(place: Location, run: Callable[[], object]) -> Unread | None:
         place: A line in a function of the user's.
         run: Runs it, to tell which of the function's lines do; others, as in a branch not taken, do not count.
     """
-    function = _function(place)
+    function = enclosing(place)
     if function is None:
         return None
     statement = next(
@@ -58,8 +58,8 @@ def unread(place: Location, run: Callable[[], object]) -> Unread | None:
     ran = _ran(place, function, run)
     if (
         ran.isdisjoint(_lines(statement))
-        or _outer(function, name)
-        or any(_reads(s, name) for s in _after(function, statement, ran))
+        or leaves(function, name)
+        or any(reads(s, name) for s in _after(function, statement, ran))
     ):
         return None
     shape = _shape(statement)
@@ -67,8 +67,8 @@ def unread(place: Location, run: Callable[[], object]) -> Unread | None:
         sibling = _target(other)
         if not sibling or sibling == name or _shape(other) != shape:
             continue
-        readers = [s for s in _after(function, other, ran) if _reads(s, sibling)]
-        twice = next((s for s in readers if _reads(s, sibling) > 1 and len(_calls(s, sibling)) > 1), None)  # fmt: skip
+        readers = [s for s in _after(function, other, ran) if reads(s, sibling)]
+        twice = next((s for s in readers if reads(s, sibling) > 1 and len(_calls(s, sibling)) > 1), None)  # fmt: skip
         alike = [s for s in readers[1:] if any(_shape(s) == _shape(t) for t in readers[: readers.index(s)])]  # fmt: skip
         slip = twice if twice is not None else next(iter(alike), None)
         if slip is not None:
@@ -88,7 +88,7 @@ def unread_values(place: Location, run: Callable[[], object]) -> str:
     ``values, indices = scores.topk(k)`` with ``values`` left unread. Arguments as of :func:`unread`; empty where
     it is read, or where the statement is no such one.
     """
-    function = _function(place)
+    function = enclosing(place)
     statement = next(
         (s for s in _statements(function) if place.line in _lines(s)) if function else iter(()),
         None,
@@ -99,10 +99,10 @@ def unread_values(place: Location, run: Callable[[], object]) -> str:
     if len(statement.targets) > 1 or not isinstance(target, ast.Tuple) or len(target.elts) != 2:
         return ""
     first = target.elts[0]
-    if not isinstance(first, ast.Name) or _outer(function, first.id):
+    if not isinstance(first, ast.Name) or leaves(function, first.id):
         return ""
     after = _after(function, statement, _ran(place, function, run))
-    return "" if any(_reads(s, first.id) for s in after) else first.id
+    return "" if any(reads(s, first.id) for s in after) else first.id
 
 
 def unread_names(place: Location, run: Callable[[], object]) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ def unread_names(place: Location, run: Callable[[], object]) -> tuple[str, ...]:
 
     Arguments as of :func:`unread`; ``_`` comes last.
     """
-    function = _function(place)
+    function = enclosing(place)
     every = _statements(function) if function is not None else []
     statement = next((s for s in every if place.line in _lines(s)), None)
     if function is None or statement is None or _in_loop(function, statement):
@@ -119,8 +119,8 @@ def unread_names(place: Location, run: Callable[[], object]) -> tuple[str, ...]:
     if ran.isdisjoint(_lines(statement)):
         return ()
     after = _after(function, statement, ran)
-    names = [name for name in _names(statement) if not _outer(function, name)]
-    names = [name for name in names if not any(_reads(s, name) for s in after)]
+    names = [name for name in _names(statement) if not leaves(function, name)]
+    names = [name for name in names if not any(reads(s, name) for s in after)]
     return tuple(sorted(names, key=lambda name: name.startswith("_")))
 
 
@@ -129,7 +129,7 @@ def handed_on(place: Location, run: Callable[[], object]) -> tuple[str, Location
 
     Arguments as of :func:`unread`. No line where it is assigned anew before, or never handed on.
     """
-    function = _function(place)
+    function = enclosing(place)
     every = _statements(function) if function is not None else []
     statement = next((s for s in every if place.line in _lines(s)), None)
     name = _target(statement)
@@ -147,12 +147,12 @@ def handed_on(place: Location, run: Callable[[], object]) -> tuple[str, Location
 
 def bound_from(place: Location, names: frozenset[str]) -> tuple[str, ...]:
     """Return the variables, read nowhere, that lines above a place assign from one of some names."""
-    function = _function(place)
+    function = enclosing(place)
     if function is None:
         return ()
     every = [s for s in _statements(function) if s.lineno < place.line]
-    made = [n for s in every if any(_reads(s, name) for name in names) for n in _names(s)]
-    return tuple(n for n in made if not _reads(function, n) and not _outer(function, n))
+    made = [n for s in every if any(reads(s, name) for name in names) for n in _names(s)]
+    return tuple(n for n in made if not reads(function, n) and not leaves(function, n))
 
 
 def _names(statement: ast.stmt) -> list[str]:
@@ -161,11 +161,23 @@ def _names(statement: ast.stmt) -> list[str]:
         return [name]
     if not isinstance(statement, ast.Assign) or len(statement.targets) > 1:
         return []
-    stored = [n for n in ast.walk(statement.targets[0]) if isinstance(n, ast.Name)]
-    return [n.id for n in stored if isinstance(n.ctx, ast.Store)]
+    return bound_names(statement.targets[0])
 
 
-def _function(place: Location) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def bound_names(node: ast.AST) -> list[str]:
+    """Return the variables that a part of a function binds."""
+    own = {  # a comprehension has variables of its own
+        id(n)
+        for c in ast.walk(node)
+        if isinstance(c, ast.comprehension)
+        for n in ast.walk(c.target)
+    }
+    names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and id(n) not in own]
+    return [n.id for n in names if isinstance(n.ctx, ast.Store)]
+
+
+def enclosing(place: Location) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """Return the innermost function around a line."""
     tree = sources.tree_of(place.file)
     around = [
         node
@@ -207,14 +219,14 @@ def _in_loop(function: ast.AST, statement: ast.stmt) -> bool:
     )
 
 
-def _outer(function: ast.AST, name: str) -> bool:
+def leaves(function: ast.AST, name: str) -> bool:
     """Say whether the variable leaves the function by another way than a plain read."""
     for node in ast.walk(function):
         if isinstance(node, ast.Global | ast.Nonlocal) and name in node.names:
             return True
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("locals", "vars", "eval"):  # fmt: skip
             return True
-        if node is not function and isinstance(node, _NESTED) and _reads(node, name):
+        if node is not function and isinstance(node, _NESTED) and reads(node, name):
             return True
     return False
 
@@ -242,7 +254,8 @@ def _lines(node: ast.stmt | ast.expr) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
-def _reads(node: ast.AST, name: str) -> int:
+def reads(node: ast.AST, name: str) -> int:
+    """Return how often a part of a function reads a variable."""
     return sum(
         (isinstance(n, ast.Name) and n.id == name and not isinstance(n.ctx, ast.Store))
         or (isinstance(n, ast.AugAssign) and getattr(n.target, "id", "") == name)

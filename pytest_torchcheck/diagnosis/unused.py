@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..findings import Culprit
 from .gradients import forward_and_loss
 from .omitted import without_names
+from .overwritten import overwritten
 from .unread import handed_on, unread, unread_names, unread_values
 
 if TYPE_CHECKING:
@@ -37,15 +38,27 @@ def bound(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
 def _left(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
     """Say the same where no sibling is read in its place, with the calls that leave out an argument which it fits."""
     with subject.pristine():
-        names = unread_names(place, forward_and_loss(subject))
+        name, anew = overwritten(place, forward_and_loss(subject))
+    with subject.pristine():
+        names = unread_names(place, forward_and_loss(subject)) or ((name,) if anew else ())
     if not names:
         return "", "", []
     with subject.pristine():
         calls = without_names(place, names, forward_and_loss(subject))
+    if anew is not None and name == names[0]:  # behind that line the variable holds another value
+        calls = [one for one in calls if place.line < one.location.line <= anew.line]
     told = next((one.name for one in calls), names[0])
     cause = "" if told.startswith("_") else f": {told} is never read after line {place.line}"
+    culprits = [one.culprit("is never read") for one in calls]
     fix = "".join(f"{one.edit()}, or drop the part that computes it" for one in calls[:1])
-    return cause, fix, [one.culprit("is never read") for one in calls]
+    if anew is not None:
+        when = "" if anew != place else " in the next turn of its loop"
+        cause = f": line {anew.line} binds {name} anew{when}, before anything has read it"
+        fix = fix or f"let line {anew.line} read {name}, or drop the part that computes it"
+        if anew not in (place, *(one.location for one in calls)):
+            detail = "bound anew before anything has read it"
+            culprits.append(Culprit(kind="tensor", name=name, detail=detail, location=anew))
+    return cause, fix, culprits
 
 
 def picked(subject: Subject, op: Op, place: Location) -> tuple[str, str, list[Culprit]]:
