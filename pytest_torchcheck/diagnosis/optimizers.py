@@ -13,6 +13,7 @@ from ..loop.rebinding import is_trained, where_rebound
 from ..state import seed_everything
 from ..subject import SubjectError, optimizers_of
 from . import freezing
+from .given import left_out
 from .gradients import have, names_text, parameter
 from .making import Making, making
 from .zeroed import zero_at_step
@@ -55,6 +56,12 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
         tuple(p.shape) for p in trainable
     )
     thawed = made.thawed.get(names[0])
+    whole = copied or stale or thawed or coverage.foreign or names[0] in made.replaced
+    out = None if whole else left_out(subject, names[0])
+    given = out.culprits if out is not None else ()
+    named = {(p.file, p.line) for p in made.matches(rf"(?<!\w){re.escape(names[0])}\b")}
+    if out is not None and (place is None or (place.file, place.line) not in named):
+        place = out.location
     foreign = (
         f"; it holds {len(coverage.foreign)} tensors that are not the model's, of shapes "
         f"{', '.join(str(list(shape)) for shape in coverage.foreign[:3])}"
@@ -69,7 +76,8 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
                 Culprit(kind="parameter", name=name, detail="in no optimizer", location=place)
                 for name in names
             ),
-            *_choices(made),
+            *given,
+            *(c for c in _choices(made) if c.location not in {g.location for g in given}),
             *(_copies(made) if coverage.foreign else ()),
             *(
                 Culprit(kind="call", name=names[0], detail="is replaced here", location=line)
@@ -96,7 +104,12 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
         if stale
         else "it was frozen when the optimizer chose its parameters, and was unfrozen later"
         if thawed
-        else "the optimizer was given a part of the parameters",
+        else "the optimizer was given a part of the parameters"
+        + (
+            f"; {out.words}"
+            if out is not None and place == out.location != optimizer_line(subject)
+            else ""
+        ),
         because=f"{names[0]} requires a gradient, and no param_group holds this very tensor",
         fix="build the optimizer from model.parameters() after the model is final"
         if stale
@@ -182,6 +195,7 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
     rate = max((r for r in made.rates if r == r), default=None)
     own_rate = _rate_of(subject, names) if rate else rate
     place: Location | None = None
+    given: tuple[Culprit, ...] = ()
     rebound = [name for name in names if name in lost(subject, made)]
     line = where_rebound(subject, rebound[0]) if rebound else None
     if line is not None:
@@ -216,6 +230,8 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
         cause, because = "the optimizer does not hold it", "no param_group holds this very tensor"
         fix = "add it to the optimizer"
         place = optimizer_line(subject, names[0])
+        if not made.coverage.foreign and (out := left_out(subject, names[0])) is not None:
+            place, given = out.location, out.culprits
     elif own:
         step = subject.contract.train_step
         place = _suspect(subject)
@@ -238,6 +254,7 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
         fix = "raise the learning rate, or keep the weights in a wider dtype"
         place = optimizer_line(subject) or sources.of_parameter(subject.model, names[0])
     culprits = [parameter(subject, name, "unchanged") for name in names]
+    culprits += given
     if line is not None:
         culprits.append(
             Culprit(kind="call", name=rebound[0], detail="is replaced here", location=line)

@@ -97,7 +97,7 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
             because=f"{count}; {scene.said}",
             fix="correct the negative labels where the data is read, or name them as ignore_index",
         )
-    common["culprits"] = (*made[:2], *head)
+    common["culprits"] = (*made, *head)
     layer = head[0].name if head else "the model's last layer"
     line = f" on line {head[0].location.line}" if head and head[0].location else ""
     return Explanation(
