@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,14 +16,12 @@ from ..probes.divergence import Divergence
 from ..probes.watch import Watch, name_of, tensors_in
 from ..state import seed_everything
 from ..subject import SubjectError
-from .explanation import on_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import FrameType
 
     from ..batches import Batch
-    from ..probes.lengthening import Lengthened
     from ..probes.randomness import Draw
     from ..probes.row_indices import Unshifted
     from ..probes.spread import Spread
@@ -444,6 +441,7 @@ def leaking_line(
         side: Which side changed.
     """
     from ..probes.divergence import first_spread, record
+    from .padded import not_hidden
 
     with subject.pristine() as model:
         base = record(eval_run(subject, batch), model)
@@ -452,6 +450,9 @@ def leaking_line(
         place = _told(found, model, "positions")
         if place is None or found is None or place.cause:
             return place
+        masked = not_hidden(base, found.op, place, kept=found.kept, length=length, side=side)
+        if masked is not None:
+            return masked
         settings = _masks(base, found.op, model)
     place = replace(place, settings=settings)
     for operand in reversed(found.operands):
@@ -473,98 +474,7 @@ def leaking_line(
     return place
 
 
-def lengthening_line(
-    subject: Subject,
-    batch: Batch,
-    longer: Batch,
-    *,
-    length: int,
-    extra: int,
-    side: Literal["right", "left"] = "right",
-    real: torch.Tensor | None = None,
-) -> Place | None:
-    """Return the operation through which the number of padded positions reaches the real ones.
-
-    Args:
-        subject: The model.
-        batch: A batch.
-        longer: The same with ``extra`` more padded positions.
-        length: Length of the sequence in ``batch``.
-        extra: How many more positions ``longer`` has.
-        side: Where they stand.
-        real: Which positions of ``batch`` are no padding, bool [samples, positions]; None where that is not known.
-    """
-    from ..probes.lengthening import first_lengthening
-
-    (base, other), allowed = _recorded(subject, [batch, longer])
-    found = first_lengthening(
-        base, other, length=length, extra=extra, side=side, allowed=allowed or 1e-4, real=real
-    )
-    place = place_of(found, subject.model)
-    if place is None or found is None:
-        return place
-    if found.numbers is None:
-        return _over_filled(place, found)
-    name, line = found.op.name, on_line(place.location)
-    short, long = found.numbers
-    what = (
-        "the length, padding included"
-        if (short, long) == (length, length + extra)
-        else "a number that grows with the padding"
-    )
-    divides = name.rpartition(".")[2].strip("_").removeprefix("true_") in _DIVISIONS
-    return replace(
-        place,
-        cause=f"{place.ran} computes with {what}: {short:.4g}, and {long:.4g} with {extra} more padded positions",
-        fix=f"divide by the number of real positions{line} (mask.sum(dim), at least 1), not by the length"
-        if divides
-        else f"take that number{line} from the mask or the lengths, not from the padded size",
-        settings=_sizes(place.location),
-    )
-
-
-def _over_filled(place: Place, found: Lengthened) -> Place:
-    """Add what stands at the padded positions that an operation reads, and which line put it there."""
-    if found.filler is None or found.filler.location in (None, place.location):
-        return place
-    made = Culprit(
-        kind="call",
-        name=found.filler.name,
-        detail=f"gives {found.filled:g} at the padded positions",
-        location=found.filler.location,
-    )
-    largest = found.op.name.rpartition(".")[2] in (
-        "amax",
-        "max",
-        "max_pool1d",
-        "adaptive_max_pool1d",
-    )
-    fix = f"give the lowest number, torch.finfo(dtype).min, to the padded positions{on_line(made.location)}, not {found.filled:g}"
-    return replace(
-        place,
-        fact=f"{place.fact}; at the padded ones it read {found.filled:g}, of {found.filler.name}{on_line(made.location)}",
-        settings=(made,),
-        fix=fix if largest else place.fix,
-    )
-
-
-_DIVISIONS = frozenset({"div", "divide", "truediv"})
-
-
-def _sizes(place: Location | None) -> tuple[Culprit, ...]:
-    """Return the line above a place that takes a size of which the place reads the name."""
-    for name in sources.names_read(place.file, place.line) if place is not None else ():
-        assert place is not None
-        above = sources.of_line(place.file, place.line - 1, place.function)
-        made = sources.line_above(
-            above, rf"^[\w\s,]*\b{re.escape(name)}\b[\w\s,]*=[^=].*(\.size\(|\.shape\b|\blen\()"
-        )
-        if made is not None:
-            return (Culprit(kind="call", name=name, detail="the padded size", location=made),)
-    return ()
-
-
-def _recorded(subject: Subject, batches: list[Batch]) -> tuple[list[Trace], float]:
+def recorded(subject: Subject, batches: list[Batch]) -> tuple[list[Trace], float]:
     """Record an eval forward on each batch, in float64 where the model runs in it.
 
     Returns:

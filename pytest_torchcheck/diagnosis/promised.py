@@ -10,7 +10,7 @@ from .. import sources
 from ..checks.registry import violated
 from ..findings import Culprit, Finding
 from ..state import seed_everything
-from . import places
+from . import padded, places
 from .explanation import on_line
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def padding(
             subject, extended, {length: refilled}, length=length + extra, side=promise.side
         )
     if place is None and not contents:
-        place = places.lengthening_line(
+        place = padded.lengthening_line(
             subject, batch, extended, length=length, extra=extra, side=promise.side, real=real
         )
     line = place.location if place else sources.of_object(type(subject.model).forward)

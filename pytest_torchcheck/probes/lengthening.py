@@ -26,6 +26,7 @@ class Lengthened:
 
     Attributes:
         op: The operation.
+        again: The same in the longer run.
         location: The user's line of it.
         module: Qualified name of the module in whose forward it runs.
         fact: What was measured, as a clause.
@@ -36,6 +37,7 @@ class Lengthened:
     """
 
     op: Op
+    again: Op
     location: Location | None
     module: str
     fact: str
@@ -106,6 +108,7 @@ def first_lengthening(
         fact += "; what it read of the real positions agrees"
     return Lengthened(
         op=step.op,
+        again=partners[id(step)].op,
         location=step.op.location,
         module=step.op.module,
         fact=fact,
