@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..findings import Location
 
 _COMPOUND = (ast.If, ast.While, ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Try, ast.Match)
-_GIVING = (ast.Assign, ast.AnnAssign, ast.Return)
 _NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
@@ -49,25 +48,25 @@ def unread(place: Location, run: Callable[[], object]) -> Unread | None:
     if function is None:
         return None
     statement = next(
-        (s for s in _statements(function) if s.lineno <= place.line <= (s.end_lineno or s.lineno)),
+        (s for s in statements(function) if s.lineno <= place.line <= (s.end_lineno or s.lineno)),
         None,
     )
-    name = _target(statement)
-    if statement is None or not name or _in_loop(function, statement):
+    name = target_of(statement)
+    if statement is None or not name or in_loop(function, statement):
         return None
-    ran = _ran(place, function, run)
+    ran = lines_run(place, function, run)
     if (
-        ran.isdisjoint(_lines(statement))
+        ran.isdisjoint(lines_of(statement))
         or leaves(function, name)
-        or any(reads(s, name) for s in _after(function, statement, ran))
+        or any(reads(s, name) for s in running_after(function, statement, ran))
     ):
         return None
     shape = _shape(statement)
-    for other in _statements(function):
-        sibling = _target(other)
+    for other in statements(function):
+        sibling = target_of(other)
         if not sibling or sibling == name or _shape(other) != shape:
             continue
-        readers = [s for s in _after(function, other, ran) if reads(s, sibling)]
+        readers = [s for s in running_after(function, other, ran) if reads(s, sibling)]
         twice = next((s for s in readers if reads(s, sibling) > 1 and len(_calls(s, sibling)) > 1), None)  # fmt: skip
         alike = [s for s in readers[1:] if any(_shape(s) == _shape(t) for t in readers[: readers.index(s)])]  # fmt: skip
         slip = twice if twice is not None else next(iter(alike), None)
@@ -90,10 +89,10 @@ def unread_values(place: Location, run: Callable[[], object]) -> str:
     """
     function = enclosing(place)
     statement = next(
-        (s for s in _statements(function) if place.line in _lines(s)) if function else iter(()),
+        (s for s in statements(function) if place.line in lines_of(s)) if function else iter(()),
         None,
     )
-    if function is None or not isinstance(statement, ast.Assign) or _in_loop(function, statement):
+    if function is None or not isinstance(statement, ast.Assign) or in_loop(function, statement):
         return ""
     target = statement.targets[0]
     if len(statement.targets) > 1 or not isinstance(target, ast.Tuple) or len(target.elts) != 2:
@@ -101,7 +100,7 @@ def unread_values(place: Location, run: Callable[[], object]) -> str:
     first = target.elts[0]
     if not isinstance(first, ast.Name) or leaves(function, first.id):
         return ""
-    after = _after(function, statement, _ran(place, function, run))
+    after = running_after(function, statement, lines_run(place, function, run))
     return "" if any(reads(s, first.id) for s in after) else first.id
 
 
@@ -111,38 +110,17 @@ def unread_names(place: Location, run: Callable[[], object]) -> tuple[str, ...]:
     Arguments as of :func:`unread`; ``_`` comes last.
     """
     function = enclosing(place)
-    every = _statements(function) if function is not None else []
-    statement = next((s for s in every if place.line in _lines(s)), None)
-    if function is None or statement is None or _in_loop(function, statement):
+    every = statements(function) if function is not None else []
+    statement = next((s for s in every if place.line in lines_of(s)), None)
+    if function is None or statement is None or in_loop(function, statement):
         return ()
-    ran = _ran(place, function, run)
-    if ran.isdisjoint(_lines(statement)):
+    ran = lines_run(place, function, run)
+    if ran.isdisjoint(lines_of(statement)):
         return ()
-    after = _after(function, statement, ran)
-    names = [name for name in _names(statement) if not leaves(function, name)]
+    after = running_after(function, statement, ran)
+    names = [name for name in names_of(statement) if not leaves(function, name)]
     names = [name for name in names if not any(reads(s, name) for s in after)]
     return tuple(sorted(names, key=lambda name: name.startswith("_")))
-
-
-def handed_on(place: Location, run: Callable[[], object]) -> tuple[str, Location | None]:
-    """Return the variable that the statement at a place assigns, and the first line after it that copies or returns it as it is.
-
-    Arguments as of :func:`unread`. No line where it is assigned anew before, or never handed on.
-    """
-    function = enclosing(place)
-    every = _statements(function) if function is not None else []
-    statement = next((s for s in every if place.line in _lines(s)), None)
-    name = _target(statement)
-    if function is None or statement is None or not name or _in_loop(function, statement):
-        return "", None
-    for later in _after(function, statement, _ran(place, function, run)):
-        given = getattr(later, "value", None) if isinstance(later, _GIVING) else None
-        parts = given.elts if isinstance(given, ast.Tuple | ast.List) else [given]
-        if any(isinstance(part, ast.Name) and part.id == name for part in parts):
-            return name, sources.of_line(place.file, later.lineno, place.function)
-        if isinstance(later, ast.stmt) and name in _names(later):
-            break
-    return name, None
 
 
 def bound_from(place: Location, names: frozenset[str]) -> tuple[str, ...]:
@@ -150,14 +128,14 @@ def bound_from(place: Location, names: frozenset[str]) -> tuple[str, ...]:
     function = enclosing(place)
     if function is None:
         return ()
-    every = [s for s in _statements(function) if s.lineno < place.line]
-    made = [n for s in every if any(reads(s, name) for name in names) for n in _names(s)]
+    every = [s for s in statements(function) if s.lineno < place.line]
+    made = [n for s in every if any(reads(s, name) for name in names) for n in names_of(s)]
     return tuple(n for n in made if not reads(function, n) and not leaves(function, n))
 
 
-def _names(statement: ast.stmt) -> list[str]:
+def names_of(statement: ast.stmt) -> list[str]:
     """Return the variables that a statement assigns, those that it unpacks too."""
-    if name := _target(statement):
+    if name := target_of(statement):
         return [name]
     if not isinstance(statement, ast.Assign) or len(statement.targets) > 1:
         return []
@@ -196,13 +174,14 @@ def _own(node: ast.AST) -> Iterator[ast.AST]:
             yield from _own(child)
 
 
-def _statements(function: ast.AST) -> list[ast.stmt]:
+def statements(function: ast.AST) -> list[ast.stmt]:
     """Return the plain statements of a function, in the order of the source."""
     found = [n for n in _own(function) if isinstance(n, ast.stmt) and not isinstance(n, _COMPOUND)]
     return sorted(found, key=lambda node: node.lineno)
 
 
-def _target(statement: ast.stmt | None) -> str:
+def target_of(statement: ast.stmt | None) -> str:
+    """Return the one variable that a statement assigns, or an empty string."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         target = statement.targets[0]
     elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
@@ -212,7 +191,8 @@ def _target(statement: ast.stmt | None) -> str:
     return target.id if isinstance(target, ast.Name) else ""
 
 
-def _in_loop(function: ast.AST, statement: ast.stmt) -> bool:
+def in_loop(function: ast.AST, statement: ast.stmt) -> bool:
+    """Say whether a statement stands in a loop of its function."""
     loops = [n for n in _own(function) if isinstance(n, ast.For | ast.AsyncFor | ast.While)]
     return any(
         loop.lineno <= statement.lineno <= (loop.end_lineno or loop.lineno) for loop in loops
@@ -231,7 +211,7 @@ def leaves(function: ast.AST, name: str) -> bool:
     return False
 
 
-def _after(
+def running_after(
     function: ast.AST, statement: ast.stmt, ran: frozenset[int]
 ) -> list[ast.stmt | ast.expr]:
     """Return what runs behind a statement: plain statements, and the heads of compound ones."""
@@ -246,11 +226,12 @@ def _after(
         elif isinstance(node, ast.stmt):
             found.append(node)
     end = statement.end_lineno or statement.lineno
-    later = [n for n in found if n.lineno > end and not ran.isdisjoint(_lines(n))]
+    later = [n for n in found if n.lineno > end and not ran.isdisjoint(lines_of(n))]
     return sorted(later, key=lambda node: node.lineno)
 
 
-def _lines(node: ast.stmt | ast.expr) -> range:
+def lines_of(node: ast.stmt | ast.expr) -> range:
+    """Return the lines of a statement or expression."""
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
@@ -282,7 +263,8 @@ def _shape(node: ast.AST) -> str:
     return " ".join(parts)
 
 
-def _ran(place: Location, function: ast.AST, run: Callable[[], object]) -> frozenset[int]:
+def lines_run(place: Location, function: ast.AST, run: Callable[[], object]) -> frozenset[int]:
+    """Return the lines of a function that ran."""
     lines: set[int] = set()
     first = getattr(function, "lineno", place.line)
     last = getattr(function, "end_lineno", None) or place.line

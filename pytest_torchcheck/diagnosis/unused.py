@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from ..findings import Culprit
 from .gradients import forward_and_loss
+from .handed import handed_on, passed_by
 from .omitted import without_names
 from .overwritten import overwritten
-from .unread import handed_on, unread, unread_names, unread_values
+from .unread import unread, unread_names, unread_values
 
 if TYPE_CHECKING:
     from ..findings import Location
@@ -58,7 +59,28 @@ def _left(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
         if anew not in (place, *(one.location for one in calls)):
             detail = "bound anew before anything has read it"
             culprits.append(Culprit(kind="tensor", name=name, detail=detail, location=anew))
-    return cause, fix, culprits
+    if culprits or anew is not None or told.startswith("_"):
+        return cause, fix, culprits
+    return cause, fix, _passed_by(subject, place, told)
+
+
+def _passed_by(subject: Subject, place: Location, unused: str) -> list[Culprit]:
+    """Return the lines that read what a result was computed from, and the one that comes back without it."""
+    with subject.pristine():
+        lines, back = passed_by(place, forward_and_loss(subject))
+    seen = [
+        Culprit(
+            kind="tensor",
+            name=name,
+            detail=f"read here; {unused}, which is computed from it, is not",
+            location=line,
+        )
+        for name, line in lines[:2]
+    ]
+    if back is None or any(one.location == back for one in seen):
+        return seen
+    detail = f"comes back here; nothing has read {unused}"
+    return [*seen, Culprit(kind="call", name="return", detail=detail, location=back)]
 
 
 def picked(subject: Subject, op: Op, place: Location) -> tuple[str, str, list[Culprit]]:
@@ -94,6 +116,6 @@ def _handed_on(subject: Subject, places: list[Location]) -> list[Culprit]:
         with subject.pristine():
             name, line = handed_on(place, forward_and_loss(subject))
         if line is not None:
-            detail = "given on as it was picked"
+            detail = "given on without the scores"
             return [Culprit(kind="tensor", name=name, detail=detail, location=line)]
     return []

@@ -137,11 +137,41 @@ def test_values_that_weigh_what_was_picked_give_a_gradient() -> None:
     assert _pool("gated").status == "passed"
 
 
+def test_the_line_that_gets_what_a_helper_picked_is_named() -> None:
+    given = [c for c in _pool("sort").culprits if c.detail == "given on without the scores"]
+    assert [c.location.text for c in given if c.location] == ["kept = pick(x, order)"]
+
+
 def test_the_line_that_gives_on_what_was_picked_is_named() -> None:
     found = _pool("copied")
-    given = [c for c in found.culprits if c.detail == "given on as it was picked"]
+    given = [c for c in found.culprits if c.detail == "given on without the scores"]
     assert [c.location.text for c in given if c.location] == ["x = picked"]
     picks = [c for c in found.culprits if c.detail == "uses the indices"]
     assert [c.location.text for c in picks if c.location] == [
         "picked = x.gather(1, order[:, :, None].expand(-1, -1, x.shape[2]))"
     ]
+
+
+class Bypassed(nn.Module):
+    """The result of a block, and lines that read what it was computed from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.gate, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.block(x))  # noqa: F841
+        rows = x.shape[0]
+        x = self.head(x)
+        made: Tensor = x.view(rows, -1)
+        return made
+
+
+def test_lines_that_go_past_an_unread_result_are_named() -> None:
+    found = _judge(Bypassed())
+    block = next(f for f in (found,) if f.code == "grad-none")
+    assert "h is never read" in block.cause
+    lines = {c.location.text: c.detail for c in block.culprits if c.location and "h" in c.detail}
+    assert lines["x = self.head(x)"] == "read here; h, which is computed from it, is not"
+    assert lines["return made"] == "comes back here; nothing has read h"
+    assert not any("rows" in text for text in lines)  # a shape, and another x
