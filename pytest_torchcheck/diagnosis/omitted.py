@@ -38,12 +38,14 @@ class Omitted:
         called: What is called: the class of a module, or a function.
         parameter: The argument.
         location: The line.
+        other: Whether another value was given in its place; the variable then has the argument's very name.
     """
 
     name: str
     called: str
     parameter: str
     location: Location
+    other: bool = False
 
     def edit(self) -> str:
         """Return what would give the variable to the call."""
@@ -51,7 +53,10 @@ class Omitted:
 
     def culprit(self, why: str) -> Culprit:
         """Return the call as a culprit, with what is known of the variable."""
-        detail = f"called here without {self.parameter}; {self.name} {why}"
+        how = (
+            f"with another value as {self.parameter}" if self.other else f"without {self.parameter}"
+        )
+        detail = f"called here {how}; {self.name} {why}"
         return Culprit(kind="call", name=self.called, detail=detail, location=self.location)
 
 
@@ -59,6 +64,8 @@ def without_names(
     place: Location, names: Iterable[str], run: Callable[[], object]
 ) -> list[Omitted]:
     """Return calls after a line, in its function, that could take one of the function's variables and do not.
+
+    Those too that are given another value under the name of one.
 
     Args:
         place: The line.
@@ -72,7 +79,7 @@ def without_names(
             return {}
         return {name: frame.f_locals[name] for name in names if name in frame.f_locals}
 
-    return _omitting(run, held)
+    return _omitting(run, held, others=True)
 
 
 def without_input(run: Callable[[], object], leaf: Tensor) -> list[Omitted]:
@@ -95,25 +102,42 @@ def without_input(run: Callable[[], object], leaf: Tensor) -> list[Omitted]:
 
 
 def _omitting(
-    run: Callable[[], object], held: Callable[[FrameType], Mapping[str, object]]
+    run: Callable[[], object],
+    held: Callable[[FrameType], Mapping[str, object]],
+    *,
+    others: bool = False,
 ) -> list[Omitted]:
     """Return the calls, one for each line, that leave out an argument which one of the held values fits."""
     found: dict[Location, Omitted] = {}
 
     def look(
-        caller: FrameType, called: str, options: Mapping[str, Callable[[object], bool]]
+        caller: FrameType,
+        called: str,
+        options: Mapping[str, Callable[[object], bool]],
+        given: Mapping[str, object],
     ) -> None:
         line = sources.of_frame(caller, until=caller)
-        for name, value in held(caller).items() if options and line is not None else ():
-            for parameter, fits in options.items():
-                if line is not None and (fits(value) or _related(parameter, name, value)):
-                    one = Omitted(name=name, called=called, parameter=parameter, location=line)
-                    found.setdefault(line, one)
+        for name, value in held(caller).items() if line is not None else ():
+            own = name if others and isinstance(given.get(name), Tensor) else ""
+            for parameter in (*options, *filter(None, [own])):
+                other = parameter not in options
+                fits = other or options[parameter](value) or _related(parameter, name, value)
+                if line is not None and fits and value is not given.get(parameter):
+                    found.setdefault(
+                        line,
+                        Omitted(
+                            name=name,
+                            called=called,
+                            parameter=parameter,
+                            location=line,
+                            other=other,
+                        ),
+                    )
 
     def enter(frame: FrameType, event: str, _: Any) -> None:
         caller = _caller(frame) if event == "call" else None
         if caller is not None:
-            look(caller, _called(frame), _left_out(frame))
+            look(caller, _called(frame), _left_out(frame), frame.f_locals)
 
     class Attention(TorchFunctionMode):
         def __torch_function__(
@@ -128,7 +152,7 @@ def _omitting(
             ):
                 above = sys._getframe(1)
                 if sources.rank(above.f_code.co_filename) == 2:
-                    look(above, "scaled_dot_product_attention", {"attn_mask": _never})
+                    look(above, "scaled_dot_product_attention", {"attn_mask": _never}, {})
             return func(*args, **given)
 
     before = sys.gettrace()

@@ -80,6 +80,35 @@ def test_no_call_is_named_where_none_fits(how: str) -> None:
     assert not any("called here without" in c.detail for c in found.culprits)
 
 
+class Translator(nn.Module):
+    """Its decoder attends to the memory, or to its own input."""
+
+    def __init__(self, *, right: bool) -> None:
+        super().__init__()
+        self.right = right
+        self.encoder, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.decoder = nn.TransformerDecoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = self.encoder(x)
+        start = torch.zeros_like(x[:, :2])
+        if self.right:
+            return self.head(self.decoder(start, memory))[:, :, 0]
+        made: Tensor = self.decoder(start, start)  # self
+        return self.head(made)[:, :, 0]
+
+
+def test_another_value_under_the_name_of_the_unread_one() -> None:
+    batch = ((torch.randn(3, 5, 4),), torch.randn(3, 2))
+    wrong = Contract(model=Translator(right=False), batch=batch, loss=F.mse_loss)
+    found = wrong.check(["gradients-exist"]).findings
+    calls = [c for f in found for c in f.culprits if "called here" in c.detail]
+    assert [c.location.text for c in calls if c.location] == [
+        "made: Tensor = self.decoder(start, start)  # self"
+    ]
+    assert calls[0].detail == "called here with another value as memory; memory is never read"
+
+
 class Masked(nn.Module):
     """Takes a mask, and does not pass it on to the attention."""
 
