@@ -16,6 +16,7 @@ from .. import sources
 from ..findings import Culprit
 from .assigned import called, holds
 from .making import making
+from .used_up import used_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ..findings import Location
     from ..subject import Subject
     from .making import Making
+    from .used_up import UsedUp
 
 _DEPTH = 6
 _MOST = 3
@@ -367,11 +369,13 @@ class LeftOut:
         location: The line.
         words: What the line does, as a clause.
         culprits: It and the other lines that give the optimizer parameters, and the one that makes it.
+        fix: The edit, where another one than to add the parameter there is called for.
     """
 
     location: Location
     words: str
     culprits: tuple[Culprit, ...]
+    fix: str = ""
 
 
 def left_out(subject: Subject, name: str) -> LeftOut | None:
@@ -380,7 +384,12 @@ def left_out(subject: Subject, name: str) -> LeftOut | None:
     That is the condition that chooses among parameters of which it is one, else the last statement that adds any.
     """
     made = making(subject)
-    found = [g for g in given_to_optimizers(made, subject.model, name) if g.adds]
+    every = given_to_optimizers(made, subject.model, name)
+    if (spent := _spent(made, every)) is not None:
+        return LeftOut(
+            location=spent.made, words=spent.cause, culprits=spent.culprits, fix=spent.fix
+        )
+    found = [g for g in every if g.adds]
     if not found:
         return None
     choosing = next((g for g in found if g.conditions), None)
@@ -403,3 +412,23 @@ def left_out(subject: Subject, name: str) -> LeftOut | None:
     return LeftOut(
         location=first.place, words=f"{words}: line {first.place.line}", culprits=tuple(kept)
     )
+
+
+def spent_of(subject: Subject, name: str) -> UsedUp | None:
+    """Return the iterator through which a parameter was chosen after nothing was left in it, or None."""
+    made = making(subject)
+    return _spent(made, given_to_optimizers(made, subject.model, name))
+
+
+def _spent(made: Making, found: list[Given]) -> UsedUp | None:
+    """Return an iterator that was used up in a function that gave the optimizer parameters, and read again there."""
+    lines = {(p.file, p.line) for p in made.lines}
+    for given in found:
+        file = given.location.file
+
+        def ran(node: ast.stmt, file: str = file) -> bool:
+            return any((file, n) in lines for n in range(node.lineno, (node.end_lineno or 0) + 1))
+
+        if spent := used_up(file, given.statement.lineno, ran):
+            return spent[0]
+    return None

@@ -9,12 +9,14 @@ from .. import sources
 from ..findings import Culprit
 from .assigned import assigned, holds
 from .explanation import Explanation, clipped, listed
+from .used_up import used_up_near
 
 if TYPE_CHECKING:
     import torch
 
     from ..findings import Location
     from .scene import Scene
+    from .used_up import UsedUp
 
 
 def groups_overlap(scene: Scene) -> Explanation | None:
@@ -58,6 +60,10 @@ def groups_overlap(scene: Scene) -> Explanation | None:
         narrow = number if wide == other else other
         cause = f"{words[wide]} holds every parameter of {words[narrow]} too"
         fix = f"leave {shown} out of {words[wide]}{line}"
+    place_dead = _dead(scene, place) if place is not None else frozenset()
+    spent = next((u for u in used_up_near(place, place_dead) if u.tested), None) if place else None
+    if spent is not None:
+        cause, fix, at = f"{cause}: {spent.cause}", spent.fix, spent.made
     made = tuple(
         Culprit(kind="call", name=texts[one] or words[one], detail=f"makes {words[one].partition(' (')[0]}", location=lines[one])
         for one in sorted(texts, key=lambda one: one != wide)
@@ -71,7 +77,8 @@ def groups_overlap(scene: Scene) -> Explanation | None:
         because=f"by identity, {shown} of the model {'is' if len(shared) == 1 else 'are'} in both; {scene.said}",
         fix=fix,
         culprits=(
-            *made,
+            *(spent.culprits if spent is not None else ()),
+            *(c for c in made if spent is None or c.location != spent.reader),
             Culprit(kind="optimizer", name="optimizer", detail="refuses the groups", location=place),
             *(Culprit(kind="parameter", name=name, detail="in two groups", location=sources.of_parameter(scene.model, name)) for name in names[:4]),
         ),
@@ -80,16 +87,30 @@ def groups_overlap(scene: Scene) -> Explanation | None:
     )  # fmt: skip
 
 
+def spent_iterator(scene: Scene) -> UsedUp | None:
+    """Return the iterator, used up before, that the failing line reads, or through which parameters were chosen."""
+    place = scene.location
+    if place is None:
+        return None
+    read = sources.names_read(place.file, place.line)
+    found = used_up_near(place, _dead(scene, place))
+    return next((u for u in found if u.tested or u.name in read), None)
+
+
 def _names(model: torch.nn.Module, parameters: list[torch.Tensor]) -> list[str]:
     named = {id(p): name for name, p in model.named_parameters()}
     return [named[id(p)] for p in parameters if id(p) in named]
 
 
+def _dead(scene: Scene, place: Location) -> frozenset[int]:
+    """Return the lines of a file that the running functions are known not to have reached."""
+    frames = [f for f, _ in scene.frames if f.f_code.co_filename == place.file]
+    return frozenset().union(*(sources.untaken_in(f) for f in frames))
+
+
 def _group(scene: Scene, place: Location, number: int) -> tuple[str, Location] | None:
     """Return how the parameters of a group are written, and the line that makes them."""
-    dead: frozenset[int] = frozenset().union(
-        *(sources.untaken_in(f) for f, _ in scene.frames if f.f_code.co_filename == place.file)
-    )
+    dead = _dead(scene, place)
     group = _element(place, number, dead)
     if isinstance(group, ast.Name):
         found = assigned(place, group.id, without=dead)

@@ -13,7 +13,7 @@ from ..loop.rebinding import is_trained, where_rebound
 from ..state import seed_everything
 from ..subject import SubjectError, optimizers_of
 from . import freezing
-from .given import left_out
+from .given import left_out, spent_of
 from .gradients import have, names_text, parameter
 from .making import Making, making
 from .zeroed import zero_at_step
@@ -113,6 +113,8 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
         because=f"{names[0]} requires a gradient, and no param_group holds this very tensor",
         fix="build the optimizer from model.parameters() after the model is final"
         if stale
+        else out.fix
+        if out is not None and out.fix
         else f"add {names[0]} to the optimizer, or freeze it with requires_grad_(False)",
         evidence={
             "parameters": list(names),
@@ -145,33 +147,45 @@ def _choices(made: Making) -> list[Culprit]:
 
 def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
     """Explain parameters that one optimizer holds more than once, or two that apply the same gradient."""
-    place = optimizer_line(subject)
+    spent = spent_of(subject, names[0])
+    spent = spent if spent is not None and spent.tested else None
+    place = spent.made if spent is not None else optimizer_line(subject)
+    used = spent.culprits if spent is not None else ()
+    why = f"; {spent.cause}" if spent is not None else ""
     if len(coverage.optimizers) > 1:
         return violated(
             "optimizer-twice",
             f"{names_text(names)} {'stands' if len(names) == 1 else 'stand'} in two optimizers that apply the same gradient",
             culprits=[
-                Culprit(kind="parameter", name=name, detail="in two optimizers", location=place)
-                for name in names
+                *used,
+                *(
+                    Culprit(kind="parameter", name=name, detail="in two optimizers", location=place)
+                    for name in names
+                ),
             ],
             location=place,
             observed=f"{len(names)} parameters are held by more than one of {', '.join(coverage.optimizers)}",
-            cause="both optimizers step along the gradient of one backward pass, so that it is applied twice",
+            cause="both optimizers step along the gradient of one backward pass, so that it is applied twice"
+            + why,
             because="in one step, the same pass was in their gradients when either optimizer stepped",
-            fix="give each parameter to one optimizer only",
+            fix=spent.fix if spent is not None else "give each parameter to one optimizer only",
         )
     return violated(
         "optimizer-twice",
         f"{names_text(names)} {'stands' if len(names) == 1 else 'stand'} in the optimizer more than once",
         culprits=[
-            Culprit(kind="parameter", name=name, detail="held twice", location=place)
-            for name in names
+            *used,
+            *(
+                Culprit(kind="parameter", name=name, detail="held twice", location=place)
+                for name in names
+            ),
         ],
         location=place,
         observed=f"{len(names)} parameters are held twice by {', '.join(coverage.optimizers)}",
-        cause="two parameter groups overlap, so that the step and the decay are applied twice",
+        cause="two parameter groups overlap, so that the step and the decay are applied twice"
+        + why,
         because="the same tensor stands in more than one place of param_groups",
-        fix="give each parameter to one group only",
+        fix=spent.fix if spent is not None else "give each parameter to one group only",
     )
 
 
@@ -231,7 +245,7 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
         fix = "add it to the optimizer"
         place = optimizer_line(subject, names[0])
         if not made.coverage.foreign and (out := left_out(subject, names[0])) is not None:
-            place, given = out.location, out.culprits
+            place, given, fix = out.location, out.culprits, out.fix or fix
     elif own:
         step = subject.contract.train_step
         place = _suspect(subject)

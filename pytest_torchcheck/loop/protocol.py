@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.checks.registry import violated
+from pytest_torchcheck.diagnosis.used_up import used_up_near
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
 from .kept import kept_as_it_is
@@ -373,24 +374,33 @@ def clips_nothing(clip: Clip) -> Finding:
     by = f": {at(clip.reader)} reads it first" if clip.reader is not None and not itself else ""
     by = " in an earlier call" if itself else by
     repair = f" at {at(clip.made)}" if clip.made is not None else ""
+    near = (
+        used_up_near(clip.place, frozenset()) if clip.place is not None and not clip.used_up else []
+    )
+    spent = next((u for u in near if u.tested), None)
     return violated(
         "clip-nothing",
         f"{clip.name} is given no parameter: {clip.given} is {word}",
         culprits=(
             call(clip, "0 parameters"),
+            *(spent.culprits if spent is not None else ()),
             *(
                 Culprit(kind="call", name=clip.given, detail=detail, location=place)
                 for detail, place in (("made here", clip.made), ("read here first", clip.reader))
                 if place is not None and place != clip.place
             ),
         ),
-        location=clip.made or clip.place,
+        location=spent.made if spent is not None else clip.made or clip.place,
         observed=f"0 parameters at {at(clip.place)}, while the gradients have norm {clip.norm:.4g}",
         cause=f"an iterator gives its elements once, and they were taken before{by}"
         if clip.used_up
+        else spent.cause
+        if spent is not None
         else "there is nothing in it",
         because=f"{clip.given} gave nothing when {at(clip.place)} ran",
         fix=f"keep a list{repair}: list(...)"
         if clip.used_up
+        else spent.fix
+        if spent is not None
         else f"give {clip.name} model.parameters()",
     )

@@ -11,7 +11,7 @@ from ... import sources
 from ...findings import Culprit
 from ..building import building_line, size_origin
 from ..explanation import Explanation, describe, listed, numbers, times
-from ..groups import groups_overlap
+from ..groups import groups_overlap, spent_iterator
 from ..holders import holders
 from ..table import entry
 
@@ -84,6 +84,7 @@ def optimizer_parameters(scene: Scene, match: re.Match[str]) -> Explanation | No
     place = scene.location
     said = match[0]
     observed = scene.values()
+    made: tuple[Culprit, ...] = ()
     if "empty" in said:
         registered = len(list(scene.model.parameters())) if scene.model is not None else 0
         cause = (
@@ -96,6 +97,10 @@ def optimizer_parameters(scene: Scene, match: re.Match[str]) -> Explanation | No
             f"give it model.parameters() anew{_line(place)}",
         )
         observed = f"the model has {registered} registered parameters, and the optimizer got none"
+        spent = spent_iterator(scene)
+        if spent is not None:
+            cause, fix, made = spent.cause, spent.fix, spent.culprits
+            place = spent.made
         if registered == 0 and scene.model is not None:
             fix = "keep layers in nn.ModuleList or as attributes"
     elif "non-leaf" in said:
@@ -119,7 +124,7 @@ def optimizer_parameters(scene: Scene, match: re.Match[str]) -> Explanation | No
         cause=cause,
         because=scene.said,
         fix=fix,
-        culprits=(Culprit(kind="optimizer", name="optimizer", location=place),),
+        culprits=(*made, Culprit(kind="optimizer", name="optimizer", location=scene.location)),
         location=place,
     )
 

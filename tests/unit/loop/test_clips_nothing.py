@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract
+from pytest_torchcheck import Contract, promises
 
 X, Y = torch.linspace(-1, 1, 24).view(8, 3), torch.linspace(1, -1, 16).view(8, 2)
 
 
-def findings(clip, make=None):
+def findings(clip, make=None, promised=()):
     def step(model, optimizer, inputs, targets):
         optimizer.zero_grad()
         loss = F.mse_loss(model(*inputs), targets)
@@ -26,7 +26,8 @@ def findings(clip, make=None):
         loss=F.mse_loss,
         train_step=step,
         optimizer=make or (lambda m: torch.optim.SGD(m.parameters(), lr=1e-2)),
-    ).check(["step-protocol"])
+        promises=promised,
+    ).check(["step-protocol", *(["gradient-clipping"] if promised else [])])
     return [f for f in report.findings if f.status != "passed"]
 
 
@@ -44,6 +45,19 @@ def test_a_generator_that_the_first_call_used_up():
     assert found.code == "clip-nothing"
     assert found.location.text == "self.weights = (p for p in model.parameters())"
     assert "in an earlier call" in found.cause
+
+
+def test_parameters_that_are_chosen_through_an_iterator_with_nothing_left():
+    def clip(model):
+        biases = map(id, [model.bias])
+        chosen = [p for p in model.parameters() if id(p) in biases]
+        nn.utils.clip_grad_norm_(chosen, 1.0)
+
+    (found,) = findings(clip, promised=(promises.ClipsGradients(1e-3),))
+    assert found.code == "clip-nothing"
+    assert found.location.text == "biases = map(id, [model.bias])"
+    assert "the first `in`" in found.cause
+    assert "biases = set(...)" in found.fix
 
 
 def test_an_empty_group_is_no_finding():
