@@ -93,8 +93,7 @@ def passed_by(
     if function is None or statement is None or in_loop(function, statement):
         return [], None
     after = running_after(function, statement, lines_run(place, function, run))
-    own = {a.arg for a in (*function.args.posonlyargs, *function.args.args)} - {"self"}
-    own |= {a.arg for a in function.args.kwonlyargs} | set(bound_names(function))
+    own = _arguments(place, function) | set(bound_names(function))
     own &= _computed_with(statement)
     found: dict[int, tuple[str, Location]] = {}
     for later in after:
@@ -105,6 +104,15 @@ def passed_by(
     back = [s for s in after if isinstance(s, ast.Return)]
     last = sources.of_line(place.file, back[-1].lineno, place.function) if back else None
     return list(found.values()), last
+
+
+def _arguments(place: Location, function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
+    """Return the parameters of a function, without the object of a method."""
+    given = [*function.args.posonlyargs, *function.args.args]
+    tree = sources.tree_of(place.file)
+    classes = [n for n in ast.walk(tree or ast.Pass()) if isinstance(n, ast.ClassDef)]
+    method = any(function in one.body for one in classes)
+    return frozenset(a.arg for a in (*given[method:], *function.args.kwonlyargs))
 
 
 def _computed_with(node: ast.AST) -> set[str]:

@@ -69,7 +69,7 @@ def _left_out(
 ) -> tuple[str, list[Culprit]]:
     """Return the edit and lines where an input, or what is computed from it, is lost: bound anew, or not given to a call."""
     from . import unused
-    from .omitted import without_input
+    from .omitted import edit, without_input
     from .overwritten import argument_overwritten
 
     if lost is not None and lost.location is not None and lost.kind == "not-reaching-loss":
@@ -92,7 +92,7 @@ def _left_out(
             detail = "bound anew before anything has read it"
             culprit = Culprit(kind="input", name=name, detail=detail, location=anew)
             return f"let line {anew.line} read {name}, or drop it from the inputs", [culprit]
-    mend = "".join(f"{one.edit()}, or drop it from the inputs" for one in calls[:1])
+    mend = f"{edit(calls)}, or drop it from the inputs" if calls else ""
     return mend, [one.culprit("has no influence") for one in calls]
 
 

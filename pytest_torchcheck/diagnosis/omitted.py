@@ -47,10 +47,6 @@ class Omitted:
     location: Location
     other: bool = False
 
-    def edit(self) -> str:
-        """Return what would give the variable to the call."""
-        return f"pass {self.name} as {self.parameter} on line {self.location.line}"
-
     def culprit(self, why: str) -> Culprit:
         """Return the call as a culprit, with what is known of the variable."""
         how = (
@@ -58,6 +54,14 @@ class Omitted:
         )
         detail = f"called here {how}; {self.name} {why}"
         return Culprit(kind="call", name=self.called, detail=detail, location=self.location)
+
+
+def edit(calls: list[Omitted]) -> str:
+    """Return what would give the variable to the first of some calls, or to the one of several that is meant."""
+    first = calls[0]
+    alike = [one for one in calls if (one.name, one.parameter) == (first.name, first.parameter)]
+    lines = " or ".join(str(one.location.line) for one in alike)
+    return f"pass {first.name} as {first.parameter} on line {lines}"
 
 
 def without_names(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..findings import Culprit
 from .gradients import forward_and_loss
 from .handed import handed_on, passed_by
-from .omitted import without_names
+from .omitted import edit, without_names
 from .overwritten import overwritten
 from .unread import unread, unread_names, unread_values
 
@@ -19,25 +19,6 @@ if TYPE_CHECKING:
 
 def bound(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
     """Say which variable holds the result that a line of the user's computes and is not read: cause, fix, culprits."""
-    with subject.pristine():
-        found = unread(place, forward_and_loss(subject))
-    if found is None or found.slip is None:
-        return _left(subject, place)
-    culprit = Culprit(
-        kind="call",
-        name=found.sibling,
-        detail=f"read where {found.name} is not",
-        location=found.slip,
-    )
-    return (
-        f": {found.name} is never read after line {place.line}, and line {found.slip.line} reads {found.sibling} {found.times}",
-        f"read {found.name} instead of one {found.sibling} on line {found.slip.line}, or drop the part that computes it",
-        [culprit],
-    )
-
-
-def _left(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
-    """Say the same where no sibling is read in its place, with the calls that leave out an argument which it fits."""
     with subject.pristine():
         name, anew = overwritten(place, forward_and_loss(subject))
     with subject.pristine():
@@ -51,7 +32,7 @@ def _left(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
     told = next((one.name for one in calls), names[0])
     cause = "" if told.startswith("_") else f": {told} is never read after line {place.line}"
     culprits = [one.culprit("is never read") for one in calls]
-    fix = "".join(f"{one.edit()}, or drop the part that computes it" for one in calls[:1])
+    fix = f"{edit(calls)}, or drop the part that computes it" if calls else ""
     if anew is not None:
         when = "" if anew != place else " in the next turn of its loop"
         cause = f": line {anew.line} binds {name} anew{when}, before anything has read it"
@@ -61,7 +42,28 @@ def _left(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
             culprits.append(Culprit(kind="tensor", name=name, detail=detail, location=anew))
     if culprits or anew is not None or told.startswith("_"):
         return cause, fix, culprits
+    if (slip := _slip(subject, place)) is not None:
+        return slip
     return cause, fix, _passed_by(subject, place, told)
+
+
+def _slip(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]] | None:
+    """Say the same of a variable in the place of which a sibling is read once more."""
+    with subject.pristine():
+        found = unread(place, forward_and_loss(subject))
+    if found is None or found.slip is None:
+        return None
+    culprit = Culprit(
+        kind="call",
+        name=found.sibling,
+        detail=f"read where {found.name} is not",
+        location=found.slip,
+    )
+    return (
+        f": {found.name} is never read after line {place.line}, and line {found.slip.line} reads {found.sibling} {found.times}",
+        f"read {found.name} instead of one {found.sibling} on line {found.slip.line}, or drop the part that computes it",
+        [culprit],
+    )
 
 
 def _passed_by(subject: Subject, place: Location, unused: str) -> list[Culprit]:
@@ -80,7 +82,7 @@ def _passed_by(subject: Subject, place: Location, unused: str) -> list[Culprit]:
     if back is None or any(one.location == back for one in seen):
         return seen
     detail = f"comes back here; nothing has read {unused}"
-    return [*seen, Culprit(kind="call", name="return", detail=detail, location=back)]
+    return [*seen, Culprit(kind="call", name="return", detail=detail, location=back)][:2]
 
 
 def picked(subject: Subject, op: Op, place: Location) -> tuple[str, str, list[Culprit]]:
