@@ -12,7 +12,7 @@ from ..diagnosis import promised as explain
 from ..specs.sequences import Lengths
 from ..state import seed_everything
 from ..subject import Subject, SubjectError
-from .behaviour import EXACT, ROUNDING
+from .behaviour import EXACT, ROUNDING, beyond_rounding
 from .registry import check, inconclusive, passed
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _causal(subject: Subject, promise: promises.Causal) -> Finding:
             for output in outputs
         )
         gap = trees.worst(keep, then) / max(trees.scale(keep), 1e-30)
-        if gap > bound:
+        if beyond_rounding(subject, batch, gap, bound):
             runs = {kept + 1: change_after(kept) for kept in {position, length // 2, length - 2}}
             return explain.future(subject, promise, path, position, batch, runs, gap)
     if not moved_anything:
@@ -217,7 +217,7 @@ def _padding(subject: Subject, promise: promises.PaddingInvariant, extra: int = 
                 keep, then = tensor[real], cut[real]
             compared += keep.numel() if run == 0 else 0
             gap = trees.worst(keep, then) / max(trees.scale(keep), 1e-30)
-            if gap > bound:
+            if beyond_rounding(subject, batch, gap, bound):
                 return explain.padding(
                     subject, promise, path, name, gap, extra, batch, extended, refilled if told else None,
                     real=_real(ids, mask[1] if mask else None, promise), contents=run == 1,
@@ -371,7 +371,7 @@ def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
             gap = trees.worst(
                 wanted, other.get(path, wanted.new_full(wanted.shape, float("nan")))
             ) / max(trees.scale(tensor), 1e-30)
-            if gap > bound:
+            if beyond_rounding(subject, batch, gap, bound):
                 axes = {name: dim for name, (_, dim) in chosen.items()}
                 return explain.permutation(subject, promise, path, gap, batch, variant, axes)
     return passed(f"{len(base)} outputs agree over {len(orders)} permutations of {size} entries")

@@ -481,16 +481,25 @@ def recorded(subject: Subject, batches: list[Batch]) -> tuple[list[Trace], float
         The traces, and the relative difference that is rounding: 0.0 where they are in the model's own dtype.
     """
     from ..probes.divergence import record
+    from ..probes.tracing import narrow
 
     try:
         with subject.in_double() as model:
             wide = [batch.to(dtype=torch.float64) for batch in batches]
-            return [record(eval_run(subject, batch), model) for batch in wide], _ROUNDED
+            traces = [record(eval_run(subject, batch), model) for batch in wide]
+        return traces, _ROUNDED_NARROW if any(map(narrow, traces)) else _ROUNDED
     except SubjectError:
         with subject.pristine() as model:
             return [record(eval_run(subject, batch), model) for batch in batches], 0.0
 
 
+def computes_narrow(subject: Subject, batch: Batch) -> bool:
+    """Say whether the forward in float64 computes in a narrower dtype in between, so that its outputs are rounded to that."""
+    return recorded(subject, [batch])[1] != _ROUNDED
+
+
+_ROUNDED_NARROW = 1e-5
+"""The same where the forward computes in float32 in between."""
 _ROUNDED = 1e-11
 """Relative difference of single values in float64 that is rounding: above what sums in another order make of it."""
 

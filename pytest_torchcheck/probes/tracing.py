@@ -206,6 +206,17 @@ def changed(first: Snapshot, second: Snapshot) -> Tensor | bool | None:
     return (a != b) & ~((a != a) & (b != b))
 
 
+def narrow(trace: Trace) -> bool:
+    """Say whether a run in float64 computes fractions in a narrower dtype, as a softmax in float32 does: these round."""
+    for snapshot in trace.values:
+        values = snapshot.values
+        if values is None or not values.is_floating_point() or values.dtype == torch.float64:
+            continue
+        if bool((values.isfinite() & (values != values.round())).any()):
+            return True
+    return False
+
+
 def differing(a: Tensor, b: Tensor, allowed: float) -> Tensor:
     """Say which elements of two tensors of one shape differ by more than rounding.
 

@@ -95,3 +95,39 @@ def test_without_a_mask_only_the_pad_id_pads() -> None:
     finding = hold(ByPad, Tokens("B T", vocab=20, pad=0), promises.PaddingInvariant(ids=0))
     assert finding.status == "passed"
     assert "3 more positions of 0 change" in finding.summary
+
+
+class Upcast(nn.Module):
+    """Right, and takes its softmax in float32 whatever the dtype, as language models do."""
+
+    def __init__(self, leak: float = 0.0) -> None:
+        super().__init__()
+        self.embed, self.qkv, self.head = nn.Embedding(50, 32), nn.Linear(32, 96), nn.Linear(32, 3)
+        self.leak = leak
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.embed(ids)).chunk(3, -1)
+        real = ids != 0
+        scores = (q @ k.transpose(1, 2)).masked_fill(~real[:, None], torch.finfo(q.dtype).min)
+        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+        y = (weights @ v) * real[:, :, None]
+        return self.head(y.sum(1) / real.sum(1, keepdim=True) + self.leak * ids.shape[1])
+
+
+@pytest.mark.parametrize("length", [11, 13, 14, 30])
+def test_rounding_to_float32_in_between_is_no_leak(length: int) -> None:
+    """A softmax over more zeros rounds differently, in float64 too where it is taken in float32."""
+    ids = torch.randint(1, 50, (8, length), generator=torch.Generator().manual_seed(length))
+    ids[1:, length // 2 :] = 0
+
+    def held(leak: float) -> Any:
+        contract = Contract(
+            model=lambda: Upcast(leak), batch=((ids,), torch.zeros(8, dtype=torch.int64)), inputs=("B T",),
+            loss=F.cross_entropy, promises=(promises.PaddingInvariant(ids=0),),
+        )  # fmt: skip
+        return contract.check("padding-invariance").findings[0]
+
+    assert held(0.0).status == "passed"
+    finding = held(0.1)
+    assert finding.status == "violated"
+    assert "self.leak * ids.shape[1]" in finding.location.text
