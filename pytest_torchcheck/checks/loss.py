@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..batches import Batch
     from ..findings import Finding, Location
     from ..probes.dead_terms import DeadTerm
+    from ..probes.focal import FocalMean
     from ..subject import Subject
 
 _SURE = 250.0
@@ -110,7 +111,8 @@ class Consumed:
 class LossEvidence:
     """How the user's loss consumed the output of one forward; plain data.
 
-    ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms without a graph.
+    ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms without a
+    graph, ``focal`` the focal weights of a mean.
     """
 
     shape: tuple[int, ...]
@@ -127,6 +129,7 @@ class LossEvidence:
     away: dict[str, float] = field(default_factory=dict)
     written: tuple[str, ...] = ()
     dead: tuple[DeadTerm, ...] = ()
+    focal: tuple[FocalMean, ...] = ()
 
 
 def evidence(subject: Subject) -> LossEvidence:
@@ -208,6 +211,7 @@ class LossSight:
             away=_away(self._subject, output, self._batch),
             written=written,
             dead=tuple(self.watch.derivatives.found),
+            focal=tuple(self.watch.focal.found),
         )
 
     def keep(self, output: Any, loss: torch.Tensor) -> None:
@@ -495,6 +499,8 @@ def loss_sound(subject: Subject) -> Iterator[Finding]:
         yield explain.disconnected(subject)
     elif trains and seen.dead:
         yield explain.dead_term(subject, seen.dead[0])
+    elif seen.focal:
+        yield explain.focal_mean(seen.focal[0])
     else:
         yield passed(f"the loss is a connected {seen.dtype} scalar, {seen.value:.4g}")
 

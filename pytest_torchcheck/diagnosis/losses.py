@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ..checks.loss import Consumed, LossEvidence
     from ..probes.dead_terms import DeadTerm
+    from ..probes.focal import FocalMean
     from ..subject import Subject
 
 __all__ = ["LINEAR"]
@@ -153,6 +154,27 @@ def dead_term(subject: Subject, term: DeadTerm) -> Finding:
         because=f"what autograd.grad gave{line} has requires_grad=False"
         + (f", and line {added.line} adds a number made of it" if added is not None else ""),
         fix=f"pass create_graph=True to autograd.grad{line}",
+    )  # fmt: skip
+
+
+def focal_mean(found: FocalMean) -> Finding:
+    """Explain a focal weight that is one number for the whole batch."""
+    place, product = found.criterion.location, found.weighted.location
+    line = f" on line {place.line}" if place is not None else ""
+    name = found.criterion.name
+    return violated(
+        "focal-of-mean",
+        f"the focal weight is one number for {found.elements} elements: it is taken of the mean that {name} gives",
+        culprits=[
+            Culprit(kind="call", name=name, detail="reduces to a mean before the weight", location=place),
+            Culprit(kind="call", name=found.weighted.name, detail="weights the mean", location=product),
+        ],
+        location=place,
+        observed=f"{name} gave one number for {found.elements} elements, and (1 - exp(-it)) weights that number",
+        cause="the criterion's reduction is the mean, so that hard and easy elements get the same weight",
+        because=f"the mean{line} went through exp(-mean) and 1 - it, and was multiplied by the result"
+        + (f" on line {product.line}" if product is not None else ""),
+        fix=f"pass reduction='none' to {name}{line}, and take the mean after the weighting",
     )  # fmt: skip
 
 

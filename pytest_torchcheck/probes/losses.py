@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .dead_terms import DeadTerms
+from .focal import FocalMeans
 from .loss_values import POSITIVE
 from .watch import Op, Watch, name_of
 
@@ -153,6 +154,7 @@ class LossWatch(Watch):
         self.samples: list[Op] = []
         self.logs: list[LogOf] = []
         self.derivatives = DeadTerms()
+        self.focal = FocalMeans()
         self._squashes = 0
         self._probabilities: dict[int, tuple[weakref.ref[Tensor], Op, int]] = {}
         self._logged: dict[int, tuple[weakref.ref[Tensor], LogOf]] = {}
@@ -182,6 +184,7 @@ class LossWatch(Watch):
         inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         with torch._C.DisableTorchFunction():
             self.derivatives.see(name, bare, args, kwargs, result, lambda: self.op(name))
+            self.focal.see(name, bare, args, result, lambda: self.op(name))
             if name in LOSSES and inputs:
                 self._loss(name, args, kwargs, inputs)
                 if (logged := self._logged.get(id(inputs[0]))) and logged[0]() is inputs[0]:
