@@ -11,6 +11,7 @@ from torch import nn
 from .. import sources
 from ..findings import Culprit
 from .building import building_line, size_origin
+from .layers import computed
 from .size_values import value_lines
 
 if TYPE_CHECKING:
@@ -110,3 +111,19 @@ def head_culprits(model: nn.Module, name: str, classes: int) -> tuple[Culprit, .
             for p in list(fresh)[:2]
         ),
     )
+
+
+def heads_behind(
+    model: nn.Module | None, output: torch.Tensor | None, size: int
+) -> tuple[Culprit, ...]:
+    """Return what :func:`head_culprits` does of the layer that gives an output a size; empty where there is none."""
+    name = head_of(model, output, size) if model is not None else ""
+    return head_culprits(model, name, size) if model is not None and name else ()
+
+
+def widened(head: tuple[Culprit, ...], wanted: str) -> str:
+    """Return the edit of a head, such as ``give cls 5 classes on line 3 (its value comes from line 9)``."""
+    if not head:
+        return f"give the model's last layer {wanted}"
+    line = f" on line {head[0].location.line}" if head[0].location is not None else ""
+    return f"give {head[0].name} {wanted}{line}{computed(head[1:])}"

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..checks.registry import violated
 from ..findings import Culprit, Finding
-from .heads import head_culprits, layer_of
-from .layers import computed
+from .heads import head_culprits, layer_of, widened
 from .losses import declared_loss_line
 from .origins import target_culprits
 
@@ -29,7 +28,6 @@ def too_few_outputs(subject: Subject, classes: int, used: Consumed) -> Finding:
         location=made_at,
     )
     place = (head[0].location if head else None) or made_at or declared_loss_line(subject)
-    line = f" on line {place.line}" if head and place is not None else ""
     return violated(
         "label-classes",
         f"the head has {used.classes} outputs, but {classes} classes are declared",
@@ -38,7 +36,7 @@ def too_few_outputs(subject: Subject, classes: int, used: Consumed) -> Finding:
         observed=f"logits {list(used.shape)}; Labels(classes={classes})",
         cause=f"labels from {used.classes} on have no output",
         because="the class dimension is smaller than the number of classes; on CUDA this is a device-side assert",
-        fix=f"give {name or 'the head'} {classes} outputs{line}{computed(head[1:])}",
+        fix=widened(head, f"{classes} outputs"),
     )
 
 

@@ -8,6 +8,7 @@ import torch
 
 from ...findings import Culprit
 from ..explanation import Explanation, describe, dtype_word, numbers
+from ..heads import heads_behind, widened
 from ..losses_called import (
     criterion_culprits,
     criterion_of,
@@ -33,6 +34,7 @@ def binary_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
     target, given = numbers(match[1]), numbers(match[2])
     name = next((n for n in _BINARY_LOSSES if scene.called(n) is not None), "the loss")
     place = scene.location
+    head: tuple[Culprit, ...] = ()
     if given == (*target, 1):
         cause, fix = (
             "the output has a last dimension of 1 that the targets lack",
@@ -46,6 +48,11 @@ def binary_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
     elif given[: len(target)] == target and len(given) == len(target) + 1:
         cause = f"the output has {given[-1]} columns per target: class indices need cross_entropy, BCE needs one column or one-hot targets"
         fix = f"use cross_entropy, or one_hot(targets, {given[-1]}).float(){on_line(scene)}"
+    elif given and given[:1] + given[2:] == target[:1] + target[2:]:
+        _, output, _, _ = loss_call(scene, _BINARY_LOSSES)
+        head = heads_behind(scene.model, output, given[1])
+        cause = f"the head gives {given[1]} outputs per sample, and there are {target[1]} targets"
+        fix = f"{widened(head, f'{target[1]} outputs')}, or correct the targets"
     else:
         cause, fix = (
             "output and targets have different sizes",
@@ -58,7 +65,7 @@ def binary_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=scene.said,
         fix=fix,
-        culprits=target_culprit(str(list(target)), place, scene),
+        culprits=(*target_culprit(str(list(target)), place, scene), *head),
         location=place,
     )
 

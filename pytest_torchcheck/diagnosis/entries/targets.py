@@ -8,8 +8,7 @@ import torch
 
 from ...findings import Culprit
 from ..explanation import Explanation, describe, dtype_word
-from ..heads import head_culprits, head_of
-from ..layers import computed
+from ..heads import heads_behind, widened
 from ..losses_called import (
     criterion_culprits,
     criterion_of,
@@ -52,9 +51,7 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
     count = f"{worst} occurs {'once' if times == 1 else f'{times} times'} in {kept.numel()} targets"
     place = scene.location
     made = target_culprit(f"{low}..{high}", place, scene)
-    model = scene.model
-    name_of_head = head_of(model, logits, classes) if model is not None else ""
-    head = head_culprits(model, name_of_head, classes) if model is not None and name_of_head else ()
+    head = heads_behind(scene.model, logits, classes)
     common: dict[str, Any] = {
         "code": "label-range",
         "observed": observed,
@@ -98,14 +95,12 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
             fix="correct the negative labels where the data is read, or name them as ignore_index",
         )
     common["culprits"] = (*made, *head)
-    layer = head[0].name if head else "the model's last layer"
-    line = f" on line {head[0].location.line}" if head and head[0].location else ""
     return Explanation(
         **common,
         summary=summary,
         cause=f"the head gives {classes} classes, the data {high + 1}",
         because=f"{count}; {scene.said}",
-        fix=f"give {layer} {high + 1} classes{line}{computed(head[1:])}, or correct the labels",
+        fix=f"{widened(head, f'{high + 1} classes')}, or correct the labels",
     )
 
 
@@ -153,6 +148,7 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
     want = (logits.shape[0], *logits.shape[2:]) if logits.dim() > 1 else ()
     observed = f"logits {describe(logits)}, target {describe(target)}"
     code, change = "label-shape", ""
+    head: tuple[Culprit, ...] = ()
     because = scene.said
     if match[0].startswith("Expected floating point type") or (
         target.shape == logits.shape and not target.is_floating_point() and target.dim() > 1
@@ -170,7 +166,8 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
         and target.shape[0] == logits.shape[0]
     ):
         cause = f"the targets are probabilities of {target.shape[1]} classes, and the logits have {logits.shape[1]}"
-        change = "give the model's last layer as many classes as the targets"
+        head = heads_behind(scene.model, logits, logits.shape[1])
+        change = widened(head, f"{target.shape[1]} classes")
     elif logits.dim() > 2 and tuple(target.shape) == tuple(logits.shape[:-1]):
         cause = f"the class dimension must be dimension 1, and it stands last in the logits {list(logits.shape)}"
         because = f"the targets {list(target.shape)} are the logits' first sizes; {scene.said}"
@@ -198,8 +195,8 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=observed,
         cause=cause,
         because=because,
-        fix=f"{change}{on_line(scene)}",
-        culprits=(made := target_culprit(describe(target), place, scene)),
+        fix=change if change.startswith("give") else f"{change}{on_line(scene)}",
+        culprits=(*(made := target_culprit(describe(target), place, scene)), *head),
         location=made[0].location,
     )
 

@@ -170,7 +170,7 @@ def test_label_dtypes(dtype, word):
         ((4, 10), torch.eye(10)[:4].long(), ".argmax(1)"),
         ((4, 10), torch.ones(4, 1).long(), ".squeeze(1)"),
         ((4, 7, 10), torch.ones(4, 7).long(), ".movedim(-1, 1)"),
-        ((4, 10), torch.ones(4, 9), "as many classes"),
+        ((4, 10), torch.ones(4, 9), "last layer 9 classes"),
         ((4, 10), torch.ones(5).long(), "one row"),
         ((28, 10), torch.ones(7).long(), "flatten"),
     ],

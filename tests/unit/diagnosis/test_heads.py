@@ -86,6 +86,15 @@ def test_without_a_graph_it_is_the_last_one() -> None:
     assert head_of(model, torch.randn(2, 3), 3) == "cases"
 
 
+def test_targets_with_more_columns_than_the_head() -> None:
+    model = make()
+    x, targets = torch.randn(4, 4), torch.eye(4)
+    for loss in (F.binary_cross_entropy_with_logits, F.cross_entropy):
+        found = explain(lambda f=loss: f(model(x)[0], targets), phase="loss", model=model, batch=((x,), targets))  # fmt: skip
+        assert "tags.2" in [c.name for c in found.culprits]
+        assert f"its value comes from line {line(make, 'count = len(TAGS)')}" in found.fix
+
+
 def test_declared_classes_lead_to_the_line_of_the_head() -> None:
     contract = Contract(
         model=Small(2),
