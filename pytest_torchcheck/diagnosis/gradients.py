@@ -22,6 +22,7 @@ from .zeroing import zeroing_lines
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from ..probes.aliasing import Alias
     from ..probes.finiteness import NonFinite
     from ..probes.provenance import GraphCut
     from ..subject import Subject
@@ -522,20 +523,35 @@ def _forward_only(subject: Subject) -> Callable[[], Any]:
 def changed_inputs(subject: Subject, changed: list[str], *, train: bool) -> Iterator[Finding]:
     """Explain inputs that the forward writes to."""
     location, op = _writer(subject, changed[0], train=train)
+    alias = _alias(subject, changed[0], location, train=train)
     yield violated(
         "input-mutated",
         f"the forward changes its input {names_text(changed)} in place",
         culprits=[
             Culprit(kind="input", name=name, detail="changed", location=location)
             for name in changed
-        ],
+        ]
+        + ([alias.culprit(changed[0])] if alias is not None else []),
         location=location or sources.of_object(type(subject.model).forward),
         observed=f"{counted(len(changed), 'input')} {have(changed, 'differs')} after a forward in {'train' if train else 'eval'} mode",
         cause="an operation writes into the tensor that the caller handed over"
         + (f" ({op})" if op else ""),
         because="the values before and after the call are not bit-equal",
-        fix="write to a new tensor: x = x + y instead of x += y, or clone the input first",
+        fix=alias.fix
+        if alias is not None
+        else "write to a new tensor: x = x + y instead of x += y, or clone the input first",
     )
+
+
+def _alias(subject: Subject, path: str, write: Any, *, train: bool) -> Alias | None:
+    """Find the line by which an input gets the name that is written to."""
+    from ..probes.aliasing import find_alias
+
+    batch = subject.batch().clone()
+    with subject.pristine() as model, torch.no_grad():
+        model.train(train)
+        seed_everything(subject.seed)
+        return find_alias(lambda: subject.call(model, batch), dict(batch.tensors())[path], write)
 
 
 def _writer(subject: Subject, path: str, *, train: bool) -> tuple[Any, str]:

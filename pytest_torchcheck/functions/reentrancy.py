@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ..probes.aliasing import find_alias
 from .arguments import jittered, redrawn
 from .common import reference_of, tolerance
 from .experiments import held_tensors
@@ -16,6 +17,7 @@ from .target import Outcome, Target, first_line
 
 if TYPE_CHECKING:
     from ..findings import Finding
+    from ..probes.aliasing import Alias
     from .calls import Call, Run
 
 
@@ -32,21 +34,21 @@ def _twice(target: Target) -> Outcome:
         return Outcome(held=["one backward per forward, as clear_saved_tensors_on_access says"])
     run = target.call.run()
     upstream = target.upstream(run)
-    saved = {storage_of(t) for node in run.nodes() for t in _saved_of(node)}
-    saved |= {storage_of(t) for t in held_tensors(run).values()}
+    saved = [storage_of(t) for t in _kept(run)]
     with Trace(target.function) as trace:
         first = run.grads({i: g.clone() for i, g in upstream.items()})
         op = next((o for s in saved if s and (o := first_write(trace.ops, s)) is not None), None)
         try:
             second = run.grads({i: g.clone() for i, g in upstream.items()})
         except Exception as error:  # the backward of the user may raise anything
-            return Outcome(findings=[once_only(target, error, op)])
+            return Outcome(findings=[once_only(target, error, op, _alias(target, op, saved))])
     wrong = [i for i in first if distance(second[i], first[i]) > tolerance(target)]
     if not wrong:
         return Outcome(held=["backward twice over one graph"])
     if _random_backward(target, run, upstream):
         return Outcome(findings=[_redraws(target, wrong)])
     gap = max(distance(second[i], first[i]) for i in wrong)
+    alias = _alias(target, op, saved)
     return Outcome(
         findings=[
             target.finding(
@@ -57,6 +59,7 @@ def _twice(target: Target) -> Outcome:
                 inputs={
                     i: f"relative difference {distance(second[i], first[i]):.3g}" for i in wrong
                 },
+                others=[alias.culprit("a saved tensor")] if alias is not None else [],
                 observed=f"two backward passes over one graph (retain_graph=True) differ by {gap:.3g}",
                 cause="backward changes what it saved"
                 if op is not None
@@ -64,18 +67,36 @@ def _twice(target: Target) -> Outcome:
                 because=f"{op.name} wrote into a saved tensor"
                 if op is not None
                 else "inputs and upstream gradient were the same",
-                fix="use out-of-place operations on saved tensors, and keep no state outside ctx",
+                fix=alias.fix
+                if alias is not None
+                else "use out-of-place operations on saved tensors, and keep no state outside ctx",
                 evidence={"difference": gap},
             )
         ]
     )
 
 
-def once_only(target: Target, error: Exception, op: Op | None = None) -> Finding:
+def _kept(run: Run) -> list[Tensor]:
+    return [*(t for node in run.nodes() for t in _saved_of(node)), *held_tensors(run).values()]
+
+
+def _alias(target: Target, op: Op | None, saved: list[int]) -> Alias | None:
+    """Return the line of backward by which a saved tensor gets the name that an operation writes to."""
+    which = next((i for i, s in enumerate(saved) if op is not None and s in op.written), None)
+    if op is None or which is None:
+        return None
+    run = target.call.run()
+    upstream = target.upstream(run)
+    return find_alias(lambda: run.grads(upstream), _kept(run)[which], op.line)
+
+
+def once_only(
+    target: Target, error: Exception, op: Op | None = None, alias: Alias | None = None
+) -> Finding:
     """Word a backward that works only once."""
     if op is not None:
         cause, because = "backward changes what it saved", f"{op.name} wrote into a saved tensor"
-        fix = "use out-of-place operations on saved tensors"
+        fix = alias.fix if alias is not None else "use out-of-place operations on saved tensors"
     else:
         cause = "backward throws away or replaces what it keeps on ctx"
         because = "the first backward worked; retain_graph=True promises a second"
@@ -85,6 +106,7 @@ def once_only(target: Target, error: Exception, op: Op | None = None) -> Finding
         "backward-not-reentrant",
         f"{target.backward} raises when it runs a second time over one graph: {first_line(error)}",
         location=op.line if op is not None else error_line(target.function, error),
+        others=[alias.culprit("a saved tensor")] if alias is not None else [],
         observed=f"{type(error).__name__}: {first_line(error)}",
         cause=cause,
         because=because,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..probes.aliasing import find_alias
 from .common import reference_of, tolerance
 from .experiments import aliases, held_tensors
 from .jacobians import as_real, distance
@@ -18,6 +19,7 @@ from .target import Outcome, Target
 
 if TYPE_CHECKING:
     from ..findings import Finding, Location
+    from ..probes.aliasing import Alias
     from .calls import Call, Run
 
 
@@ -43,8 +45,11 @@ def _mutation(target: Target) -> Outcome:
     if unmarked:
         index = unmarked[0]
         op = first_write(trace.ops[:forward_ops], storage_of(run.arguments[index]))
+        alias = _forward_alias(target, index, op.line if op else None)
         return Outcome(
-            findings=[_unmarked(target, index, op.line if op else None, op.name if op else "")]
+            findings=[
+                _unmarked(target, index, op.line if op else None, op.name if op else "", alias)
+            ]
         )
     before = {i: run.arguments[i].detach().clone() for i in asked}
     try:
@@ -56,7 +61,11 @@ def _mutation(target: Target) -> Outcome:
     if spoiled:
         index = spoiled[0]
         op = first_write(back.ops, storage_of(run.arguments[index]))
-        return Outcome(findings=[_spoiled(target, index, op.line if op else None)])
+        again = call.run()
+        alias = find_alias(
+            lambda: again.grads(upstream), again.arguments[index], op.line if op else None
+        )
+        return Outcome(findings=[_spoiled(target, index, op.line if op else None, alias)])
     held = ["inputs stay as they are"]
     if changed:
         held = [
@@ -81,7 +90,19 @@ def _marked(argument: Tensor) -> bool:
     return hasattr(type(argument.grad_fn), "_forward_cls")
 
 
-def _unmarked(target: Target, index: int, line: Location | None, op: str) -> Finding:
+def _forward_alias(target: Target, index: int, line: Location | None) -> Alias | None:
+    """Return the line of forward by which an input gets the name that is written to."""
+    call = target.call
+    arguments = list(call.values)
+    with torch.enable_grad():
+        for i in call.wanted:
+            arguments[i] = call.values[i].detach().clone().requires_grad_().clone()
+    return find_alias(lambda: call(arguments), arguments[index], line)
+
+
+def _unmarked(
+    target: Target, index: int, line: Location | None, op: str, alias: Alias | None
+) -> Finding:
     name = target.input_name(index)
     return target.finding(
         "violated",
@@ -89,15 +110,17 @@ def _unmarked(target: Target, index: int, line: Location | None, op: str) -> Fin
         f"{target.part('forward')} modifies {name} in place without ctx.mark_dirty",
         location=line or head(target.function, "forward"),
         inputs={index: "changed by forward"},
+        others=[alias.culprit(name)] if alias is not None else [],
         observed=f"the values of {name} differ after forward",
         cause="autograd does not know of the change: every other use of that tensor gets a wrong gradient, silently",
         because=(f"{op} wrote into its memory" if op else f"{name} was compared before and after")
+        + (f", by the name {alias.name}" if alias is not None else "")
         + "; its grad_fn is not the Function's",
-        fix=f"ctx.mark_dirty({name}) and return it, or work on a copy",
+        fix=f"ctx.mark_dirty({name}) and return it, or {alias.fix if alias is not None else 'work on a copy'}",
     )
 
 
-def _spoiled(target: Target, index: int, line: Location | None) -> Finding:
+def _spoiled(target: Target, index: int, line: Location | None, alias: Alias | None) -> Finding:
     name = target.input_name(index)
     return target.finding(
         "violated",
@@ -105,10 +128,11 @@ def _spoiled(target: Target, index: int, line: Location | None) -> Finding:
         f"{target.backward} modifies {name} in place",
         location=line,
         inputs={index: "changed by backward"},
+        others=[alias.culprit(name)] if alias is not None else [],
         observed=f"the values of {name} differ after backward",
         cause="backward writes into a saved input",
         because=f"{name} was compared before and after backward",
-        fix="use the out-of-place operation on saved tensors",
+        fix=alias.fix if alias is not None else "use the out-of-place operation on saved tensors",
     )
 
 

@@ -14,7 +14,7 @@ from .jacobians import RTOL, STEP, random_like, real_size
 from .lines import head
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from .calls import Call, Run
 
@@ -122,12 +122,13 @@ class Target:
         *,
         location: Location | None = None,
         inputs: Mapping[int, str] | None = None,
+        others: Sequence[Culprit] = (),
         evidence: Mapping[str, Plain] | None = None,
         **fields: Any,
     ) -> Finding:
-        """Build a finding; the culprits are the Function and the inputs concerned."""
+        """Build a finding; the culprits are the Function, others where there are any, and the inputs concerned."""
         place = location or head(self.function, "backward", "vjp") or self.used_at
-        culprits = [Culprit(kind="function", name=self.name, location=place)]
+        culprits = [Culprit(kind="function", name=self.name, location=place), *others]
         culprits += [
             Culprit(kind="input", name=self.input_name(i), detail=detail)
             for i, detail in (inputs or {}).items()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..probes.aliasing import find_alias
 from .common import line_of, tolerance
 from .jacobians import as_real, distance
 from .lines import Trace, error_line, first_write, storage_of
@@ -47,6 +48,8 @@ def check_unwritten(target: Target) -> Outcome:
     op = next(
         (found for i in changed if (found := first_write(trace.ops, storage_of(upstream[i])))), None
     )
+    again = target.upstream(run)
+    alias = find_alias(lambda: run.grads(again), again[changed[0]], op.line if op else None)
     return Outcome(
         findings=[
             target.finding(
@@ -54,12 +57,16 @@ def check_unwritten(target: Target) -> Outcome:
                 "upstream-mutated",
                 f"{target.backward} modifies the upstream gradient in place",
                 location=op.line if op is not None else None,
+                others=[alias.culprit("grad_output")] if alias is not None else [],
                 observed=f"grad_output differs after backward from before ({distance(upstream[changed[0]], kept[changed[0]]):.3g} relative)",
                 cause="autograd shares that tensor with other branches of the graph; they now add a wrong gradient",
                 because=f"{op.name} wrote into its memory"
+                + (f", by the name {alias.name}" if alias is not None else "")
                 if op is not None
                 else "its values changed during backward",
-                fix="use the out-of-place operation (grad * mask instead of grad.mul_(mask)), or clone first",
+                fix=alias.fix
+                if alias is not None
+                else "use the out-of-place operation (grad * mask instead of grad.mul_(mask)), or clone first",
                 evidence={"operation": op.name if op is not None else ""},
             )
         ]
