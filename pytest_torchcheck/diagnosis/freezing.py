@@ -19,9 +19,11 @@ from ..checks.registry import suspicious, violated
 from ..findings import Culprit, Finding, Location
 from ..probes.recording import SWITCHES
 from ..probes.watch import name_of
-from ..state import isolated
+from ..state import isolated, seed_everything
+from ..subject import SubjectError, optimizers_of
 from .choices import deciding
 from .gradients import names_text, parameter
+from .name_tests import keeps_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,11 +41,12 @@ _MOST = 3
 
 
 class _Switches(TorchFunctionMode):
-    """Notes the user's line that last switched each tensor's gradient off."""
+    """Notes the user's line that last switched each tensor's gradient off, and the one that switched it on again."""
 
     def __init__(self) -> None:
         super().__init__()
         self.off: dict[int, tuple[torch.Tensor, Location | None]] = {}
+        self.on: dict[int, tuple[torch.Tensor, Location | None]] = {}
 
     def __torch_function__(
         self,
@@ -52,12 +55,18 @@ class _Switches(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if name_of(func) not in SWITCHES or not isinstance(args[0], torch.Tensor):
+            return func(*args, **(kwargs or {}))
+        before = args[0].requires_grad
         result = func(*args, **(kwargs or {}))
-        if name_of(func) in SWITCHES and isinstance(args[0], torch.Tensor):
-            if args[0].requires_grad:
-                self.off.pop(id(args[0]), None)
-            else:  # the tensor is kept, so that no other one gets its id
-                self.off[id(args[0])] = args[0], sources.of_frame(sys._getframe(1))
+        # the tensor is kept, so that no other one gets its id
+        if not args[0].requires_grad:
+            self.off[id(args[0])] = args[0], sources.of_frame(sys._getframe(1))
+            self.on.pop(id(args[0]), None)
+        else:
+            self.off.pop(id(args[0]), None)
+            if not before:
+                self.on[id(args[0])] = args[0], sources.of_frame(sys._getframe(1))
         return result
 
 
@@ -66,19 +75,58 @@ def seen_off(subject: Subject) -> dict[str, Location]:
 
     Empty where the contract was given a finished model: nobody saw how that was built.
     """
-    if "switched off" not in subject.cache:
-        found: dict[str, Location] = {}
+    return _seen(subject)[0]
+
+
+def _seen(subject: Subject) -> tuple[dict[str, Location], dict[str, Location]]:
+    """Return, by parameter, the lines that switch gradients off, and on again, as the model is built; cached."""
+    if "switches seen" not in subject.cache:
+        found: tuple[dict[str, Location], dict[str, Location]] = {}, {}
         if subject.contract.is_factory:
             watch = _Switches()
             with isolated(), watch:
                 model = subject.build()
             for name, parameter_ in model.named_parameters():
-                place = watch.off.get(id(parameter_), (None, None))[1]
-                if place is not None and sources.rank(place.file):
-                    found[name] = place
-        subject.cache["switched off"] = found
-    known: dict[str, Location] = subject.cache["switched off"]
+                for switched, lines in zip((watch.off, watch.on), found, strict=True):
+                    place = switched.get(id(parameter_), (None, None))[1]
+                    if place is not None and sources.rank(place.file):
+                        lines[name] = place
+        subject.cache["switches seen"] = found
+    known: tuple[dict[str, Location], dict[str, Location]] = subject.cache["switches seen"]
     return known
+
+
+def switched_on(subject: Subject, name: str) -> Location | None:
+    """Return the user's line that switches a parameter's gradient on again, so that an optimizer steps with it on.
+
+    This is seen as the model is built, as the optimizer is made, or in a step; None where it is not.
+    """
+    if subject.named_parameters()[name].requires_grad:
+        return _seen(subject)[1].get(name)
+    places: list[Location | None] = []
+    hooks: list[Any] = []
+    with subject.pristine(steps=True) as model:
+        wanted = dict(model.named_parameters(remove_duplicate=False))[name]
+        watch = _Switches()
+
+        def stepping(optimizer: Any, args: Any, kwargs: Any) -> None:
+            held = any(p is wanted for group in optimizer.param_groups for p in group["params"])
+            if held and wanted.requires_grad and wanted.grad is not None:
+                places.append(watch.on.get(id(wanted), (None, None))[1])
+
+        seed_everything(subject.seed)
+        try:
+            with watch:
+                model.train()
+                made = subject.make_optimizer(model)
+                hooks += [o.register_step_pre_hook(stepping) for o in optimizers_of(made)]
+                subject.train_step(model, made, subject.batch().clone())
+        except SubjectError:
+            return None
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return next((p for p in places if p is not None and sources.rank(p.file)), None)
 
 
 def switched_off(subject: Subject, name: str) -> list[Location]:
@@ -86,7 +134,7 @@ def switched_off(subject: Subject, name: str) -> list[Location]:
 
     The line that was seen to do it is the only one. Else a line of a class that owns the parameter comes
     first; then those of the user's files that hold the model's classes and the contract's functions,
-    first of all those with a text that stands in the name.
+    first of all those with a text that stands in the name, and none that leaves it on by what it says of the name.
 
     Args:
         subject: Whose model.
@@ -107,6 +155,7 @@ def switched_off(subject: Subject, name: str) -> list[Location]:
             if found is not None:
                 return [found]
     lines = switches(subject)
+    lines = [place for place in lines if not keeps_on(place, name)] or lines
     fitting = [place for place in lines if _names(place, name)]
     return (fitting or lines)[:_MOST]
 

@@ -350,6 +350,7 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
     writes = entry is not None and entry.kind == "call" and entry.detail == "writes to it"
     if writes and entry is not None:
         place = entry.location or place
+    thawed = freezing.switched_on(subject, name) if held and not writes else None
     cause = (
         "it still requires a gradient, and the optimizer moves it"
         if trainable
@@ -370,6 +371,18 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
     because = f"requires_grad is {trainable}, and {'an' if held else 'no'} optimizer holds it"
     fix = f"call requires_grad_(False) on it and keep it out of the optimizer, or drop {name!r} from Frozen(...)"
     further = [] if entry is None else [entry]
+    if thawed is not None:
+        place = thawed
+        cause = "its gradient is switched on again, and the optimizer moves it"
+        because = (
+            f"requires_grad was False before line {thawed.line}, and is True as the optimizer steps"
+        )
+        fix = f"leave it out at line {thawed.line}, or drop {name!r} from Frozen(...)"
+        further = [
+            Culprit(
+                kind="call", name="requires_grad", detail="switched on again here", location=thawed
+            )
+        ]
     zeroed = zero_at_step(subject, names) if trainable and not writes and held else None
     if zeroed is not None:
         cause = "its gradient is zero when the optimizer steps, not None: " + (
@@ -390,7 +403,7 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
                 location=optimizer_line(subject, name),
             )
         ]
-    elif trainable and not writes and (whole := whole_module(subject, names)):
+    elif trainable and not writes and thawed is None and (whole := whole_module(subject, names)):
         further.append(
             Culprit(
                 kind="module",

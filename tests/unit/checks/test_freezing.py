@@ -187,3 +187,19 @@ def test_what_decides_is_named_beside_the_line_that_freezes():
 
 def test_names_with_their_dots_freeze_what_is_meant():
     assert told(deep(True), "gradients-exist") == []
+
+
+def by_name(model, whole):
+    for name, p in model.named_parameters():
+        if whole:
+            p.requires_grad = name == "head"  # HERE
+        else:
+            p.requires_grad = name.startswith("head.")
+    return model
+
+
+def test_of_several_lines_that_switch_the_one_that_keeps_it_on_is_not_named():
+    made = contract(model=by_name(Net(), True), promises=(promises.Trainable("head.*"),))
+    (found,) = told(made, "gradients-exist")
+    assert "# HERE" in found.location.text
+    assert not any("startswith" in c.location.text for c in found.culprits if c.location)

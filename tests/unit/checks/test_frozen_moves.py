@@ -85,3 +85,67 @@ def test_a_whole_module_is_cited_where_it_is_made():
     assert any(
         c.name == "text" and c.location.text.startswith("self.text = ") for c in found.culprits
     )
+
+
+def frozen_net(*, thaw=False):
+    model = Net()
+    model.text.requires_grad_(False)
+    if thaw:
+        model.requires_grad_(True)  # HERE
+    return model
+
+
+def thawing(model):
+    for layer in model.text:
+        layer.requires_grad_(True)  # HERE
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def thawing_step(model, made, inputs, targets):
+    model.text[0].weight.requires_grad = True  # HERE
+    made.zero_grad()
+    loss = F.mse_loss(model(*inputs), targets)
+    loss.backward()
+    made.step()
+    return loss.detach()
+
+
+def looking_step(model, made, inputs, targets):
+    """Switch gradients on to look at them, and off again before the step."""
+    model.text.requires_grad_(True)
+    made.zero_grad()
+    loss = F.mse_loss(model(*inputs), targets)
+    loss.backward()
+    for p in model.text.parameters():
+        p.requires_grad, p.grad = False, None
+    made.step()
+    return loss.detach()
+
+
+@pytest.mark.parametrize(
+    ("fields", "function"),
+    [
+        ({"optimizer": thawing}, "thawing"),
+        ({"train_step": thawing_step}, "thawing_step"),
+        ({"model": lambda: frozen_net(thaw=True)}, "frozen_net"),
+    ],
+)
+def test_the_line_that_switches_a_gradient_on_again_is_the_cause(fields, function):
+    (found,) = thawed(**fields).check(checks=["frozen-stays"]).causes
+    assert "switched on again" in found.cause
+    assert found.location.function == function
+    assert "# HERE" in found.location.text
+
+
+def test_a_gradient_that_is_on_only_before_the_step_moves_nothing():
+    assert thawed(train_step=looking_step).check(checks=["frozen-stays"]).ok
+
+
+def thawed(**fields):
+    plain = {
+        "model": frozen_net,
+        "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        "loss": F.mse_loss,
+        "promises": (promises.Frozen("text.*", reason="pretrained"),),
+    }
+    return Contract(**{**plain, **fields}, inputs="B 4", targets="B 2")
