@@ -296,18 +296,15 @@ def mixing_line(subject: Subject) -> Place | None:
 
 
 def _mixing_line(subject: Subject) -> Place | None:
-    from ..probes.divergence import first_mixing, record
+    from ..probes.divergence import first_mixing
 
     batch, other = subject.batch(), subject.batch(1)
     size = batch.sizes[subject.source.batch_symbol or ""]
     axes = subject.source.axes(subject.source.batch_symbol or "")
-    with subject.pristine() as model:
-        base = record(eval_run(subject, batch), model)
-        changed = {
-            sample: record(eval_run(subject, with_entry(batch, other, axes, sample)), model)
-            for sample in range(min(size, _SAMPLES))
-        }
-        return _told(first_mixing(base, changed, size), model, "samples")
+    changed = [with_entry(batch, other, axes, n) for n in range(min(size, _SAMPLES))]
+    (base, *runs), allowed = recorded(subject, [batch, *changed])
+    found = first_mixing(base, dict(enumerate(runs)), size, allowed=allowed)
+    return _told(found, subject.model, "samples")
 
 
 def with_entry(batch: Batch, other: Batch, axes: Mapping[str, int], entry: int) -> Batch:
@@ -410,17 +407,15 @@ def place_dependence(
         axes: For entries of sets in place of samples, by path, the dimension along which they stand: a view that
             scatters them is told then.
     """
-    from ..probes.divergence import first_place_dependence, record
+    from ..probes.divergence import first_place_dependence
 
     size = next((batch.tensors()[path].shape[dim] for path, dim in (axes or {}).items()), 0)
-    with subject.pristine() as model:
-        base, permuted = (record(eval_run(subject, each), model) for each in (batch, turned))
-        perturbed = {
-            entry: record(eval_run(subject, with_entry(batch, turned, axes or {}, entry)), model)
-            for entry in range(min(size, _SAMPLES))
-        }
-        found = first_place_dependence(base, permuted, perturbed=perturbed, size=size)
-        return _told(found, model, "entries")
+    changed = [with_entry(batch, turned, axes or {}, n) for n in range(min(size, _SAMPLES))]
+    (base, permuted, *runs), allowed = recorded(subject, [batch, turned, *changed])
+    found = first_place_dependence(
+        base, permuted, allowed=allowed or 1e-5, perturbed=dict(enumerate(runs)), size=size
+    )
+    return _told(found, subject.model, "entries")
 
 
 def leaking_line(
@@ -440,20 +435,20 @@ def leaking_line(
         length: Length of the sequence.
         side: Which side changed.
     """
-    from ..probes.divergence import first_spread, record
+    from ..probes.divergence import first_spread
     from .padded import not_hidden
 
-    with subject.pristine() as model:
-        base = record(eval_run(subject, batch), model)
-        runs = {kept: record(eval_run(subject, each), model) for kept, each in changed.items()}
-        found = first_spread(base, runs, length, side=side)
-        place = _told(found, model, "positions")
-        if place is None or found is None or place.cause:
-            return place
-        masked = not_hidden(base, found.op, place, kept=found.kept, length=length, side=side)
-        if masked is not None:
-            return masked
-        settings = _masks(base, found.op, model)
+    (base, *runs), allowed = recorded(subject, [batch, *changed.values()])
+    found = first_spread(
+        base, dict(zip(changed, runs, strict=True)), length, side=side, allowed=allowed
+    )
+    place = _told(found, subject.model, "positions")
+    if place is None or found is None or place.cause:
+        return place
+    masked = not_hidden(base, found.op, place, kept=found.kept, length=length, side=side)
+    if masked is not None:
+        return masked
+    settings = _masks(base, found.op, subject.model)
     place = replace(place, settings=settings)
     for operand in reversed(found.operands):
         if operand.location is not None and operand.name.rpartition(".")[2] in _SHAPERS:
@@ -595,8 +590,8 @@ def _is_corner(values: torch.Tensor, buffer: torch.Tensor) -> bool:
         buffer.dim() >= 2
         and buffer.shape[-1] == buffer.shape[-2] > 1
         and values.shape == buffer.shape
-        and values.dtype == buffer.dtype
-        and bool(torch.equal(values, buffer))
+        and values.dtype.is_floating_point == buffer.dtype.is_floating_point
+        and bool(torch.equal(values, buffer.to(values.dtype)))
     )
 
 

@@ -174,7 +174,7 @@ def _common(one: Snapshot, two: Snapshot, align: str) -> tuple[Snapshot, Snapsho
 class _Ownership:
     """Which samples each element of each value depends on: those whose perturbation changes it."""
 
-    def __init__(self, base: Trace, perturbed: Mapping[int, Trace]) -> None:
+    def __init__(self, base: Trace, perturbed: Mapping[int, Trace], allowed: float = 0.0) -> None:
         self.base = base
         self.samples = tuple(perturbed)
         self.masks: dict[int, dict[int, Tensor]] = {}
@@ -187,7 +187,7 @@ class _Ownership:
                     known = self.masks.setdefault(place, {})
                     if sample in known:
                         continue
-                    mask = changed(base.values[place], trace.values[other])
+                    mask = changed(base.values[place], trace.values[other], allowed)
                     if isinstance(mask, Tensor):
                         known[sample] = mask
 
@@ -214,7 +214,11 @@ class _Ownership:
 
 
 def first_mixing(
-    base: Trace, perturbed: Mapping[int, Trace], size: int | None = None
+    base: Trace,
+    perturbed: Mapping[int, Trace],
+    size: int | None = None,
+    *,
+    allowed: float = 0.0,
 ) -> Divergence | None:
     """Find the operation at which samples of a batch come together.
 
@@ -227,11 +231,12 @@ def first_mixing(
         perturbed: Per sample, the same run in which only that sample's contents were changed (same
             shapes, same seed). Two suffice where those two meet; all samples are surest.
         size: How many samples there are; tells a view that took them out of their rows before.
+        allowed: Relative difference that is rounding and no change.
 
     Returns:
         The operation, or None where no element of the outputs has two owners.
     """
-    ownership = _Ownership(base, perturbed)
+    ownership = _Ownership(base, perturbed, allowed)
     starts = [place for place in base.outputs if ownership.mixed(place)]
     if not base.outputs:
         starts = [p for step in base.steps for p in step.results if ownership.mixed(p)][:1]

@@ -53,6 +53,7 @@ def first_spread(
     length: int,
     *,
     side: Literal["right", "left"] = "right",
+    allowed: float = 0.0,
 ) -> Spread | None:
     """Find the operation through which changed positions reach those that were left alone.
 
@@ -71,6 +72,7 @@ def first_spread(
             the first not below half of the length, tell most.
         length: Length of the sequence in the inputs.
         side: Whether the changed positions stand at the end or at the beginning.
+        allowed: Relative difference that is rounding and no change.
 
     Returns:
         The operation, or None where every output keeps the change in its place.
@@ -84,7 +86,7 @@ def first_spread(
             for place, other in pairs:
                 if kept in masks.setdefault(place, {}):
                     continue
-                mask = changed(base.values[place], trace.values[other])
+                mask = changed(base.values[place], trace.values[other], allowed)
                 if isinstance(mask, Tensor):
                     masks[place][kept] = (
                         mask if side == "right" else mask.flip(tuple(range(mask.ndim)))

@@ -189,8 +189,13 @@ def aligned(first: Trace, second: Trace) -> Iterator[tuple[Step | None, Step | N
             yield from ((None, step) for step in second.steps[b0:b1])
 
 
-def changed(first: Snapshot, second: Snapshot) -> Tensor | bool | None:
+def changed(first: Snapshot, second: Snapshot, allowed: float = 0.0) -> Tensor | bool | None:
     """Compare two values element by element; NaN equals NaN.
+
+    Args:
+        first: One.
+        second: The other.
+        allowed: Relative difference that is rounding, see :func:`differing`; at 0.0 other bits are a change.
 
     Returns:
         A bool tensor of their shape; or True/False where only fingerprints tell; or None where the
@@ -202,8 +207,7 @@ def changed(first: Snapshot, second: Snapshot) -> Tensor | bool | None:
         if first.fingerprint and second.fingerprint and first.dtype == second.dtype:
             return first.fingerprint != second.fingerprint
         return None
-    a, b = first.values, second.values
-    return (a != b) & ~((a != a) & (b != b))
+    return differing(first.values, second.values, allowed)
 
 
 def narrow(trace: Trace) -> bool:

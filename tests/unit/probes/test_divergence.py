@@ -55,7 +55,7 @@ def batch() -> torch.Tensor:
 
 def perturbed(x: torch.Tensor, index) -> torch.Tensor:
     x = x.clone()
-    x[index] = torch.randn(x[index].shape, generator=torch.Generator().manual_seed(2))
+    x[index] = torch.randn(x[index].shape, generator=torch.Generator().manual_seed(2)).to(x.dtype)
     return x
 
 
@@ -148,6 +148,34 @@ def test_the_mask_is_not_blamed_for_what_mixes_later():
             return y - y.mean(1, keepdim=True)  # HERE
 
     assert mixing_of(Both()).location.text.endswith("# HERE")
+
+
+class Steadied(Block):
+    """Legal: the largest of the whole batch is taken off before exp, and cancels in the division."""
+
+    def mix(self, x):
+        powers = (x - x.max()).exp()
+        return powers / powers.sum(-1, keepdim=True)
+
+
+def test_rounding_is_no_mixing():
+    class Mixes(Steadied):
+        def mix(self, x):
+            x = super().mix(x)
+            return x * x.mean(0)  # HERE
+
+    def find(model, allowed):
+        model, x = model.double(), batch().double()
+        base = record(lambda: model(x), model)
+        runs = {j: record(lambda j=j: model(louder(x, j)), model) for j in range(B)}
+        return first_mixing(base, runs, allowed=allowed)
+
+    def louder(x, index):
+        return perturbed(x, index) * torch.where(torch.arange(B) == index, 3.0, 1.0)[:, None, None]
+
+    assert find(Steadied(), 0.0) is not None
+    assert find(Steadied(), 1e-11) is None
+    assert find(Mixes(), 1e-11).location.text.endswith("# HERE")
 
 
 def test_a_code_along_the_batch():
