@@ -241,7 +241,7 @@ def first_mixing(
     if not base.outputs:
         starts = [p for step in base.steps for p in step.results if ownership.mixed(p)][:1]
     if not starts:
-        return None
+        return None if size is None else _scattered(base, ownership, size)
     step, place = origin(base, starts[0], ownership.mixed)
     if step is None:
         return None
@@ -262,6 +262,19 @@ def first_mixing(
     if reread is not None:
         return replace(found, reread=reread)
     return replace(found, unshifted=find_unshifted(base, step, ownership.masks, rows, size))
+
+
+def _scattered(base: Trace, ownership: _Ownership, size: int) -> Divergence | None:
+    """Return the view after which outputs stand in no rows of one dimension, where nothing brings samples together."""
+    for place in base.outputs:
+        maker = base.makers.get(place)
+        rows = ownership.rows(size)
+        if size < 2 or maker is None or rows(place) is not None:
+            continue
+        reread = find_reread(base, maker, ownership.masks, rows, size)
+        if reread is not None:
+            return replace(_divergence("mixing", base, maker, reread.shown), reread=reread)
+    return None
 
 
 def first_place_dependence(

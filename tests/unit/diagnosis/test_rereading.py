@@ -227,3 +227,13 @@ def test_what_is_written_instead_keeps_every_row(before, after, dim):
     assert torch.equal(
         made.movedim(place, -1), torch.arange(before[dim]).expand(made.movedim(place, -1).shape)
     )
+
+
+def test_a_view_that_is_the_last_operation_is_named_too() -> None:
+    model = LastStates(False)
+    model.lin = nn.Identity()
+    found = _judge(model, torch.randn(4, 5, 3), torch.randn(4, 12), "batch-independence")
+    assert (found.status, found.code) == ("violated", "samples-mixed")
+    assert found.location is not None
+    assert "state.view(len(x), -1)" in found.location.text
+    assert "write .transpose(0, 1).reshape(4, 12)" in found.fix
