@@ -306,6 +306,27 @@ def building_line(model: nn.Module | None, name: str) -> Location | None:
     return sources.of_parameter(model, name)
 
 
+def building_calls(model: nn.Module, name: str) -> list[tuple[Location, ast.Call]]:
+    """Return the calls, each with its line, of which one builds the module ``name``: several where its attribute is assigned in branches."""
+    owners, _ = _written_in(_owners(model, name))
+    if not owners:
+        return []
+    attribute, owner = owners[-1]
+    module = model.get_submodule(name)
+    found = []
+    for filename, offset, function_name, function in _functions(type(owner)):
+        for expression in _assigned_values(function, attribute):
+            its = _call_of(expression, module, getattr(owner, attribute, None))
+            calls = _calls(expression, type(module).__name__) if its is None else [its]
+            found += [(_line(filename, offset, function_name, call), call) for call in calls]
+    return found
+
+
+def given_argument(call: ast.Call, cls: type, name: str) -> ast.expr | None:
+    """Return the expression that a constructor call gives to an argument; None where it gives none."""
+    return _argument(call, cls, name)
+
+
 def _written_in(owners: list[tuple[str, nn.Module]]) -> tuple[list[tuple[str, nn.Module]], bool]:
     """Drop torch's containers from the end of a way: what is in a Sequential is written where its own owner assigns it.
 

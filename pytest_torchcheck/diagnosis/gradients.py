@@ -168,7 +168,7 @@ def _place(cut: GraphCut | None) -> tuple[Any, ...]:
 def _missing(
     subject: Subject, names: list[str], total: int, kind: str, cut: GraphCut | None
 ) -> Finding:
-    from . import unused
+    from . import cutting, unused
     from .losses import loss_line
 
     op = cut.op if cut is not None else None
@@ -201,6 +201,9 @@ def _missing(
     ):
         cause = f"{cause} ({op.name})"
     fix = FIXES.get(kind, "connect it to the loss").format(names=repr(names[0]))
+    why = cutting.reason(subject.model, cut) if cut is not None else None
+    if why is not None:
+        cause, fix, culprits = cause + why.cause, fix + why.fix, [*culprits, *why.culprits]
     if kind == "not-reaching-loss" and location is not None:
         more, mend, used = unused.bound(subject, location)
         cause, fix = cause + more, mend or fix

@@ -45,6 +45,8 @@ class GraphCut:
         region: For ``no-grad`` the line that turned gradients off: the ``with`` or the decorator.
         module: Qualified name of the module in whose forward it happens.
         fact: What was measured, as a clause: ``Tensor.detach took ... with grad_fn=X and gave ...``.
+        losing: Lines of calls that got back nothing with a graph from the function in which it happens, the outermost first.
+        callers: Lines of all calls of that function.
         rivals: Other operations that also lose it on the way to the loss, the likeliest first.
     """
 
@@ -55,6 +57,8 @@ class GraphCut:
     region: Location | None = None
     module: str = ""
     fact: str = ""
+    losing: tuple[Location, ...] = ()
+    callers: tuple[Location, ...] = ()
     rivals: tuple[Op, ...] = ()
 
 
@@ -85,7 +89,8 @@ def find_cut(
         # a step that ends in zero_grad leaves no gradient, yet one came
         without -= {name for name, value in flow.values.items() if value.rms is not None}
         cuts = {name: _cut_of(flow, name, returned) for name in parameters if name in without}
-        return _shared({name: cut for name, cut in cuts.items() if cut is not None}, module)
+        known = {name: _called(cut, returned) for name, cut in cuts.items() if cut is not None}
+        return _shared(known, module)
     finally:
         recorder.release()
         returned.release()
@@ -139,6 +144,17 @@ def _cut_of(flow: Flow, name: str, returned: Returned) -> GraphCut | None:
         if loss.call.shape_only and loss.value in flow.behind_loss:
             return _cut(flow, loss, (name,))
     return _unused_result(flow, name, losses, returned)
+
+
+_BY_A_LINE = ("detach", "data", "item", "numpy", "no-grad", "recreated")
+
+
+def _called(cut: GraphCut, returned: Returned) -> GraphCut:
+    """Add the calls of the function in which a line cuts the graph."""
+    place = cut.region or (cut.op.location if cut.op is not None else None)
+    if cut.kind not in _BY_A_LINE or place is None:
+        return cut
+    return replace(cut, losing=returned.losing(place), callers=returned.callers(place))
 
 
 def _cut(flow: Flow, loss: Loss, names: tuple[str, ...]) -> GraphCut:

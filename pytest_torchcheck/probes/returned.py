@@ -1,7 +1,8 @@
-"""Where a value came back to: the user's line of the call that returned it last."""
+"""Where values came back to: the user's lines of the calls that returned them, and whether they had a graph."""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ class Returned:
         self._until: FrameType | None = None
         # the tensor is kept, because an id is reused once its object is gone
         self._found: dict[int, tuple[Tensor, int, Location]] = {}
+        self._calls: dict[tuple[str, str], dict[Location, bool]] = {}
 
     def watching(self, run: Callable[[], object]) -> Callable[[], object]:
         """Return a function that runs the same and notes what comes back; a tracer that was set is put back."""
@@ -53,6 +55,31 @@ class Returned:
             return None
         return location
 
+    def callers(self, place: Location) -> tuple[Location, ...]:
+        """Return the lines that called the function around a place and got back tensors, in the order of the run."""
+        return tuple(self._calls.get((place.file, place.function), ()))
+
+    def losing(self, place: Location) -> tuple[Location, ...]:
+        """Return the lines that called the function around a place, where nothing that it gave back had a graph.
+
+        Where the functions of these lines give back nothing with a graph either, the lines that called the outermost
+        one come first: those whose function goes on with a graph.
+        """
+        found: list[Location] = []
+        seen: set[tuple[str, str]] = set()
+        inner = [place]
+        while inner:
+            key = (inner[0].file, inner[0].function)
+            calls = self._calls.get(key, {})
+            if key in seen or not calls or any(calls.values()):
+                break
+            if len({(line.file, line.function) for line in calls}) > 1:
+                return (*calls, *found)
+            seen.add(key)
+            inner = list(calls)
+            found = [*inner, *found]
+        return tuple(found)
+
     def release(self) -> None:
         """Let go of every tensor of the run."""
         self._found.clear()
@@ -70,4 +97,12 @@ class Returned:
         if tensors and (line := sources.of_frame(frame.f_back, until=self._until)) is not None:
             made = len(self._recorder.calls)
             self._found.update({id(tensor): (tensor, made, line) for tensor in tensors})
+            numbers = [tensor for tensor in tensors if tensor.is_floating_point()]
+            if numbers:
+                code = frame.f_code
+                calls = self._calls.setdefault(
+                    (os.path.abspath(code.co_filename), code.co_qualname), {}
+                )
+                live = any(tensor.requires_grad for tensor in numbers)
+                calls[line] = calls.get(line, False) or live
         return self._left
