@@ -168,6 +168,25 @@ def held_tensors(run: Run) -> dict[str, Tensor]:
     }
 
 
+def saved_tensors(run: Run, function: type | None = None) -> list[Tensor | None]:
+    """Return what was given to ``save_for_backward``, of one Function or of all; None where it was None.
+
+    Args:
+        run: Whose graph.
+        function: The Function whose first call counts; all of all by default.
+    """
+    nodes = run.nodes()
+    if function is not None:
+        nodes = [n for n in nodes if getattr(type(n), "_forward_cls", None) is function][:1]
+    found: list[Tensor | None] = []
+    for node in nodes:
+        try:
+            found += getattr(node, "saved_tensors", ())
+        except RuntimeError:  # freed, or changed since
+            continue
+    return found
+
+
 def aliases(tensor: Tensor, other: Tensor) -> bool:
     """Say whether two tensors share memory."""
     here = storage_of(tensor)

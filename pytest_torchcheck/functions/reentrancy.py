@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from ..probes.aliasing import find_alias
 from .arguments import jittered, redrawn
 from .common import reference_of, tolerance
-from .experiments import held_tensors
+from .experiments import held_tensors, saved_tensors
 from .generators import seed_generators
 from .jacobians import distance
 from .lines import Op, Trace, error_line, first_write, line_with, storage_of
 from .target import Outcome, Target, first_line
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..findings import Finding
     from ..probes.aliasing import Alias
     from .calls import Call, Run
@@ -77,7 +77,7 @@ def _twice(target: Target) -> Outcome:
 
 
 def _kept(run: Run) -> list[Tensor]:
-    return [*(t for node in run.nodes() for t in _saved_of(node)), *held_tensors(run).values()]
+    return [*(t for t in saved_tensors(run) if t is not None), *held_tensors(run).values()]
 
 
 def _alias(target: Target, op: Op | None, saved: list[int]) -> Alias | None:
@@ -112,13 +112,6 @@ def once_only(
         because=because,
         fix=fix,
     )
-
-
-def _saved_of(node: object) -> tuple[Tensor, ...]:
-    try:
-        return tuple(t for t in getattr(node, "saved_tensors", ()) if isinstance(t, Tensor))
-    except RuntimeError:
-        return ()
 
 
 def _random_backward(target: Target, run: Run, upstream: dict[int, Tensor]) -> bool:

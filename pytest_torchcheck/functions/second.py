@@ -9,19 +9,16 @@ import torch
 from torch import Tensor
 
 from ..diagnosis.explanation import listed
+from ..findings import Culprit
 from .calls import Call, Run, tensors_of
 from .derivatives import check_first
-from .experiments import aliases, held_tensors
+from .intermediates import intermediates
 from .jacobians import numerical, real_size, rounding, step_of
-from .lines import gradient_line, head, line_with
+from .lines import gradient_line, head
 from .target import Outcome, Target, first_line
 
 if TYPE_CHECKING:
     from ..findings import Finding
-
-
-_MOVED = 1e-3
-"""Share by which inputs are changed to see what follows them."""
 
 
 def check_second(target: Target, *, promised: bool) -> Outcome:
@@ -193,52 +190,44 @@ def _second_wrong(target: Target, found: Finding, *, promised: bool) -> Finding:
     cause = "backward uses a tensor that is no longer connected to the inputs (an intermediate that was saved, or detached)"
     because = "the gradient's own Jacobian by a second backward differs from central differences of the gradient"
     fix = "save inputs or outputs only and recompute intermediates in backward, or mark it once_differentiable"
-    kept = _constants(target)
-    read = {name: line_with(target.function, rf"\.{name}\b", "backward", "vjp") for name in kept}
-    names = [name for name, place in read.items() if place is not None]
-    if names:
-        held = listed([f"ctx.{name}" for name in names])
-        cause = f"backward reads {held}, {'an intermediate' if len(names) == 1 else 'intermediates'} of the forward: a constant there"
+    kept = intermediates(target)
+    if kept:
+        held = listed([one.name for one in kept])
+        several = len(kept) > 1
+        what = "intermediates" if several else "an intermediate"
+        lines = listed(list(dict.fromkeys(f"line {one.saved.line}" for one in kept if one.saved)))
+        verb = "reads" if all(one.read for one in kept) else "uses"
+        cause = f"backward {verb} {held}, {what} of the forward: a constant there"
         because = (
-            f"{held} {'changes' if len(names) == 1 else 'change'} with the inputs and "
-            f"{'has' if len(names) == 1 else 'have'} no grad_fn; {because}"
+            f"{held}{f', saved on {lines},' if lines else ''} {'change' if several else 'changes'} with the inputs and "
+            f"{'have' if several else 'has'} no grad_fn; {because}"
         )
-        fix = f"compute {listed(names)} again in backward from the saved inputs, or mark it once_differentiable"
+        bare = listed([one.name.removeprefix("ctx.") for one in kept])
+        fix = f"compute {bare} again in backward from the saved inputs, or mark it once_differentiable"
     return target.finding(
         "violated" if promised else "suspicious",
         "double-backward-wrong",
         f"{target.backward} has a wrong second derivative",
-        location=read[names[0]] if names else head(target.function, "backward", "vjp"),
+        location=kept[0].read or kept[0].saved
+        if kept
+        else head(target.function, "backward", "vjp"),
+        others=[
+            Culprit(
+                kind="tensor",
+                name=one.name,
+                detail="an intermediate, saved here",
+                location=one.saved,
+            )
+            for one in kept[:2]
+            if one.saved is not None
+        ],
         observed=found.observed,
         cause=cause,
         because=because,
         fix=fix,
-        evidence={**found.evidence, "relation": found.code, "attributes": [*names]},
+        evidence={
+            **found.evidence,
+            "relation": found.code,
+            "attributes": [one.name for one in kept],
+        },
     )
-
-
-def _constants(target: Target) -> list[str]:
-    """Name what is kept on ctx, changes with the inputs, and has no graph: neither an input nor an output."""
-    call = target.call
-    run = call.run()
-    own = [t for t in (*run.arguments, *run.leaves.values(), *run.outputs) if isinstance(t, Tensor)]
-    loose = {
-        name: value
-        for name, value in held_tensors(run).items()
-        if value.is_floating_point()
-        and not value.requires_grad
-        and not any(aliases(value, tensor) for tensor in own)
-    }
-    if not loose:
-        return []
-    moved = [v * (1 + _MOVED) if i in call.wanted else v for i, v in enumerate(call.values)]
-    try:
-        others = held_tensors(call.with_values(tuple(moved)).run())
-    except Exception:  # the user's forward may refuse other values
-        return []
-    return [
-        name
-        for name, value in loose.items()
-        if name in others
-        and (others[name].shape != value.shape or not torch.equal(others[name], value))
-    ]

@@ -928,7 +928,7 @@ class DropsSaved(Function):
     "second derivatives",
     lambda: (_rand(2, 3),),
     "double-backward-wrong",
-    "no longer connected",
+    "uses s, an intermediate",
     twice=True,
     names_line=False,
 )

@@ -272,3 +272,49 @@ def test_an_intermediate_on_ctx_is_named_where_backward_reads_it():
     assert found.code == "double-backward-wrong"
     assert "reads ctx.gate, an intermediate" in found.cause  # the constant factor is none
     assert found.location.text == "gate, half = ctx.gate, ctx.half"
+    assert "ctx.gate = torch.sigmoid(x)" in {c.location.text for c in found.culprits if c.location}
+
+
+class SavesGate(KeepsGate):
+    @staticmethod
+    def forward(ctx, x):
+        gate, unused = torch.sigmoid(x), x + 1
+        if x.dim() > 5:
+            ctx.save_for_backward(x, x)
+        ctx.save_for_backward(x, gate, unused, x > 0)
+        return x * gate
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, gate, *_ = ctx.saved_tensors
+        return grad * (gate + x * gate * (1 - gate))
+
+
+class DetachesGate(SavesGate):
+    @staticmethod
+    def backward(ctx, grad):
+        x, *_ = ctx.saved_tensors
+        gate = torch.sigmoid(x.detach())
+        return grad * (gate + x * gate * (1 - gate))
+
+
+def second(function):
+    made = Contract(
+        functions={"f": (function.apply, (torch.randn(2, 3),))},
+        promises=(promises.TwiceDifferentiable(),),
+    )
+    (found,) = made.check(["double-backward"]).causes
+    assert found.code == "double-backward-wrong"
+    return found
+
+
+def test_an_intermediate_that_was_saved_is_named_where_it_is_saved():
+    found = second(SavesGate)
+    assert "uses gate, an intermediate" in found.cause
+    assert found.location.text == "ctx.save_for_backward(x, gate, unused, x > 0)"
+    named = [c.name for c in found.culprits if c.detail == "an intermediate, saved here"]
+    assert named == ["gate"]
+
+
+def test_an_intermediate_that_backward_does_not_use_is_not_named():
+    assert "no longer connected" in second(DetachesGate).cause
