@@ -9,6 +9,7 @@ import torch
 from .. import sources, trees
 from ..contracts import DTYPES, FULL_PRECISION
 from ..diagnosis import placement as explain
+from ..diagnosis.complex_cast import complex_cast
 from ..diagnosis.errors import explain_error
 from ..diagnosis.explanation import counted
 from ..diagnosis.portability import Portability, portability
@@ -174,6 +175,13 @@ def dtype_conversion(subject: Subject) -> Iterator[Finding]:
             "the model's parameters are on meta, so it cannot be run", code="no-values"
         )
         return
+    for name in subject.contract.dtypes or ():
+        # models are built in float32: nobody converts to that what is of it
+        if name in FULL_PRECISION and DTYPES[name] != torch.float32:
+            lost = complex_cast(subject, DTYPES[name])
+            if lost is not None:
+                yield lost
+                return
     own = next(p.dtype for p in subject.model.parameters() if p.is_floating_point())
     declared = [
         d for d in subject.contract.dtypes or () if d in FULL_PRECISION and DTYPES[d] != own
