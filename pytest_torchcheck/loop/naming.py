@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import gc
 import sys
+import types
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from pytest_torchcheck import sources
+from pytest_torchcheck.diagnosis.assigned import holds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import CodeType, FrameType
 
     from pytest_torchcheck.findings import Location
@@ -65,42 +68,96 @@ def name_in(frame: FrameType | None, thing: Any) -> str:
     return ""
 
 
-def iterator_lines(filename: str, name: str, kind: str) -> tuple[Location | None, Location | None]:
+def is_spent(given: Any) -> bool | None:
+    """Say whether a generator, or what a filter or map goes through, had given its last element; None where not known."""
+    if isinstance(given, types.GeneratorType):
+        return given.gi_frame is None
+    if isinstance(given, filter | map):
+        inner = [x for r in gc.get_referents(given) for x in (r if isinstance(r, tuple) else (r,))]
+        known = [is_spent(x) for x in inner if isinstance(x, Iterator)]
+        return any(known) if known and None not in known else None
+    return None
+
+
+def iterator_lines(filename: str, name: str, given: Any) -> tuple[Location | None, Location | None]:
     """Return the line that makes an iterator, and the next line of that function that reads it.
+
+    A generator expression, and a filter or map by a lambda, say themselves where they were made. Else it is the only
+    line that gives such a thing to the name, or to a variable that the name is given.
 
     Args:
         filename: Of the code that uses it.
-        name: What it is called there: ``self.parameters``, ``trainable``.
-        kind: Its class: ``filter``, ``map``, ``generator``.
+        name: What it is called there: ``self.parameters``, ``held['trainable']``; empty where it has no name.
+        given: The iterator.
 
     Returns:
         None for what no line, or more than one line, could be.
     """
-    tree = sources.tree_of(filename)
+    code = _code_of(given)
+    file, line = (code.co_filename, code.co_firstlineno) if code is not None else (filename, 0)
+    tree = sources.tree_of(file)
+    kind = type(given).__name__
     scopes = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
-    made = [
-        (function, node)
-        for function in (ast.walk(tree) if tree is not None else ())
-        if isinstance(function, scopes)
-        for node in _own_nodes(function)
-        if isinstance(node, ast.Assign)
-        and any(ast.unparse(target) == name for target in node.targets)
-        and _makes(node.value, kind)
-    ]
+    made: list[tuple[ast.AST, ast.Assign, frozenset[str]]] = []
+    for scope in (n for n in (ast.walk(tree) if tree is not None else ()) if isinstance(n, scopes)):
+        assigned = [n for n in _own_nodes(scope) if isinstance(n, ast.Assign)]
+        for node in assigned:
+            names = _copies(node, assigned)
+            if _makes(node.value, kind) and (holds(node, line) if line else name in names):
+                made.append((scope, node, names))
     if len(made) != 1:
-        return None, None
-    function, node = made[0]
+        return (sources.of_line(file, line) if line else None), None
+    function, node, names = made[0]
     end = node.end_lineno or node.lineno
+    nodes = _own_nodes(function)
+    copied = {id(n.value) for n in nodes if isinstance(n, ast.Assign)}
     readers = sorted(
         one.lineno
-        for one in _own_nodes(function)
-        if isinstance(one, ast.Name | ast.Attribute)
+        for one in nodes
+        if isinstance(one, ast.Name | ast.Attribute | ast.Subscript)
         and isinstance(one.ctx, ast.Load)
         and one.lineno > end
-        and ast.unparse(one) == name
+        and id(one) not in copied
+        and ast.unparse(one) in names
     )
-    reader = sources.of_line(filename, readers[0]) if readers else None
-    return sources.of_line(filename, node.lineno), reader
+    reader = sources.of_line(file, readers[0]) if readers else None
+    return sources.of_line(file, node.lineno), reader
+
+
+def _code_of(given: Any) -> CodeType | None:
+    """Return the user's code of a generator expression, or of the lambda that stands in a filter or map."""
+    if isinstance(given, types.GeneratorType):
+        found = given.gi_code if given.gi_code.co_name == "<genexpr>" else None
+    elif isinstance(given, filter | map):
+        lambdas = [
+            f.__code__
+            for f in gc.get_referents(given)
+            if isinstance(f, types.FunctionType) and f.__code__.co_name == "<lambda>"
+        ]
+        found = lambdas[0] if lambdas and _stands_in(lambdas[0], type(given).__name__) else None
+    else:
+        found = None
+    return found if found is not None and sources.rank(found.co_filename) == 2 else None
+
+
+def _stands_in(code: CodeType, kind: str) -> bool:
+    """Say whether a lambda is written within the call of a filter or map that was given it."""
+    tree = sources.tree_of(code.co_filename)
+    return any(
+        isinstance(call, ast.Call)
+        and ast.unparse(call.func) == kind
+        and any(isinstance(a, ast.Lambda) and a.lineno == code.co_firstlineno for a in call.args)
+        for call in (ast.walk(tree) if tree is not None else ())
+    )
+
+
+def _copies(node: ast.Assign, assigned: list[ast.Assign]) -> frozenset[str]:
+    """Return what an assignment gives its value to, and what plain copies of that give it to later."""
+    names = {ast.unparse(target) for target in node.targets}
+    for other in sorted(assigned, key=lambda n: n.lineno):
+        if other.lineno > node.lineno and ast.unparse(other.value) in names:
+            names |= {ast.unparse(target) for target in other.targets}
+    return frozenset(names)
 
 
 def _own_nodes(function: ast.AST) -> list[ast.AST]:

@@ -19,7 +19,7 @@ from pytest_torchcheck.subject import Subject, SubjectError, optimizers_of, sche
 from .ahead import Ahead, rates_ahead
 from .copying import Copies, calling_frame, is_same
 from .gradients import Ledger
-from .naming import frames_within, iterator_lines, name_in, user_frame
+from .naming import frames_within, is_spent, iterator_lines, name_in, user_frame
 from .patches import listening
 from .reseeding import generator_states
 from .rounding import Rounded
@@ -443,6 +443,7 @@ class _Recorder(StepWatch):
         self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any], limit: Any, by: Any
     ) -> Any:
         given = args[0] if args else kwargs["parameters"]
+        spent = is_spent(given)
         parameters = [given] if isinstance(given, torch.Tensor) else list(given)
         if parameters and isinstance(given, Iterator):
             self.iterators[id(given)] = given
@@ -455,27 +456,26 @@ class _Recorder(StepWatch):
                 by=by, limit=float(limit), parameters=frozenset(account.name for account in accounts),
                 pending=any(account.pending() for account in accounts),
                 scaled=any(account.scale != 1.0 for account in accounts), norm=self.ledger.norm(),
-                own=self.ledger.norm(parameters), **({} if parameters else self._nothing(given, place)),
+                own=self.ledger.norm(parameters), **({} if parameters else self._nothing(given, place, spent)),
             )
         )  # fmt: skip
         if args:
             return original(parameters, *args[1:], **kwargs)
         return original(**{**kwargs, "parameters": parameters})
 
-    def _nothing(self, given: Any, place: Location | None) -> dict[str, Any]:
+    def _nothing(self, given: Any, place: Location | None, spent: bool | None) -> dict[str, Any]:
         """Say what a clipping was given that holds no parameter, and whether something has used it up."""
         frame = user_frame(within=record.__code__)
-        kind = type(given).__name__
         name = name_in(frame, given)
-        found: dict[str, Any] = {"given": name or kind}
+        found: dict[str, Any] = {"given": name or type(given).__name__}
         if not isinstance(given, Iterator):
             return found
         if id(given) in self.iterators:  # an earlier call has clipped what it gave
             found |= {"used_up": True, "reader": place}
-        if name and frame is not None:
-            made, reader = iterator_lines(frame.f_code.co_filename, name, kind)
+        if frame is not None:
+            made, reader = iterator_lines(frame.f_code.co_filename, name, given)
             found["made"] = made
-            if reader is not None and place is not None and reader.line != place.line:
+            if spent is not False and reader is not None and not _same_line(reader, place):
                 found |= {"used_up": True, "reader": reader}
         return found
 
@@ -639,6 +639,10 @@ def _evaluates_once(optimizer: torch.optim.Optimizer) -> bool:
     """Say whether a step evaluates its closure once, before it writes: torch's own do, but LBFGS."""
     cls = type(optimizer)
     return cls.__module__.startswith("torch.optim.") and cls.__name__ != "LBFGS"
+
+
+def _same_line(one: Location, other: Location | None) -> bool:
+    return other is not None and (one.file, one.line) == (other.file, other.line)
 
 
 def _fallback(thing: Any) -> str:

@@ -68,3 +68,43 @@ def test_an_empty_group_is_no_finding():
         nn.utils.clip_grad_norm_(frozen, 1.0)
 
     assert not findings(clip)
+
+
+def is_weight(p):
+    return p.dim() > 1
+
+
+def test_an_iterator_under_another_name_is_told_by_the_line_that_makes_it():
+    kept, held = {}, {}
+
+    def by_lambda(model):
+        trained = filter(lambda p: p.requires_grad, model.parameters())  # HERE
+        kept["all"] = kept["trained"] = trained
+        return torch.optim.SGD(trained, lr=1e-2)  # READ
+
+    def by_function(model):
+        held["trained"] = trained = filter(is_weight, model.parameters())  # HERE
+        return torch.optim.SGD(trained, lr=1e-2)  # READ
+
+    def clips_kept(model):
+        nn.utils.clip_grad_norm_(kept["trained"], 1.0)
+
+    def clips_held(model):
+        nn.utils.clip_grad_norm_(held["trained"], 1.0)
+
+    for clip, make in ((clips_kept, by_lambda), (clips_held, by_function)):
+        (found,) = findings(clip, make)
+        assert found.code == "clip-nothing"
+        assert "nothing left" in found.summary
+        assert "# HERE" in found.location.text
+        assert any("# READ" in c.location.text for c in found.culprits)
+
+
+def test_a_filter_that_lets_nothing_through_is_no_finding_though_a_line_reads_it_after():
+    def clip(model):
+        frozen = filter(lambda p: not p.requires_grad, model.parameters())
+        nn.utils.clip_grad_norm_(frozen, 1.0)
+        for p in frozen:
+            p.grad = None
+
+    assert not findings(clip)
