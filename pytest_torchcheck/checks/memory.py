@@ -29,6 +29,7 @@ from pytest_torchcheck.probes.step_leaks import (
     is_certain,
     training_leak,
 )
+from pytest_torchcheck.probes.tensor_caches import tensor_cache
 from pytest_torchcheck.subject import Subject, SubjectError
 from pytest_torchcheck.units import format_bytes, format_flops
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
 
     from pytest_torchcheck.probes.leaks import Leak
+    from pytest_torchcheck.probes.tensor_caches import TensorCache
 
 _REAL_RATIO = 64  # times the base batch up to which a step that cannot be faked is run for real
 _TOLERANCE = 0.25  # of a power that no polynomial fits exactly
@@ -168,6 +170,9 @@ def step_leak(subject: Subject) -> Iterator[Finding]:
     if leak is None:
         yield passed("live bytes and hooks were constant from one step to the next")
         return
+    if (cache := _tensor_cache(subject, leak, training=True)) is not None:
+        yield explain.cached(leak, cache, kind="training step", certain=is_certain(leak, subject))
+        return
     given = (
         given_with_graph(subject, leak.location)
         if leak.kind == "graph" and leak.location is not None
@@ -210,10 +215,14 @@ def inference_memory(subject: Subject) -> Iterator[Finding]:
     known = subject.cache.get(("leak", "training"))
     same = known is not None and known.holder == leak.holder
     code = {"hooks": "leak-hooks", "graph": "leak-graph", "tensors": "leak-tensors"}
+    root = f"step-leak/{code[known.kind]}" if same and known is not None else None
+    if (cache := _tensor_cache(subject, leak, training=False)) is not None:
+        yield explain.cached(leak, cache, kind="call", root=root, certain=is_certain(leak, subject))
+        return
     yield explain.leaks(
         leak,
         kind="call",
-        root=f"step-leak/{code[known.kind]}" if same and known is not None else None,
+        root=root,
         certain=is_certain(leak, subject),
     )
 
@@ -221,6 +230,13 @@ def inference_memory(subject: Subject) -> Iterator[Finding]:
 def _training_leak(subject: Subject) -> Leak | None:
     """Look for a leak where the steps that are run anyway left more behind with each of them."""
     return training_leak(subject) if trajectory(subject).grows else None
+
+
+def _tensor_cache(subject: Subject, leak: Leak, *, training: bool) -> TensorCache | None:
+    """Look for a cached function that keeps it, where nothing else is known to."""
+    if leak.kind == "hooks" or (leak.holder and "_lru_cache_wrapper" not in leak.chain):
+        return None
+    return tensor_cache(subject, training=training)
 
 
 def largest_sizes(subject: Subject) -> dict[str, int]:

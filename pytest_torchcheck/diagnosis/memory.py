@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_torchcheck.measure.growth import Growth
     from pytest_torchcheck.measure.steps import Tracked
     from pytest_torchcheck.probes.leaks import Leak
+    from pytest_torchcheck.probes.tensor_caches import TensorCache
     from pytest_torchcheck.subject import Subject
 
 
@@ -446,6 +447,28 @@ def leaks(
             ],
         },
     ).replace(root=root)
+
+
+def cached(
+    leak: Leak, cache: TensorCache, *, kind: str, root: str | None = None, certain: bool = False
+) -> Finding:
+    """Explain a cached function that is called with tensors made anew, and so keeps every one of them."""
+    told = leaks(leak, kind=kind, root=root, certain=certain or cache.bounded is None)
+    many = f"{cache.per_step} more entr{'y' if cache.per_step == 1 else 'ies'} with every {kind}"
+    line = f"line {cache.called.line}" if cache.called is not None else f"the {kind}"
+    each = f"{format_bytes(leak.bytes_per_step)} per {kind}"
+    return told.replace(
+        summary=f"{cache.name} caches by tensors that are made anew: it keeps {each} alive and never hits",
+        culprits=(
+            Culprit(kind="call", name=cache.name, detail="called here with a tensor made anew", location=cache.called),
+            Culprit(kind="call", name=cache.name, detail="keeps what it was called with" + ("" if cache.bounded is None else f", up to {cache.bounded} times"),
+                    location=cache.made),
+        ),
+        location=cache.called or cache.made,
+        cause="a tensor is hashed by its identity: one with the same values is another key",
+        because=f"0 hits and {many}, {cache.kept} by now; {line} gives it a tensor made anew each time; {_stays(leak, kind)}",
+        fix=f"cache {cache.name} by numbers and shapes, not by tensors, or not at all",
+    )  # fmt: skip
 
 
 def _brought(leak: Leak, given: Sequence[tuple[str, Location]]) -> str:

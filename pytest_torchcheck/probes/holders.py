@@ -190,7 +190,7 @@ class Roots:
 def _key_of(mapping: Mapping[Any, Any], child: Any) -> str:
     for key, value in mapping.items():
         if value is child:
-            return str(key)
+            return str(key) if isinstance(key, str | int) else f"a {type(key).__name__}"
     return ""
 
 
