@@ -11,7 +11,7 @@ from torch import nn
 
 from ... import sources
 from ...findings import Culprit
-from ..explanation import CXX_DTYPES, Explanation, describe, dtype_name, dtype_word, listed
+from ..explanation import Explanation, describe, dtype_name, dtype_word, listed
 from ..scene import Scene, named_source
 from ..table import entry
 
@@ -48,17 +48,52 @@ def _maker(fact: Fact | None, dtype: str) -> Op | None:
     return None
 
 
-@entry(rf"must have the same dtype, but got {_WORD} and {_WORD}(?:$|[^\w])",
-       rf"Input type \({_WORD}\) and (?:bias|weight) type \({_WORD}\) should be the same",
-       rf"expected scalar type {_WORD} but found {_WORD}(?:$|[^\w])",
-       rf"expected m1 and m2 to have the same dtype, but got: {_WORD} != {_WORD}(?:$|[^\w])",
-       r"input dtype \((torch\.\w+)\) does not match weight dtype \((torch\.\w+)\)",
-       r"to have the same dtype, but got query\.dtype: (\S+) key\.dtype: (\S+)",
-       r"source and destination dtypes match, got (\w+) for the destination and (\w+)",
-       r"mixed dtype \(CPU\)()()", r"(?:self|tensor) and \w+ .*same (?:scalar type|dtype)()()")  # fmt: skip
+_PAIRS = (
+    rf"must have the same dtype, but got {_WORD} and {_WORD}(?:$|[^\w])",
+    rf"Input type \({_WORD}\) and (?:bias|weight) type \({_WORD}\) should be the same",
+    rf"expected scalar type {_WORD} but found {_WORD}(?:$|[^\w])",
+    rf"expected m1 and m2 to have the same dtype, but got: {_WORD} != {_WORD}(?:$|[^\w])",
+    r"input dtype \((torch\.\w+)\) does not match weight dtype \((torch\.\w+)\)",
+    r"to have the same dtype, but got query\.dtype: (\S+) key\.dtype: (\S+) and value\.dtype: (\S+)",
+    r"but got attn_mask\.dtype: ((?:c10::)?(?:B?Float|Half|Double|float|double)\w*) and\s+query\.dtype: (\S+)",
+    r"source and destination dtypes match, got (\w+) for the destination and (\w+)",
+    r"self \((\w+)\) and source \((\w+)\) must have the same scalar type",
+    r"to have the same dtype, but got \(self\) (\w+) and \(source\) (\w+)",
+    r"to have same dtypes but got ?(\w+) and (\w+)",
+    r"must be the same, got: input ([\w ]+), batch1: ([\w ]+), batch2: ([\w ]+)",
+    r"input tensors must have the same dtype, but got (\w+), (\w+), and (\w+)",
+    r"must have the same dtype, got input1: ([\w ]+), input2: ([\w ]+), weight: ([\w ]+)",
+    r"to have (?:the )?same dtype, but found (?:\w+ of type )?(\w+) and (?:\w+ of type )?(\w+)",
+    r"to have the same dtype, but got \w+'s dtype (\w+) and \w+'s dtype (\w+)",
+    r"the same dtype but tensor \d+ is ([\w ]+?) and tensor \d+ ([\w ]+)",
+    r"Type promoting not supported\. Got (\w+) and (\w+)",
+    r"expected dtype (\w+) for `\w+` but got dtype (\w+)",
+    r"to have the same type as tensor .*type torch\.(\S+)Tensor does not equal torch\.(\S+)Tensor",
+    r"Expected object of scalar type (\w+) but got scalar type (\w+) for",
+    r"mixed dtype \(CPU\)",
+    r"(?:self|tensor) and \w+ .*same (?:scalar type|dtype)",
+    r"(?:inputs should have|must be) same dtype",
+    r"Expected self\.dtype to be equal to src\.dtype",
+    r"get_mkldnn_dtype: unsupported data type",
+)
+"""Messages of two dtypes in one call; those without groups do not say which."""
+
+
+def _kinds(facts: tuple[Fact, ...], words: list[str]) -> list[str]:
+    """Return the dtypes that do not go together: those of the message, else those of the numbers among the operands."""
+    kinds = list(dict.fromkeys(fact.dtype for fact in facts))
+    if (len(set(words)) > 1 and set(words) <= set(kinds)) or not kinds:
+        return list(
+            dict.fromkeys(words)
+        )  # the call may also take indices or masks of another dtype
+    numbers = [kind for kind in kinds if kind.startswith(("float", "bfloat", "complex"))]
+    return numbers if len(numbers) > 1 else kinds
+
+
+@entry(*_PAIRS)
 def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """Two dtypes in one op that takes one."""
-    words = [dtype_word(word) for word in match.groups()[:2] if word]
+    words = [dtype_word(word) for word in match.groups() if word]
     words = [word for word in words if hasattr(torch, word)]
     module, place = scene.module, scene.location
     weight = (
@@ -67,10 +102,12 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
     own = dtype_name(weight.dtype) if weight is not None else ""
     given = next((v for v in scene.arguments().values() if isinstance(v, torch.Tensor)), None)
     facts = tuple(scene.failing_op.inputs) if scene.failing_op is not None else ()
+    kinds = _kinds(facts, words)
     if (
         own
         and given is not None
         and dtype_name(given.dtype) != own
+        and (not kinds or dtype_name(given.dtype) in kinds)
         and isinstance(module, nn.Module)
     ):
         got, want = dtype_name(given.dtype), own
@@ -78,9 +115,6 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if (part := _part_apart(scene, module, want, got)) is not None:
             return part
     else:
-        kinds = list(dict.fromkeys(fact.dtype for fact in facts))
-        if (len(set(words)) == 2 and set(words) <= set(kinds)) or not kinds:
-            kinds = words  # an op may also take indices or masks of another dtype
         if len(kinds) < 2:
             return None
         model_dtype = _model_dtype(scene)
@@ -122,7 +156,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
             fix = f"convert {source} to the model's dtype, or the model to {got}"
     elif maker is not None and made_at is not None:
         created = maker.name in _FACTORIES - _CONVERSIONS
-        cause = f"{maker.name} on line {made_at.line} makes a {got} tensor" + (
+        cause = f"{maker.name} on line {made_at.line} makes {_a(got)} tensor" + (
             ", whatever the dtype of the model" if created else ""
         )
         because = f"the history of the {got} operand begins with {maker.name}; {scene.said}"
@@ -159,6 +193,19 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         culprits=culprits,
         location=location,
     )
+
+
+def _a(dtype: str) -> str:
+    return f"an {dtype}" if dtype.startswith("int") else f"a {dtype}"
+
+
+def made_culprit(scene: Scene, fact: Fact | None) -> tuple[Culprit, ...]:
+    """Return the line, other than the failing one, on which an operand got its dtype, as a culprit."""
+    maker = _maker(fact, fact.dtype) if fact is not None and not named_source(fact) else None
+    place = maker.location if maker is not None else None
+    if fact is None or maker is None or place is None or not scene.meeting(place):
+        return ()
+    return (Culprit(kind="call", name=maker.name, detail=f"makes {fact.dtype}", location=place),)
 
 
 def _part_apart(scene: Scene, module: nn.Module, own: str, rest: str) -> Explanation | None:
@@ -205,16 +252,54 @@ def _model_dtype(scene: Scene) -> str:
     return max(counts, key=lambda name: counts[name]) if counts else ""
 
 
+@entry(r"result type (\w+) can't be cast to the desired output type (\w+)")
+def written(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A result that is written into a tensor whose dtype cannot hold it."""
+    result, held = dtype_word(match[1]), dtype_word(match[2])
+    op = scene.failing_op
+    if op is None or not (op.name.endswith("_") or re.match(r"__i[a-z]+__$", op.name)):
+        return None
+    facts, word = op.inputs, op.name
+    target = next((fact for fact in facts if fact.dtype == held), None)
+    source = named_source(target)
+    maker = _maker(target, held) if not source else None
+    made_at = maker.location if maker is not None else None
+    shown = f"{source or 'a tensor'} {held}" + (f" {list(target.shape)}" if target else "")
+    line = f" on line {made_at.line}" if made_at is not None else ""
+    kind = "complex" if result.startswith("complex") else "floating-point"
+    fixes = [f"call .to(torch.{result}) on {source or 'it'} first{_line(scene)}"]
+    if maker is not None and made_at is not None and maker.name in _FACTORIES - _CONVERSIONS:
+        fixes.insert(0, f"give {maker.name} a {kind} dtype (dtype=x.dtype){line}")
+    else:
+        fixes.append("write to a new tensor instead of in place")
+    return Explanation(
+        code="dtype-pair",
+        summary=f"{scene.at}: {word} gives {result}, and is to write it into {_a(held)} tensor",
+        observed=shown,
+        cause=f"{source or 'the tensor'} holds {held}, which has no place for {kind} numbers"
+        + (f"; {maker.name}{line} makes it" if maker is not None and line else ""),
+        because=scene.said,
+        fix=", or ".join(fixes),
+        culprits=(*scene.blame(f"{word} of {held}"), *made_culprit(scene, target)),
+        location=scene.location,
+    )
+
+
 @entry(r"\"?(\w+)\"? not implemented for '(\w+)'",
        r"(\S+): Low precision dtypes not supported\. Got (\w+)",
        r"(\S+): Expected a floating point or complex tensor as input\. Got (\w+)",
        r"(mean|var|std)\(\).*[Ii]nput dtype must be either a floating point or complex dtype\. Got: (\w+)",
        r"result type (\w+) can't be cast to the desired output type (\w+)",
-       r"(Subtraction), the `-` operator, with (?:a|two) (bool)")  # fmt: skip
+       r"(?:Subtra|Nega)(ction|tion), the `-` operator, (?:with|on) (?:an?|two) (bool)",
+       r"(\w+)\(?\)?:? does not support (bool) input",
+       r"(multinomial) only supports floating-point dtypes for input, got: (\w+)",
+       r"Expected (theta) to have floating point type, but got (\S+)",
+       r"(view_as_complex) is only supported for half, float and double tensors, but got a tensor of scalar type: (\w+)",
+       r"(Unsupported) dtype (B?Float\d+|Half)\b")  # fmt: skip
 def kernel(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """An op that has no kernel for a dtype."""
     op = scene.failing_op
-    got = dtype_word(match[2]) if match[2].lower() in CXX_DTYPES else match[2]
+    got = dtype_word(match[2])
     word = op.name if op is not None else match[1].removesuffix("_cpu").removesuffix("_cuda")
     facts = op.inputs if op is not None else ()
     odd = next((fact for fact in facts if fact.dtype == got), None)
@@ -224,9 +309,21 @@ def kernel(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if got in ("float16", "bfloat16"):
         cause = f"torch has no {got} kernel of {word}{where}"
         fix = f"call .float() on its input and convert the result back{_line(scene)}, or leave {got} out of dtypes="
+    elif got == "bool" and "argm" in word:
+        cause = f"{word} compares numbers, and bool tensors hold none"
+        fix = f"call .int() on {source or 'its input'}{_line(scene)}"
     elif got == "bool":
         cause = "arithmetic is not defined for bool tensors"
         fix = f"use ~mask, ^ or .float(){_line(scene)}"
+    elif got.startswith("complex"):
+        cause = f"{source or 'its input'} holds {got}, and {word} is defined for real numbers only"
+        fix = f"take .abs(), .real or torch.view_as_real of {source or 'its input'}{_line(scene)}"
+    elif got == "float32":
+        cause = f"{source or 'its input'} holds {got}, and {word} takes whole numbers"
+        fix = f"call .long() on {source or 'its input'}{_line(scene)}"
+    elif got == "float64":
+        cause = f"torch has no {got} kernel of {word}{where}"
+        fix = f"call .float() on {source or 'its input'}{_line(scene)}"
     else:
         cause = f"{source or 'its input'} holds {got}, and {word} needs floating-point numbers"
         fix = f"call .float() on {source or 'its input'}{_line(scene)}"
@@ -237,20 +334,24 @@ def kernel(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=scene.said,
         fix=fix,
-        culprits=scene.blame(f"{word} of {got}"),
+        culprits=(*scene.blame(f"{word} of {got}"), *made_culprit(scene, odd)),
         location=scene.location,
     )
 
 
 @entry(r"masked_fill_? only supports boolean masks, but got (?:mask with )?dtype (\w+)",
-       r"only supports boolean masks.*?(\w+)$", r"Expected attn_mask dtype to be bool or .*got.*?(\w+)")  # fmt: skip
+       r"only supports boolean masks.*?(\w+)$",
+       r"Expected attn_mask dtype to be bool or .*got attn_mask\.dtype: (.+?) and",
+       r"Expected attn_mask dtype to be bool or .*got.*?(\w+)",
+       r"where expected condition to be a boolean tensor, but got a tensor with dtype (\w+)",
+       r"masked_select: expected BoolTensor for mask()")  # fmt: skip
 def mask_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A mask that is no bool tensor."""
-    got = dtype_word(match[1])
     facts = scene.failing_op.inputs if scene.failing_op is not None else ()
-    source = next(
-        (name for fact in facts if fact.dtype == got and (name := named_source(fact))), ""
-    )
+    got = dtype_word(match[1]) or next((f.dtype for f in facts[1:]), "no bool tensor")
+    odd = next((f for f in reversed(facts) if f.dtype == got and named_source(f)), None)
+    odd = odd or next((f for f in reversed(facts) if f.dtype == got), None)
+    source = named_source(odd)
     return Explanation(
         code="mask-dtype",
         summary=f"{scene.at}: the mask {source + ' ' if source else ''}is {got}, and must be bool",
@@ -258,7 +359,7 @@ def mask_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=f"{source or 'the mask'} holds numbers instead of True and False",
         because=scene.said,
         fix=f"write mask.bool() (or mask == 0){_line(scene)}",
-        culprits=scene.blame(),
+        culprits=(*scene.blame(), *made_culprit(scene, odd)),
         location=scene.location,
     )
 

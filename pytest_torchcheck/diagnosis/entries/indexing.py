@@ -11,10 +11,11 @@ from torch import nn
 
 from ...findings import Culprit
 from ..building import building_line, size_origin
-from ..explanation import Explanation, describe
+from ..explanation import Explanation, describe, dtype_word
 from ..layers import computed, size_values
 from ..scene import Scene, made_from, named_source
 from ..table import entry
+from .dtypes import made_culprit
 from .shapes import label
 
 if TYPE_CHECKING:
@@ -271,24 +272,33 @@ def bounds(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 @entry(r"tensors used as indices must be long, int, byte or bool tensors",
        r"for argument #1 'indices' to have one of the following scalar types: Long, Int; but got (\S+) instead",
-       r"(?:gather|index_select|scatter)\(?\)?:? [Ee]xpected dtype int(?:32/int)?64 for index")  # fmt: skip
+       r"\w+\(\):? [Ee]xpected dtype int(?:32)?(?:/int64|64| or int64)? for index",
+       r"[Ee]xpected a long tensor for index, but got \w+", r"dtype of indices should be Long but got \w+",
+       r"only integer tensors of a single element can be converted to an index")  # fmt: skip
 def index_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """Floating numbers used as indices."""
     tensor = input_value(scene)
     facts = scene.failing_op.inputs if scene.failing_op is not None else ()
-    source = next(
-        (name for fact in facts if fact.dtype.startswith("float") and (name := named_source(fact))),
-        "",
-    )
-    shown = describe(tensor) if tensor is not None else "a floating-point tensor"
+    floats = [fact for fact in facts if fact.dtype.startswith(("float", "bfloat"))]
+    first = scene.failing_op is not None and scene.failing_op.name.startswith("embedding")
+    index = next(iter(floats if first and facts[0] in floats else reversed(floats)), None)
+    source = named_source(index)
+    floating = tensor is not None and tensor.is_floating_point() and first
+    shown = describe(tensor) if floating else "a floating-point tensor"
+    cause = f"{source or 'the index tensor'} holds floating-point numbers: ids and features may be swapped, or the ids were converted with the features"
+    got, wanted = dtype_word(match[1]) if match.groups() and match[1] else "", "integers"
+    if got.startswith(("int", "uint", "bool")):
+        index = next((fact for fact in facts if fact.dtype == got), None)
+        source, shown, wanted = named_source(index), f"{got} numbers", "int32 or int64"
+        cause = f"{source or 'the index tensor'} holds {got}, and indices are int32 or int64"
     return Explanation(
         code="index-dtype",
-        summary=f"{scene.at} is given {shown} as indices: they must be integers",
+        summary=f"{scene.at} is given {shown} as indices: they must be {wanted}",
         observed=f"indices {source + ' ' if source else ''}{shown}",
-        cause=f"{source or 'the index tensor'} holds floating-point numbers: ids and features may be swapped, or the ids were converted with the features",
+        cause=cause,
         because=scene.said,
         fix=f"call .long() on the indices{_line(scene)}, or declare the input with Ints(...) in the contract",
-        culprits=scene.blame(),
+        culprits=(*scene.blame(), *made_culprit(scene, index)),
         location=scene.location,
     )
 
