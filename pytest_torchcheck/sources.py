@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import textwrap
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .findings import Location
 from .prose import in_code
@@ -366,24 +366,39 @@ def _numbers(call: ast.Call) -> list[float]:
 @functools.lru_cache(maxsize=64)
 def tree_of(filename: str) -> ast.Module | None:
     """Return the syntax tree of a file, or None where it cannot be parsed; cached."""
-    """Return the syntax tree of a file, or None where it cannot be read."""
     try:
         return ast.parse("".join(linecache.getlines(filename)))
     except SyntaxError:
         return None
 
 
+def statement(filename: str, line: int) -> ast.stmt | None:
+    """Return the innermost statement around a line of a file."""
+    return _innermost(filename, line, ast.stmt)
+
+
+def function_around(filename: str, line: int) -> ast.FunctionDef | None:
+    """Return the innermost function around a line of a file."""
+    return _innermost(filename, line, ast.FunctionDef)
+
+
+_Node = TypeVar("_Node", bound=ast.stmt)
+
+
+def _innermost(filename: str, line: int, kind: type[_Node]) -> _Node | None:
+    around = [
+        node
+        for node in ast.walk(tree_of(filename) or ast.Module(body=[], type_ignores=[]))
+        if isinstance(node, kind) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    return max(around, key=lambda node: node.lineno, default=None)
+
+
 def names_read(filename: str, line: int) -> tuple[str, ...]:
     """Return the variables that the statement on a line reads, in the order of the text."""
-    tree = tree_of(filename)
-    statements = [
-        node
-        for node in ast.walk(tree or ast.Module(body=[], type_ignores=[]))
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    if not statements:
+    innermost = statement(filename, line)
+    if innermost is None:
         return ()
-    innermost = max(statements, key=lambda node: node.lineno)
     names = [
         node
         for node in ast.walk(innermost)

@@ -8,6 +8,7 @@ from pytest_torchcheck.checks.registry import suspicious, violated
 
 from . import validity
 from .explain import dataset_culprit, line_ref, where
+from .giving import given_line
 from .truncation import truncation_of
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def _label_dtype(
     if labels.is_floating and (
         wants_float is False or (classes is not None and wants_float is None and labels.whole)
     ):
+        common = _at_giver(part, labels, common, name)
         yield violated(
             "label-dtype",
             f"{part.prefix}{name} gives labels of {labels.dtype} where class indices (int64) are declared",
@@ -123,6 +125,7 @@ def _label_dtype(
             **common,
         )
     elif not labels.is_floating and wants_float:
+        common = _at_giver(part, labels, common, name)
         yield violated(
             "label-dtype",
             f"{part.prefix}{name} gives targets of {labels.dtype} where floats are declared",
@@ -138,6 +141,7 @@ def _label_dtype(
         and classes is None
         and _looks_like_classes(labels)
     ):
+        common = _at_giver(part, labels, common, name)
         yield suspicious(
             "label-dtype",
             f"{part.prefix}{name} gives class-like labels as {labels.dtype}",
@@ -156,16 +160,50 @@ def dtype_refused(part: Part, labels: Labels, said: str, given: bool) -> Finding
     place = validity.return_line(part, 0) if part.is_map_style and part.length else None
     name = labels.column.path if labels.column is not None else where(labels.path)
     became = str(labels.collated).removeprefix("torch.")
+    common = _at_giver(
+        part,
+        labels,
+        {
+            "culprits": (dataset_culprit(part, name, became, place),),
+            "location": place,
+            "observed": f"labels of {labels.dtype}"
+            + (f", {became} in a batch" if became != labels.dtype else ""),
+        },
+        name,
+    )
     return (violated if given else suspicious)(
         "label-dtype",
         f"{part.prefix}{name} gives targets of {became}, which the training step cannot take",
-        culprits=(dataset_culprit(part, name, became, place),),
-        location=place,
-        observed=f"labels of {labels.dtype}" + (f", {became} in a batch" if became != labels.dtype else ""),
         cause="targets of float64, the default of NumPy and of Python's floats, meet a float32 output",
         because=f"with such targets torch said: {said[:160]}",
-        fix=f"return them as float32 at {line_ref(place)}: torch.tensor(label, dtype=torch.float32), or np.float32(label)",
+        fix=f"return them as float32 at {line_ref(common['location'])}: torch.tensor(label, dtype=torch.float32), or np.float32(label)",
+        **common,
     )  # fmt: skip
+
+
+def _at_giver(
+    part: Part, labels: Labels, common: dict[str, Any], name: str, line: Location | None = None
+) -> dict[str, Any]:
+    """Return what findings share, with the line where a helper of the dataset returns the label, where one does."""
+    line = line or (given_line(part, 0, labels.path, 0) if part.is_map_style else None)
+    if line is None:
+        return common
+    own = dataset_culprit(part, name, common["observed"], line)
+    returned = dataset_culprit(part, "__getitem__", "hands it on", common["location"])
+    return {**common, "culprits": (own, returned), "location": line}
+
+
+def _wrong_given(part: Part, labels: Labels, wrong: Callable[[float], bool]) -> Location | None:
+    """Return the line where a helper of the dataset returns a wrong label, of the first samples that have one."""
+    if not part.is_map_style:
+        return None
+
+    def is_wrong(value: Any) -> bool:
+        number = validity.number_of(value)
+        return number is not None and wrong(number)
+
+    found = (given_line(part, i, labels.path, 0, is_wrong) for i in range(min(part.length, 16)))
+    return next((line for line in found if line is not None), None)
 
 
 def _looks_like_classes(labels: Labels) -> bool:
@@ -213,9 +251,11 @@ def _label_range(
     low, high = min(values), max(values)
     if classes is not None and (low < 0 or high >= classes):
         one_based = low >= 1 and high == classes
-        line = _map_made(part, classes, ignore) or _made(
-            part, lambda value: value < 0 or value >= classes
-        )
+
+        def outside(value: float) -> bool:
+            return value != ignore and not 0 <= value < classes
+
+        line = _map_made(part, classes, ignore) or _made(part, outside)
         if line is not None:
             place = line
             common = {
@@ -223,6 +263,9 @@ def _label_range(
                 "culprits": (dataset_culprit(part, name, common["observed"], line),),
                 "location": line,
             }
+        given = _wrong_given(part, labels, outside)
+        if given is not None:
+            place, common = given, _at_giver(part, labels, common, name, given)
         yield violated(
             "label-range",
             f"{part.prefix}{name} reaches {high if high >= classes else low} but there are {classes} classes, "

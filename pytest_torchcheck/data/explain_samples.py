@@ -16,6 +16,7 @@ from pytest_torchcheck.findings import Culprit, Finding, Location
 from . import validity
 from .contents import Contents
 from .explain import dataset_culprit, few, line_ref, where
+from .giving import given_line
 from .making import loader_made
 
 if TYPE_CHECKING:
@@ -192,21 +193,23 @@ def _varies(survey: Survey, odd: validity.Deviation, what: str) -> Finding:
         else None
     )
     own = validity.own_line(part, odd, survey.seed)
-    place = own or returned
+    given = given_line(part, odd.index, odd.path, survey.seed + odd.index) if own is None else None
+    place = own or given or returned
     make = violated if part.plan.declared and part.plan.batch_size != 1 else suspicious
     return make(
         f"sample-{what}-varies",
         f"{part.prefix}sample {odd.index} is {odd.other} at {where(odd.path)} where most are {odd.usual}",
         culprits=(
             dataset_culprit(part, f"{part.name}[{odd.index}]", odd.other, place),
-            *_returning(part, returned, own),
+            *_returning(part, returned, own or given),
         ),
         location=place,
         observed=f"{odd.count} of {len(survey.samples)} samples read differ: {odd.other} for {odd.usual}",
         cause=f"the {what} of a batch depends on which samples meet in it",
         because=f"only such samples run {line_ref(own)}"
         if own is not None
-        else f"sample {odd.index} is returned by {line_ref(returned)}",
+        else f"sample {odd.index} is returned by {line_ref(returned)}"
+        + (f", with what {line_ref(given)} returns" if given is not None else ""),
         fix=f"return {odd.usual} for every sample at {line_ref(place)}",
     )
 
@@ -231,14 +234,17 @@ def _unlike_shapes(
     make = violated if part.plan.declared else suspicious
     end = validity.length_line(part) if _is_tail(survey, odd) else None
     own = validity.own_line(part, odd, survey.seed) if end is None else None
-    place = own or returned
+    given = None
+    if end is None and own is None:
+        given = given_line(part, odd.index, odd.path, survey.seed + odd.index)
+    place = own or given or returned
     return make(
         "samples-do-not-stack",
         f"{part.prefix}sample {odd.index} has shape {odd.other} at {where(odd.path)} where most have {odd.usual}: "
         "the batch cannot be stacked",
         culprits=(
             dataset_culprit(part, f"{part.name}[{odd.index}]", f"shape {odd.other}", place),
-            *_returning(part, returned, own),
+            *_returning(part, returned, own or given),
             *((dataset_culprit(part, "__len__", "counts them", end),) if end is not None else ()),
             *(
                 (dataset_culprit(part, "loader", "has no collate_fn", made),)
@@ -308,9 +314,14 @@ def _not_collatable(
     place = error.location if own else validity.return_line(part, error.indices[0])
     name = getattr(part.plan.collate, "__name__", type(part.plan.collate).__name__)
     cause, fix = "the collate function fails on real samples", f"mend {line_ref(place)}"
+    given = None
     if opaque is not None and not own:
+        index = survey.samples[0].index
+        given = given_line(part, index, opaque.path, survey.seed + index)
         cause = f"{where(opaque.path)} is a {opaque.type}, which the default collate function does not know"
-        fix = "return tensors, arrays or numbers, or give a collate_fn"
+        if given is not None:
+            cause += f": {given.function}, which gives it, returns it at {line_ref(given)}"
+        fix = f"return tensors, arrays or numbers{f' at {line_ref(given)}' if given else ''}, or give a collate_fn"
     odd = _unlike_rank(survey) if own else None
     made = None
     if odd is not None:
@@ -340,9 +351,12 @@ def _not_collatable(
                 if odd and made
                 else ()
             ),
-            dataset_culprit(part, where(opaque.path) if opaque and not own else name, "", place),
+            dataset_culprit(
+                part, where(opaque.path) if opaque and not own else name, "", given or place
+            ),
+            *_returning(part, place, given),
         ),
-        location=place,
+        location=given or place,
         observed=f"{chosen} were collated by {name}; it raised {error.type}",
         cause=cause,
         because=f"it said: {error.message[:200]}",

@@ -5,10 +5,14 @@ Slow, and therefore only used to explain what a plain run has already found.
 
 from __future__ import annotations
 
+import ast
 import linecache
 import os
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from opcode import opname
 from types import CodeType, FrameType
 from typing import Any
 
@@ -86,6 +90,66 @@ def find_line(call: Callable[[], Any], watcher: Watcher, *, least: int = 2) -> L
     finally:
         sys.settrace(before)
     return found[0] if found else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Return:
+    """A function of the user's that has returned.
+
+    Attributes:
+        frame: Its own.
+        line: Of the ``return``, or the last one that ran.
+        value: What it returned.
+        call: The expression of the caller that calls it, and the caller's file; None where that is no code of the user's.
+    """
+
+    frame: FrameType = field(repr=False)
+    line: int
+    value: Any = field(repr=False)
+    call: tuple[str, ast.expr] | None = field(repr=False)
+
+
+def returns(call: Callable[[], Any]) -> list[Return]:
+    """Run a call and list what functions of the user's return, callees before their callers; errors are swallowed."""
+    found: list[Return] = []
+
+    def local(frame: FrameType, event: str, value: Any) -> Any:
+        code = frame.f_code
+        if event == "return" and opname[code.co_code[frame.f_lasti]].startswith("RETURN"):
+            caller = frame.f_back
+            given = expression(caller.f_code, caller.f_lasti) if caller is not None else None
+            found.append(Return(frame=frame, line=frame.f_lineno, value=value, call=given))
+        return local
+
+    def enter(frame: FrameType, event: str, _: Any) -> Any:
+        return local if event == "call" and sources.rank(frame.f_code.co_filename) == 2 else None
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        call()
+    except Exception as error:
+        # what the call does is known by now
+        error.__traceback__ = None
+    finally:
+        sys.settrace(before)
+    return found
+
+
+def expression(code: CodeType, instruction: int) -> tuple[str, ast.expr] | None:
+    """Return the file and the expression that an instruction of the user's code belongs to, or None."""
+    if sources.rank(code.co_filename) < 2 or instruction < 0:
+        return None
+    place = next(islice(code.co_positions(), instruction // 2, None), None)
+    tree = sources.tree_of(code.co_filename)
+    if place is None or None in place or tree is None:
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr) and place == (
+            node.lineno, node.end_lineno, node.col_offset, node.end_col_offset,
+        ):  # fmt: skip
+            return code.co_filename, node
+    return None
 
 
 def first_difference(call: Callable[[], Any]) -> tuple[str, Location | None]:

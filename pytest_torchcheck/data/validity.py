@@ -380,7 +380,7 @@ def label_line(
         if event == "call" or frame.f_code.co_name not in ("__getitem__", "__iter__", "__next__"):
             return False
         for name, value in frame.f_locals.items():
-            number = _number(value)
+            number = number_of(value)
             if number is not None and (name not in given or given[name][0] != number):
                 given[name] = (number, line_of(frame.f_code, line))
         text = line_of(frame.f_code, line).text
@@ -401,7 +401,8 @@ def label_line(
     return found[0] if found else None
 
 
-def _number(value: Any) -> float | None:
+def number_of(value: Any) -> float | None:
+    """Return a number, or the one element of an array, as a float; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):

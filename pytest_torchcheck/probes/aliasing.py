@@ -50,7 +50,7 @@ class Alias:
     @property
     def code(self) -> str:
         """The statement on that line."""
-        node = _statement(self.location.file, self.location.line)
+        node = sources.statement(self.location.file, self.location.line)
         return ast.unparse(node) if node is not None else self.location.text
 
 
@@ -66,7 +66,7 @@ def find_alias(
         tensor: What is written to, and handed over to the call.
         write: The line that writes.
     """
-    statement = _statement(write.file, write.line) if write is not None else None
+    statement = sources.statement(write.file, write.line) if write is not None else None
     written = _written(statement)
     storage = storage_of(tensor)
     if write is None or statement is None or not written or storage is None:
@@ -100,7 +100,7 @@ def _binding(
     frame: FrameType, line: int, name: str, bound: dict[tuple[FrameType, str], Location | None]
 ) -> Location | None:
     """Return the line that has bound a name, where it is ``name = ...`` of another one for the same memory."""
-    node = _statement(frame.f_code.co_filename, line)
+    node = sources.statement(frame.f_code.co_filename, line)
     if not isinstance(node, ast.Assign) or node.lineno != node.end_lineno:
         return None
     plain = len(node.targets) == 1 and getattr(node.targets[0], "id", "") == name
@@ -108,17 +108,6 @@ def _binding(
     simple = isinstance(node.value, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
     known = any((frame, other) in bound for other in others)
     return line_of(frame.f_code, line) if plain and simple and known else None
-
-
-def _statement(filename: str, line: int) -> ast.stmt | None:
-    """Return the innermost statement around a line of a file."""
-    tree = sources.tree_of(filename)
-    around = [
-        node
-        for node in ast.walk(tree or ast.Module(body=[], type_ignores=[]))
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    return max(around, key=lambda node: node.lineno, default=None)
 
 
 def _written(statement: ast.stmt | None) -> str:
