@@ -15,6 +15,7 @@ from torch import nn
 from ..data.contents import raw_bytes
 from ..diagnosis import optimizers as explain
 from ..diagnosis.observation import Watched
+from ..diagnosis.whole_names import compared_whole
 from ..functions.discovery import is_compiled
 from ..loop.closures import carried_graphs
 from ..loop.rebinding import Rebinding
@@ -382,7 +383,10 @@ def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
     twice = _applied_twice(subject, coverage.twice) if several else list(coverage.twice)
     if twice:
         yield explain.twice(subject, twice, coverage)
-    if not missing and not twice:
+    whole = compared_whole(subject) if not missing and not twice else None
+    if whole is not None:
+        yield whole
+    if not missing and not twice and whole is None:
         total = sum(p.requires_grad for p in subject.model.parameters())
         foreign = (
             f"; {len(coverage.foreign)} tensors are not the model's" if coverage.foreign else ""

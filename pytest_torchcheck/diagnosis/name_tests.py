@@ -51,7 +51,7 @@ def keeps_on(place: Location, name: str) -> bool:
     around = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and holds(n, place.line)] if tree is not None else []  # fmt: skip
     loop = max((n for n in around if isinstance(n, ast.For)), key=lambda n: n.lineno, default=None)
     variable = name_variable(loop.target, loop.iter) if loop is not None else ""
-    if loop is None or not variable or _binds(loop.body, variable):
+    if loop is None or not variable or rebinds(loop.body, variable):
         return False
     for node in (n for n in ast.walk(loop) if isinstance(n, ast.If) and n.lineno != place.line):
         body, other = (any(holds(n, place.line) for n in part) for part in (node.body, node.orelse))
@@ -76,7 +76,7 @@ def name_variable(target: ast.expr, walked: ast.expr) -> str:
     return target.elts[0].id
 
 
-def _binds(body: list[ast.stmt], variable: str) -> bool:
+def rebinds(body: list[ast.stmt], variable: str) -> bool:
     """Say whether statements give a variable another value."""
     nodes = (n for part in body for n in ast.walk(part))
     return any(
