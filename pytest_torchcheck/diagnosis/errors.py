@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .explanation import PHASE_WORDS, Explanation, clipped
 from .scene import Scene
+from .squeezed import with_squeeze
 from .table import entries
 
 if TYPE_CHECKING:
@@ -52,13 +53,13 @@ def explain_error(
         scene = Scene(current, phase=phase, model=model, batch=batch, rerun=rerun, device=device)
         first = first or scene
         if (found := explain_scene(scene)) is not None:
-            return found
+            return with_squeeze(scene, found)
         # the user's code may have wrapped torch's error in one of its own
         current = current.__cause__ or (
             None if current.__suppress_context__ else current.__context__
         )
     assert first is not None
-    return _unknown(first)
+    return with_squeeze(first, _unknown(first))
 
 
 def explain_scene(scene: Scene) -> Explanation | None:

@@ -14,9 +14,13 @@ from .scene import dimension_lost
 from .size_values import value_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from ..findings import Location
     from .history import Fact, Op
     from .scene import Scene
+
+_BEHIND = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +43,17 @@ class Dropped:
 def dropped(scene: Scene, fact: Fact | None) -> Dropped | None:
     """Return the op that last took dimensions from a tensor; None where none did, or on the failing line itself."""
     op = dimension_lost(fact, several=True)
-    place = op.location if op is not None else None
-    if op is None or place is None or not op.outputs or not scene.meeting(place):
+    return None if op is None else dropped_by(scene, op)
+
+
+def dropped_by(scene: Scene, op: Op) -> Dropped | None:
+    """Say what an op took from a tensor; None where it stands on the failing line, or where that is not known."""
+    place = op.location
+    if place is None or not op.outputs or not scene.meeting(place):
         return None
     name = "an index" if op.name == "__getitem__" else op.name
     before, after = list(op.inputs[0].shape), list(op.outputs[0].shape)
-    batch = _takes_batch(op, scene.batch_size())
+    batch = _takes_batch(op, scene.batch_size()) and _from_input(scene, op.inputs[0])
     words = f"{name} on line {place.line} makes {after} of {before}"
     fix = f"keep the dimension on line {place.line}"
     if batch:
@@ -68,6 +77,29 @@ def _takes_batch(op: Op, batch: int | None) -> bool:
         single = len(op.arguments) == 1 and re.fullmatch(r"-?\d+", op.arguments[0]) is not None
         return single and after == before[1:]
     return False
+
+
+def makers(facts: Iterable[Fact]) -> list[Op]:
+    """Return the ops that made some tensors."""
+    return [fact.made_by for fact in facts if fact.made_by is not None]
+
+
+def behind(last: Iterable[Op]) -> Iterator[Op]:
+    """Yield some ops and those that led to them, the nearest first."""
+    pending, seen = list(last), set[int]()
+    while pending and len(seen) < _BEHIND:
+        op = pending.pop(0)
+        if id(op) not in seen:
+            seen.add(id(op))
+            yield op
+            pending += makers(op.inputs)
+
+
+def _from_input(scene: Scene, fact: Fact) -> bool:
+    """Say whether a tensor was computed from what the model is called with: a table's first dimension is no batch."""
+    own = {key for key, _ in scene.model.named_parameters()} if scene.model is not None else set()
+    names = {fact.name} | {f.name for op in behind(makers([fact])) for f in op.inputs}
+    return bool((names & set(scene.inputs)) - own)
 
 
 def input_of(scene: Scene) -> torch.Tensor | None:
