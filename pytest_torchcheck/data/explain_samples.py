@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sized
@@ -14,6 +15,7 @@ from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
 from . import validity
+from .bounding import index_sources
 from .contents import Contents
 from .explain import dataset_culprit, few, line_ref, where
 from .giving import given_line
@@ -68,32 +70,52 @@ def empty(survey: Survey) -> Finding:
 def read_error(survey: Survey) -> Finding:
     """A sample that cannot be read."""
     part, error = survey.part, survey.errors[0]
-    at_end = (
-        survey.count is not None
-        and error.index == survey.count - 1
-        and error.type in ("IndexError", "KeyError")
-    )
+    lookup = error.type in ("IndexError", "KeyError")
+    at_end = lookup and _are_last(survey)
     on_gpu = _ON_GPU.search(error.message) is not None
-    others = f"; so do {len(survey.errors) - 1} more" if len(survey.errors) > 1 else ""
+    made_of = index_sources(part, error.index, survey.seed + error.index) if lookup else []
+    shown = [f"{one.name} {one.detail}" for one in made_of if one.order < 2]
     return violated(
         "sample-raises",
         f"{part.prefix}reading sample {error.index} of {part.name} raises {error.type}: {error.message}",
         culprits=(
             dataset_culprit(part, f"{part.name}[{error.index}]", error.type, error.location),
             *([dataset_culprit(part, "__len__", f"promises {survey.count}", validity.length_line(part))] if at_end else []),
+            *(dataset_culprit(part, one.name, one.detail, one.location) for one in made_of[: 2 if at_end else 3]),
         ),
-        observed=f"{survey.read} could be read; sample {error.index} raises {error.type}{others}",
+        observed=f"{survey.read} could be read; sample {error.index} raises {error.type}{_others(survey)}",
         cause="__len__ promises more samples than there are" if at_end
         else "the dataset puts its samples on a GPU: there is none here, and a forked worker cannot start CUDA" if on_gpu
+        else f"the index that is made for this sample does not exist: {shown[0]}" if shown
         else "the reading fails for this sample",
-        because=f"len() is {survey.count}, and the last index raises {error.type}"
+        because=f"len() is {survey.count}, and the last {'index raises' if len(survey.errors) == 1 else f'{len(survey.errors)} indices raise'} {error.type}"
         if at_end
         else f"raised at {line_ref(error.location)}: {error.message}",
         fix="return the number of readable samples from __len__" if at_end
         else f"return CPU tensors from {line_ref(error.location)}; the loop moves batches to the device" if on_gpu
+        else f"bring the index into bounds: {made_of[0].name} at {line_ref(made_of[0].location)}, or its use at {line_ref(error.location)}" if shown
         else f"mend {line_ref(error.location)} for sample {error.index}, or leave it out of the dataset",
         evidence={"errors": [[e.index, e.type, e.message] for e in survey.errors]},
     )  # fmt: skip
+
+
+def _are_last(survey: Survey) -> bool:
+    """Say whether the samples that cannot be read are the last ones."""
+    first, last = survey.errors[0].index, survey.errors[-1].index
+    alone = len(survey.errors) == 1 or (
+        bool(survey.samples) and all(one.index < first for one in survey.samples)
+    )
+    return survey.count is not None and last == survey.count - 1 and alone
+
+
+def _others(survey: Survey) -> str:
+    """Say how many more samples cannot be read, and how they lie where that is regular."""
+    indices = [one.index for one in survey.errors]
+    steps = {b - a for a, b in itertools.pairwise(indices)}
+    between = any(indices[0] < one.index < indices[-1] for one in survey.samples)
+    if len(indices) >= 3 and len(steps) == 1 and between:
+        return f"; so do {few(indices[1:])}, each {max(steps)} apart"
+    return f"; so do {len(indices) - 1} more" if len(indices) > 1 else ""
 
 
 def not_finite(survey: Survey, seed: int) -> Iterator[Finding]:
