@@ -14,6 +14,7 @@ from ..checks.registry import suspicious, violated
 from ..findings import Culprit, Finding, Location
 from .explanation import listed
 from .observation import observe
+from .same_names import SameName, same_name
 from .structure import find_repetition, speaks_of_sharing
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def unregistered(attribute: str, group: list[Holding]) -> Finding:
         held = "is a tensor that trains but not a parameter"
         fix = f"write self.{first.word} = nn.Parameter(...)"
     line = f" on line {place.line}" if place else ""
+    if (same := same_name(group)) is not None:
+        return _replaced(attribute, group, held, same)
     code = "module-hidden" if first.kind == "module" else "parameter-hidden"
     return violated(
         code,
@@ -61,6 +64,31 @@ def unregistered(attribute: str, group: list[Holding]) -> Finding:
         because=f"after backward {names[0]} has a gradient, and model.parameters() does not contain it",
         fix=f"{fix}{line}",
         evidence={"paths": list(names), "tensors": count},
+    )
+
+
+def _replaced(attribute: str, group: list[Holding], held: str, same: SameName) -> Finding:
+    """Explain modules that were registered, and replaced by a later one of the same name."""
+    names = [h.path for h in group]
+    at = same.made.line
+    culprits = [Culprit(kind="module", name=name, location=same.made) for name in names]
+    if same.registered != same.made:
+        detail = "registers under that name"
+        culprits.append(
+            Culprit(kind="call", name="register", detail=detail, location=same.registered)
+        )
+    told = f": only {same.name} is left" if same.name else ""
+    return violated(
+        "module-hidden",
+        f"{attribute} {held}",
+        culprits=culprits,
+        location=same.made,
+        observed=f"{listed(names)} train; parameters() and state_dict() hold none of their tensors",
+        cause=f"line {same.registered.line} registers each of them, and the name of line {at} is the same for several{told}; "
+        "a later module of a name replaces the earlier one",
+        because=f"every turn of the loop registers what it appends, and modules() does not contain {names[0]}",
+        fix=f"make the name on line {at} another one in each turn (number the modules), or hold them in an nn.ModuleList",
+        evidence={"paths": names},
     )
 
 
