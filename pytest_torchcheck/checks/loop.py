@@ -23,6 +23,7 @@ from pytest_torchcheck.loop.rates import (
 )
 from pytest_torchcheck.loop.recorder import STEPS, record, trace_of
 from pytest_torchcheck.loop.replay import growing_graph, where_graph_is_carried
+from pytest_torchcheck.loop.two_points import two_point_findings
 
 from .registry import check, inconclusive, not_applicable, passed, suspicious, violated
 from .updates import trajectory
@@ -65,7 +66,7 @@ def step_protocol(subject: Subject) -> Iterator[Finding]:
         ]
         trace = record(subject, steps=max(MOST_STEPS, *(n + 1 for n in windows), 1))
     wrong = (*protocol_findings(subject, trace), *copying_findings(subject, trace))
-    found = [_placed(subject, one) for one in wrong]
+    found = [_placed(subject, one) for one in wrong or two_point_findings(subject, trace)]
     if found:
         yield from found
         return

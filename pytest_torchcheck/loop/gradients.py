@@ -23,6 +23,7 @@ class Account:
         applied: Those that an optimizer has applied, by the optimizer's key.
         cleared: Place of the last zero_grad that threw away something not applied.
         scale: Factor of a GradScaler that it is still multiplied by.
+        version: Of the parameter at the latest backward pass; another one since then where something has written to it.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Account:
     applied: dict[int, set[int]] = field(default_factory=dict)
     cleared: int | None = None
     scale: float = 1.0
+    version: int | None = None
 
     @property
     def is_empty(self) -> bool:

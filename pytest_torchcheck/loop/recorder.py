@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.probes.watch import gradients_off_line
+from pytest_torchcheck.probes.watch import gradients_off_line, version_of
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError, optimizers_of, schedulers_of
 
@@ -54,6 +54,7 @@ def record(
     amplify: float = 1.0,
     pairs: Sequence[tuple[str, str]] = (),
     after_step: Callable[[int, nn.Module], None] | None = None,
+    after_backward: Callable[[nn.Module], None] | None = None,
 ) -> Trace:
     """Run the contract's training step from the pristine state on the base batch; everything is put back.
 
@@ -63,6 +64,7 @@ def record(
         amplify: Factor on every gradient, so that a clipping has something to clip.
         pairs: Parameters whose difference is measured after every step.
         after_step: Called after every step with its number and the model.
+        after_backward: Called after every backward pass with the model.
 
     Returns:
         The trace; an error of the step is in it, and ends it.
@@ -81,6 +83,7 @@ def record(
         recorder = _Recorder(model, made, amplify)
         recorder.pairs_of = pairs
         recorder.after_step = after_step
+        recorder.after_backward = after_backward
         recorder.steps_schedulers = contract.train_step is None and contract.loop is None
         with recorder.listening():
             try:
@@ -120,6 +123,7 @@ class _Recorder(StepWatch):
         self.pairs: list[dict[tuple[str, str], float]] = []
         self.pairs_of: Sequence[tuple[str, str]] = ()
         self.after_step: Callable[[int, nn.Module], None] | None = None
+        self.after_backward: Callable[[nn.Module], None] | None = None
         self.steps_schedulers = False
         self.schedules: tuple[Ahead, ...] = ()
         self.generators: list[dict[str, int]] = []
@@ -299,8 +303,12 @@ class _Recorder(StepWatch):
             for key, account in self.ledger.accounts.items()
             if account.signature() != before[key]
         ]
+        moved: set[str] = set()
         for key in touched:
             account = self.ledger.accounts[key]
+            if account.sources and account.version != version_of(account.tensor):
+                moved.add(account.name)
+            account.version = version_of(account.tensor)
             account.sources.append(place)
             account.scale = scale if scale != 1.0 else account.scale
         names = {key: account.name for key, account in self.ledger.accounts.items()}
@@ -314,8 +322,11 @@ class _Recorder(StepWatch):
                 scale=scale,
                 repeats=repeats,
                 retained=retained,
+                moved=frozenset(moved),
             )
         )
+        if self.after_backward is not None:
+            self.after_backward(self.model)
         return result
 
     def _zero_grad(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -70,6 +70,7 @@ class Backward(Event):
         repeats: Place of an earlier pass of the same call whose root this pass goes through again, or None.
         retained: Whether retain_graph=True kept the graph; one that is kept to be differentiated itself is not meant.
         again: Whether anything went through a graph that was kept once more, a later call included.
+        moved: Parameters whose gradient held an earlier pass, and which something had written to since then.
     """
 
     leaf: bool
@@ -80,6 +81,7 @@ class Backward(Event):
     repeats: int | None = None
     retained: bool = False
     again: bool = False
+    moved: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,31 @@
+"""Sharpness-aware minimisation that steps along its second gradient alone."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract
+
+CHECKS = ('step-protocol',)
+
+
+def step(model, optimizer, inputs, targets):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(*inputs), targets)
+    loss.backward()
+    with torch.no_grad():
+        uphill = [0.05 * p.grad for p in model.parameters()]
+        for p, way in zip(model.parameters(), uphill):
+            p.add_(way)
+    optimizer.zero_grad()
+    F.cross_entropy(model(*inputs), targets).backward()
+    with torch.no_grad():
+        for p, way in zip(model.parameters(), uphill):
+            p.sub_(way)
+    optimizer.step()
+    return loss.detach()
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy, train_step=step, optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=1e-2))
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
