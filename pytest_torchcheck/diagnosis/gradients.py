@@ -312,6 +312,11 @@ def zero(
             ]
             location = made[0]
             fix += f": start {zeros[0]} from other values on line {location.line}"
+        cause = _ZERO_CAUSES.get(kind, CAUSES.get(kind, "the loss does not depend on its values"))
+        if kind in ("other", "cancels") and (twice := _given_twice(subject, at)) is not None:
+            cause, fix, joined = twice
+            culprits += joined
+            location = joined[0].location
         yield violated(
             "grad-zero",
             f"the gradient of {names_text(group)} is always zero ({len(group)} of {total} parameters)",
@@ -320,13 +325,36 @@ def zero(
             observed=f"{size} over {1 + _looks()} batches and seeds"
             + ("" if small else " and after steps")
             + (", by float64" if small else ""),
-            cause=_ZERO_CAUSES.get(
-                kind, CAUSES.get(kind, "the loss does not depend on its values")
-            ),
+            cause=cause,
             because=because,
             fix=fix,
             evidence={"kind": kind, "parameters": list(group)},
         )
+
+
+def _given_twice(subject: Subject, at: Any) -> tuple[str, str, list[Culprit]] | None:
+    """Say which line joins one slice of a result with itself while another one is never read: cause, fix, culprits."""
+    from ..probes.doubled import find_doubled
+
+    with subject.pristine():
+        found = find_doubled(forward_and_loss(subject), subject.model, at.op)
+    if found is None or found.joining.location is None:
+        return None
+    line, name = found.joining.location.line, found.joining.name.rpartition(".")[2]
+    whole = at.op.name.rpartition(".")[2]
+    detail = f"given {found.given} twice, and {found.unread} of the same tensor never"
+    culprits = [
+        Culprit(kind="call", name=name, detail=detail, location=found.joining.location),
+        Culprit(
+            kind="call", name=whole, detail=f"{found.unread} is never read", location=at.location
+        ),
+    ]
+    return (
+        f"{name} on line {line} is given {found.given} of what {whole} gives twice, and {found.unread} is never read"
+        + (f" after line {found.made.line}" if found.made is not None else ""),
+        f"give {name} {found.unread} in place of one {found.given} on line {line}",
+        culprits,
+    )
 
 
 def _zero_parameters(subject: Subject, names: list[str]) -> list[str]:
