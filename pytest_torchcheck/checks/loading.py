@@ -16,6 +16,7 @@ from pytest_torchcheck.data import (
     order,
     pairing,
     randomness,
+    shifting,
     simulation,
     validity,
 )
@@ -52,7 +53,7 @@ def dataset_pickling(subject: Subject) -> Iterator[Finding]:
 
 @check(
     "collate-pairing",
-    "A collate function keeps every label with its sample, and marks no padding as real.",
+    "A collate function keeps every label with its sample, marks no padding as real, and lets no index reach into another sample.",
     needs=("dataset",),
     cost=f"{4 * pairing.MOST_SAMPLES} reads of each dataset",
     axes="once",
@@ -70,6 +71,8 @@ def collate_pairing(subject: Subject) -> Iterator[Finding]:
                 yield not_applicable(
                     f"{part.prefix}a batch does not show which of its labels belongs to which sample"
                 )
+            elif made.shifted is not None:
+                yield shifting.indices_shifted(part, made.shifted)
             elif made.mixed:
                 yield pairing.labels_mixed(part, made)
             elif made.mask is not None:

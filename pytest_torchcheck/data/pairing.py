@@ -22,6 +22,7 @@ from .contents import Contents
 from .explain import line_ref
 from .mask_lengths import LongMask, making_watcher, too_long
 from .reading import read, seed_process
+from .shifting import Shifted, shifts_watcher, wrongly_shifted
 from .snapshot import Snapshot
 from .tracing import find_line, line_of
 
@@ -55,6 +56,7 @@ class Pairing:
             there is none, or several.
         returned: The line by which the collate function returns the batch.
         mask: A mask of the batch that is longer than its samples, or None.
+        shifted: Indices of the batch that reach into other samples, or None.
     """
 
     path: str
@@ -65,6 +67,7 @@ class Pairing:
     moved: Location | None = None
     returned: Location | None = None
     mask: LongMask | None = None
+    shifted: Shifted | None = None
 
 
 def pairing_of(survey: Survey) -> Pairing | None:
@@ -85,6 +88,10 @@ def pairing_of(survey: Survey) -> Pairing | None:
         return None
     if any(not torch.equal(whole[name], again[name]) for name in whole):
         return None
+    shifted = wrongly_shifted(whole, alone)
+    if shifted is not None:
+        made = _line_of(part, chosen, survey.seed, shifts_watcher(shifted.shifts))
+        return Pairing(path="", count=len(chosen), shifted=replace(shifted, made=made))
     path = _label_path(whole)
     inputs = [name for name, value in whole.items() if name != path and len(value) == len(chosen)]
     rows = [
