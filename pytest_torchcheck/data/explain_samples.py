@@ -75,6 +75,11 @@ def read_error(survey: Survey) -> Finding:
     on_gpu = _ON_GPU.search(error.message) is not None
     made_of = index_sources(part, error.index, survey.seed + error.index) if lookup else []
     shown = [f"{one.name} {one.detail}" for one in made_of if one.order < 2]
+    failing = [e.index for e in survey.errors if (e.type, e.message) == (error.type, error.message)]
+    odd = validity.Deviation.among("", [*((i, error.type) for i in failing), *((s.index, "") for s in survey.samples)])  # fmt: skip
+    own = None if lookup or on_gpu or odd is None else validity.own_line(part, odd, survey.seed)
+    if own is not None and own == error.location:
+        own = None
     return violated(
         "sample-raises",
         f"{part.prefix}reading sample {error.index} of {part.name} raises {error.type}: {error.message}",
@@ -82,6 +87,7 @@ def read_error(survey: Survey) -> Finding:
             dataset_culprit(part, f"{part.name}[{error.index}]", error.type, error.location),
             *([dataset_culprit(part, "__len__", f"promises {survey.count}", validity.length_line(part))] if at_end else []),
             *(dataset_culprit(part, one.name, one.detail, one.location) for one in made_of[: 2 if at_end else 3]),
+            *([dataset_culprit(part, sources.assigned_name(own) or part.name, "run by the failing samples alone", own)] if own else []),
         ),
         observed=f"{survey.read} could be read; sample {error.index} raises {error.type}{_others(survey)}",
         cause="__len__ promises more samples than there are" if at_end
@@ -90,7 +96,7 @@ def read_error(survey: Survey) -> Finding:
         else "the reading fails for this sample",
         because=f"len() is {survey.count}, and the last {'index raises' if len(survey.errors) == 1 else f'{len(survey.errors)} indices raise'} {error.type}"
         if at_end
-        else f"raised at {line_ref(error.location)}: {error.message}",
+        else f"raised at {line_ref(error.location)}: {error.message}" + (f"; only samples that fail run {line_ref(own)}: {own.text}" if own else ""),
         fix="return the number of readable samples from __len__" if at_end
         else f"return CPU tensors from {line_ref(error.location)}; the loop moves batches to the device" if on_gpu
         else f"bring the index into bounds: {made_of[0].name} at {line_ref(made_of[0].location)}, or its use at {line_ref(error.location)}" if shown

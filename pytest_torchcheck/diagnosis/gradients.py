@@ -213,15 +213,13 @@ def _missing(
         cause, fix = cause + more, mend or fix
         culprits += used
     if kind == "never-used" and (instead := _called_instead(subject, names[0])) is not None:
-        cause += (
-            f"; {instead.name} is called {instead.calls} times in one forward, {instead.idle} never"
-        )
-        fix = f"call {instead.idle} instead of {instead.name} on line {instead.line.line}, or delete it"
+        cause += f"; {instead.fact}"
+        fix = f"use {instead.idle} instead of {instead.name} on line {instead.line.line}, or delete it"
         culprits.append(
             Culprit(
                 kind="call",
                 name=instead.name,
-                detail=f"called where {instead.idle} is not",
+                detail=f"used where {instead.idle} is not",
                 location=instead.line,
             )
         )
@@ -248,10 +246,10 @@ def _missing(
 
 
 def _called_instead(subject: Subject, name: str) -> Sibling | None:
-    """Return the sibling that runs in the place of the layer that owns a parameter."""
-    from .siblings import called_instead
+    """Return the sibling that is used in the place of a parameter, or of the layer that owns it."""
+    from .siblings import called_instead, read_instead
 
-    return called_instead(subject, name)
+    return read_instead(subject, name) or called_instead(subject, name)
 
 
 def _looks() -> int:

@@ -58,6 +58,30 @@ def criterion_of(scene: Scene) -> str:
     return name if is_criterion(name) else ""
 
 
+def criterion_built(scene: Scene, near: Location | None) -> tuple[Culprit, ...]:
+    """Return the only line of a file that can have made the loss module which was running and that no line calls.
+
+    One that passes an ``ignore_index`` made no module that has the default one.
+
+    Args:
+        scene: The error.
+        near: A line of the file to look into.
+    """
+    cls = criterion_of(scene)
+    if not cls or near is None or scene.location is not None:
+        return ()
+    lines = sources.file_matches(near.file, rf"\b{cls}\(")
+    default = getattr(scene.module, "ignore_index", -100) == -100
+    lines = [
+        place
+        for place in lines
+        if not place.text.startswith("class ") and not (default and "ignore_index" in place.text)
+    ]
+    if len(lines) != 1:
+        return ()
+    return (Culprit(kind="loss", name=cls, detail="is made", location=lines[0]),)
+
+
 def is_criterion(name: str) -> bool:
     """Say whether a class of this name is one of torch's loss modules."""
     found = getattr(torch.nn.modules.loss, name, None)

@@ -1,14 +1,16 @@
-"""A layer that is built and never called, and a sibling of its kind that is called in its place."""
+"""A layer or parameter that is built and never used, and a sibling of its kind that is used in its place."""
 
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import sources
+from ..probes.holders import lines_run
 from .gradients import forward_and_loss
 
 if TYPE_CHECKING:
@@ -27,12 +29,14 @@ class Sibling:
         name: Qualified name of the sibling.
         calls: How often the sibling runs in one forward of its owner.
         line: The call that stands where one would expect the idle module's.
+        fact: What was counted, as a clause.
     """
 
     idle: str
     name: str
     calls: int
     line: Location
+    fact: str
 
 
 def called_instead(subject: Subject, parameter: str) -> Sibling | None:
@@ -70,12 +74,56 @@ def called_instead(subject: Subject, parameter: str) -> Sibling | None:
         return None
     order = list(children)
     later = order.index(own) > order.index(name)
+    count = len(calls[_join(idle, name)]) // ran
     return Sibling(
         idle=idle,
         name=_join(idle, name),
-        calls=len(calls[_join(idle, name)]) // ran,
+        calls=count,
         line=lines[-1 if later else 0],
+        fact=f"{_join(idle, name)} is called {count} times in one forward, {idle} never",
     )
+
+
+def read_instead(subject: Subject, parameter: str) -> Sibling | None:
+    """Return the parameter that is read on several lines where one of its owner, like it but for a number, is on none.
+
+    Args:
+        subject: The model; its forward and loss run once more, where there is such a one.
+        parameter: Qualified name of a parameter that no operation reads.
+    """
+    path, _, own = parameter.rpartition(".")
+    owner = subject.model.get_submodule(path)
+    shapes = {name: tuple(p.shape) for name, p in owner.named_parameters(recurse=False)}
+    bare = re.sub(r"\d+", "", own)
+    alike = [
+        name
+        for name in shapes
+        if name != own and re.sub(r"\d+", "", name) == bare and shapes[name] == shapes.get(own)
+    ]
+    if not alike:
+        return None
+    with subject.pristine(), lines_run() as ran:
+        forward_and_loss(subject)()
+    if any((place.file, place.line) in ran for place in _reading(owner, own)):
+        return None
+    for name in alike:
+        lines = [place for place in _reading(owner, name) if (place.file, place.line) in ran]
+        if len(lines) > 1:
+            later = list(shapes).index(own) > list(shapes).index(name)
+            return Sibling(
+                idle=parameter,
+                name=_join(parameter, name),
+                calls=len(lines),
+                line=lines[-1 if later else 0],
+                fact=f"{name} is read on lines {', '.join(str(place.line) for place in lines)}, {own} on none",
+            )
+    return None
+
+
+def _reading(owner: nn.Module, name: str) -> list[Location]:
+    """Return the lines of a module's class that read an attribute."""
+    pattern = rf"\bself\.{re.escape(name)}\b(?!\s*(:[^=]+)?=[^=])"
+    return sources.matches(type(owner), pattern) if sources.is_no_tools_class(type(owner)) else []
 
 
 def _calls(subject: Subject) -> dict[str, list[Location | None]]:

@@ -10,6 +10,7 @@ from ...findings import Culprit
 from ..explanation import Explanation, describe, dtype_word
 from ..heads import heads_behind, widened
 from ..losses_called import (
+    criterion_built,
     criterion_culprits,
     criterion_of,
     loss_call,
@@ -63,12 +64,18 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
     else:
         summary = f"targets hold {worst} but the classes are 0..{classes - 1}"
     if len(values) == 1 and worst in _MARKS and worst != ignore:
+        built = criterion_built(scene, made[0].location)
+        at = f" on line {built[0].location.line}" if built and built[0].location else on_line(scene)
         return Explanation(
-            **common,
+            **{
+                **common,
+                "culprits": (*built, *common["culprits"]),
+                "location": built[0].location if built else common["location"],
+            },
             summary=summary,
             cause=f"{worst} is {_MARKS[worst]}, and the loss ignores {ignore}",
             because=f"{count}; every other target is a class; {scene.said}",
-            fix=f"write ignore_index={worst} in {name}{on_line(scene)}",
+            fix=f"write ignore_index={worst} in {built[0].name if built else name}{at}",
         )
     if low >= 1 and high == classes:
         return Explanation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -262,3 +263,26 @@ def test_the_line_that_only_unlike_samples_run_is_named(kind, text):
     assert finding.status == "violated"
     assert text in finding.location.text
     assert "only such samples run" in finding.because
+
+
+class Mirrored(Dataset):
+    """Some pages are read backwards, which torch does not take from NumPy."""
+
+    def __init__(self):
+        self.pages = np.arange(60.0).reshape(10, 6)
+
+    def __len__(self):
+        return len(self.pages)
+
+    def __getitem__(self, index):
+        page = self.pages[index]
+        if index % 3 == 1:
+            page = page[::-1]  # backwards
+        return torch.from_numpy(page), index % 2
+
+
+def test_the_line_that_only_failing_samples_run_is_named():
+    (finding,) = told("samples-valid", dataset=Mirrored(), loader={"batch_size": 2})
+    assert finding.code == "sample-raises"
+    assert any("# backwards" in one.location.text for one in finding.culprits if one.location)
+    assert "only samples that fail run" in finding.because

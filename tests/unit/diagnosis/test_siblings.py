@@ -84,3 +84,39 @@ def test_first_entry_of_a_list_in_a_loop() -> None:
 def test_nothing_is_said_of_siblings_that_run_once() -> None:
     (finding,) = _found(Spare())
     assert "called" not in (finding.cause or "")
+
+
+class Corners(nn.Module):
+    """Two weights of one shape for two parts of the input."""
+
+    def __init__(self, *, slip: bool) -> None:
+        super().__init__()
+        self.slip = slip
+        self.kernel1 = nn.Parameter(torch.randn(4, 4))
+        self.kernel2 = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = x[:, :4] @ self.kernel1
+        if self.slip:
+            return torch.cat([low, x[:, 4:] @ self.kernel1], 1)  # the other's
+        return torch.cat([low, x[:, 4:] @ self.kernel2], 1)
+
+
+class Forgotten(Corners):
+    """One of them is read once, and the other nowhere."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[:, :4] @ self.kernel1, x[:, 4:]], 1)
+
+
+def test_a_parameter_read_in_the_place_of_its_sibling_is_named() -> None:
+    (finding,) = _found(Corners(slip=True))
+    assert "kernel1 is read on lines" in (finding.cause or "")
+    lines = [c.location.text for c in finding.culprits if c.location is not None]
+    assert any("the other's" in text for text in lines)
+    assert not _found(Corners(slip=False))
+
+
+def test_a_parameter_without_a_slip_has_no_sibling_to_blame() -> None:
+    (finding,) = _found(Forgotten(slip=False))
+    assert "is read on lines" not in (finding.cause or "")
