@@ -11,6 +11,8 @@ from .. import sources, trees
 from ..checks.registry import suspicious, violated
 from ..findings import Culprit, Finding, Location
 from ..state import seed_everything
+from .explanation import on_line
+from .gradients import forward_and_loss
 from .losses import loss_line
 
 if TYPE_CHECKING:
@@ -67,7 +69,15 @@ def stuck(
         because = f"{best.remaining:.0%} of the distance to the floor is left and the loss has stopped falling"
         fix = "compare input and target pairs by eye, and look at the other findings first"
         location = loss_line(subject)
-        culprits.append(Culprit(kind="loss", name="loss", detail="stuck", location=location))
+        culprits += _stepwise(subject)
+        if culprits:
+            one = culprits[0]
+            cause = f"{one.name} {one.detail}: what computes that learns by other paths alone"
+            fix = f"use a version with a derivative{on_line(one.location)}"
+            location = one.location or location
+        culprits.append(
+            Culprit(kind="loss", name="loss", detail="stuck", location=loss_line(subject))
+        )
     return violated(
         code,
         "the model cannot learn one batch by heart",
@@ -79,6 +89,30 @@ def stuck(
         fix=fix,
         evidence=shown,
     )
+
+
+def _stepwise(subject: Subject) -> list[Culprit]:
+    """Return the operations of forward and loss that hand no gradient on, with the module that was built so."""
+    from ..probes.stepwise import Stepwise
+
+    with subject.pristine() as model, Stepwise(model) as watch:
+        forward_and_loss(subject)()
+    found = []
+    for op, what in list(watch.found.values())[:2]:
+        found.append(
+            Culprit(
+                kind="call",
+                name=op.name,
+                detail=f"hands no gradient to {what}",
+                location=op.location,
+            )
+        )
+        built = sources.of_parameter(subject.model, op.module) if op.module else None
+        if built is not None:
+            found.append(
+                Culprit(kind="module", name=op.module, detail="is built here", location=built)
+            )
+    return found
 
 
 def constant(subject: Subject, loss: float, moved: float, shown: dict[str, Any]) -> Finding:
