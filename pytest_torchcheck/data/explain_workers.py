@@ -331,6 +331,9 @@ def not_random(
             if shares
             else (f"keep what augments in {attribute}, at {line_ref(line)}")
         )
+    kept = [] if fixed or replaced else _made_once(part)
+    if kept:
+        cause += f"; what is read of {kept[0][0]} was made once, at {line_ref(kept[0][1])}"
     return violated(
         "augmentation-fixed",
         f"{part.prefix}every reading of an item of {which} is equal, where random augmentation is promised"
@@ -338,6 +341,7 @@ def not_random(
         culprits=(
             *(dataset_culprit(part, f"{owner}.{attribute}", "replaced here", line) for attribute, owner, line in replaced),
             dataset_culprit(part, name, "", place),
+            *(dataset_culprit(part, attribute, "made once", line) for attribute, line in kept),
         ),
         location=place,
         observed=f"{found.items} items were read twice in two epochs; none differs",
@@ -346,6 +350,20 @@ def not_random(
         else f"generators drawn from: {', '.join(found.used) or 'none'}",
         fix=fix,
     )  # fmt: skip
+
+
+def _made_once(part: Part) -> list[tuple[str, Location]]:
+    """Return the attributes that ``__getitem__`` indexes and the lines that compute them by a call, two at most."""
+    reading = getattr(type(part.own), "__getitem__", None)
+    lines = sources.matches(reading, r"\bself\.\w+\s*\[") if reading is not None else []
+    names = dict.fromkeys(
+        name for place in lines for name in re.findall(r"\bself\.(\w+)\s*\[", place.text)
+    )
+    return [
+        (name, line)
+        for name in names
+        for line in sources.matches(type(part.own), rf"\bself\.{name}\s*(:[^=]+)?=[^=].*\(")
+    ][:2]
 
 
 def unseeded(part: Part, found: Augmentation, name: str, place: Location | None) -> Finding:

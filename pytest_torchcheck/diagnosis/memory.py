@@ -511,6 +511,7 @@ def longer_graph(
     at = f" on line {place.line}" if place is not None else ""
     given = next(iter(carried.given), None)
     read = f"; {given[0]}, which line {place.line} reads, has one too" if given and place else ""
+    handed = given is not None and place is not None and given[1].function != place.function
     return violated(
         code,
         f"{name} keeps the graph of every training step",
@@ -519,14 +520,16 @@ def longer_graph(
         observed=f"the graph behind {name} has {', '.join(map(str, nodes))} nodes after {len(nodes)} steps",
         cause=f"the new value is computed{at} from the old one, with gradients"
         if kept
+        else "what is handed over is kept together with its graph"
+        if handed
         else "a loss is added up together with its graph",
         because=f"{name} has a grad_fn after each step{read}"
         if kept
         else f"{name} has a grad_fn, and each step hangs the graph of its loss on it",
         fix=f"detach what is stored{at}, or update it under torch.no_grad()"
         if kept
-        else f"pass the number, {given[0]}.item(), where line {given[1].line} hands it over with its graph"
-        if given is not None and place is not None and given[1].function != place.function
+        else f"pass {given[0]}.detach(), or .item() of a loss, where line {given[1].line} hands it over"
+        if handed and given is not None
         else "add the number: total += loss.item()",
         evidence={"nodes": list(nodes)},
     )

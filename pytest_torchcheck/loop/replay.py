@@ -196,18 +196,25 @@ def where_graph_is_carried(subject: Subject, name: str | None = None) -> Carried
     given: list[tuple[str, Location]] = []
 
     def watch(model: nn.Module, _: Any) -> Watcher:
-        known: set[int] = set()
+        def holding() -> dict[str, torch.Tensor]:
+            held = carried_graphs(contract.train_step, contract.optimizer, model=model)
+            return {path: tensor for path, tensor in held.items() if name in (None, path)}
+
+        # what is held before the step counts again once it is another tensor, or is written to
+        known = [(tensor, tensor.grad_fn) for tensor in holding().values()]
         bound = _Bindings()
 
         def watcher(frame: FrameType, event: str, line: int) -> bool:
             bound.note(frame, event, line)
             if event == "call":
                 return False
-            held = carried_graphs(contract.train_step, contract.optimizer, model=model)
-            if name is not None:
-                held = {path: tensor for path, tensor in held.items() if path == name}
-            new = [path for path, tensor in held.items() if id(tensor) not in known]
-            known.update(id(tensor) for tensor in held.values())
+            held = holding()
+            new = [
+                path
+                for path, tensor in held.items()
+                if not any(tensor is one and tensor.grad_fn is made for one, made in known)
+            ]
+            known.extend((held[path], held[path].grad_fn) for path in new)
             names[:] = list(held)
             if new:
                 given[:] = bound.read_on(frame, line)

@@ -286,3 +286,28 @@ def test_the_line_that_only_failing_samples_run_is_named():
     assert finding.code == "sample-raises"
     assert any("# backwards" in one.location.text for one in finding.culprits if one.location)
     assert "only samples that fail run" in finding.because
+
+
+class Prepared(Dataset):
+    """Jitters its images once, when it is made."""
+
+    def __init__(self, *, early):
+        images = torch.rand(12, 4)
+        self.early = early
+        self.images = [image + 0.1 * torch.randn(4) for image in images]  # once
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        image = self.images[index]
+        return (image if self.early else image + 0.1 * torch.randn(4)), index % 2
+
+
+def test_what_was_augmented_once_is_named_where_it_was_made():
+    fields = {"loader": {"batch_size": 4}, "promises": [RandomAugmentation()]}
+    (finding,) = told("random-augmentation", dataset=Prepared(early=True), **fields)
+    assert finding.code == "augmentation-fixed"
+    assert any(one.name == "images" and "# once" in one.location.text for one in finding.culprits)
+    (finding,) = told("random-augmentation", dataset=Prepared(early=False), **fields)
+    assert finding.status == "passed"

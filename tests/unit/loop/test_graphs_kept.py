@@ -219,3 +219,35 @@ def test_a_meter_of_numbers_keeps_no_graph():
 
 def contract_findings(checked: Contract) -> list:
     return [f for f in checked.check(["graph-kept"]).findings if f.status == "violated"]
+
+
+class Memory:
+    """States of some steps, written into one tensor."""
+
+    def __init__(self) -> None:
+        self.states, self.slot = torch.zeros(4, 8, 2), 0
+
+    def store(self, state):
+        self.states[self.slot % 4] = state
+        self.slot += 1
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_tensor_that_is_written_to_in_every_step_is_told_by_the_writing_line(detach):
+    memory = Memory()
+
+    def train_step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        output = model(*inputs)
+        loss = F.mse_loss(output, targets)
+        loss.backward()
+        optimizer.step()
+        memory.store(output.detach() if detach else output)
+        return loss.detach()
+
+    found = contract_findings(contract(nn.Linear(3, 2), train_step=train_step))
+    assert len(found) == (not detach)
+    for one in found:
+        assert one.location.text == "self.states[self.slot % 4] = state"
+        assert any("memory.store(" in c.location.text for c in one.culprits if c.location)
+        assert "pass state.detach()" in one.fix
