@@ -75,11 +75,7 @@ def read_error(survey: Survey) -> Finding:
     on_gpu = _ON_GPU.search(error.message) is not None
     made_of = index_sources(part, error.index, survey.seed + error.index) if lookup else []
     shown = [f"{one.name} {one.detail}" for one in made_of if one.order < 2]
-    failing = [e.index for e in survey.errors if (e.type, e.message) == (error.type, error.message)]
-    odd = validity.Deviation.among("", [*((i, error.type) for i in failing), *((s.index, "") for s in survey.samples)])  # fmt: skip
-    own = None if lookup or on_gpu or odd is None else validity.own_line(part, odd, survey.seed)
-    if own is not None and own == error.location:
-        own = None
+    own = None if lookup or on_gpu else _failing_line(survey)
     return violated(
         "sample-raises",
         f"{part.prefix}reading sample {error.index} of {part.name} raises {error.type}: {error.message}",
@@ -103,6 +99,26 @@ def read_error(survey: Survey) -> Finding:
         else f"mend {line_ref(error.location)} for sample {error.index}, or leave it out of the dataset",
         evidence={"errors": [[e.index, e.type, e.message] for e in survey.errors]},
     )  # fmt: skip
+
+
+def _failing_line(survey: Survey) -> Location | None:
+    """Return the line that only the samples run that fail in one way, besides the one that raises."""
+    part, error = survey.part, survey.errors[0]
+    failing = [e.index for e in survey.errors if (e.type, e.message) == (error.type, error.message)]
+    readable = [sample.index for sample in survey.samples]
+    if not readable:
+        return None
+    odd = validity.Deviation(
+        path="",
+        usual="readable",
+        other=error.type,
+        index=failing[0],
+        count=len(failing),
+        odd=tuple(failing[:3]),
+        alike=tuple(readable[:3]),
+    )
+    own = validity.own_line(part, odd, survey.seed)
+    return own if own != error.location else None
 
 
 def _are_last(survey: Survey) -> bool:

@@ -268,21 +268,23 @@ def test_the_line_that_only_unlike_samples_run_is_named(kind, text):
 class Mirrored(Dataset):
     """Some pages are read backwards, which torch does not take from NumPy."""
 
-    def __init__(self):
-        self.pages = np.arange(60.0).reshape(10, 6)
+    def __init__(self, backwards):
+        self.pages, self.backwards = np.arange(60.0).reshape(10, 6), backwards
 
     def __len__(self):
         return len(self.pages)
 
     def __getitem__(self, index):
         page = self.pages[index]
-        if index % 3 == 1:
+        if self.backwards[index]:
             page = page[::-1]  # backwards
         return torch.from_numpy(page), index % 2
 
 
-def test_the_line_that_only_failing_samples_run_is_named():
-    (finding,) = told("samples-valid", dataset=Mirrored(), loader={"batch_size": 2})
+@pytest.mark.parametrize("readable", [7, 1])  # some samples fail, and all but one
+def test_the_line_that_only_failing_samples_run_is_named(readable):
+    dataset = Mirrored([index >= readable for index in range(10)])
+    (finding,) = told("samples-valid", dataset=dataset, loader={"batch_size": 2})
     assert finding.code == "sample-raises"
     assert any("# backwards" in one.location.text for one in finding.culprits if one.location)
     assert "only samples that fail run" in finding.because
