@@ -492,7 +492,7 @@ def _truth(test: ast.expr, known: Mapping[str, Any]) -> bool | None:
     return None
 
 
-def of_assignment(module: Any, name: str) -> Location | None:
+def of_assignment(module: Any, name: str, *, plain: bool = False) -> Location | None:
     """Return the line of a module's class (or its bases) that assigns ``self.name``.
 
     Plain, annotated, augmented and tuple assignments count, ``register_buffer("name", ...)`` and its like, also where
@@ -501,11 +501,12 @@ def of_assignment(module: Any, name: str) -> Location | None:
     Args:
         module: An ``nn.Module`` or any object.
         name: Attribute name, without dots.
+        plain: It is registered nowhere: lines that register it are those of another branch.
     """
-    return of_attribute(type(module), name)
+    return of_attribute(type(module), name, plain=plain)
 
 
-def of_attribute(owner: type, name: str) -> Location | None:
+def of_attribute(owner: type, name: str, *, plain: bool = False) -> Location | None:
     """Return the line of a class (or its bases) that assigns an attribute, as :func:`of_assignment` does."""
     written = [
         (cls, filename)
@@ -514,23 +515,17 @@ def of_attribute(owner: type, name: str) -> Location | None:
     ]
     for on_class in (False, True):
         for cls, filename in written:
-            if line := _assignments(cls)[on_class].get(name):
+            if line := _assignments(cls, plain)[on_class].get(name):
                 return _make(filename, line, cls.__qualname__)
     return None
 
 
-_REGISTERING = {
-    "register_buffer",
-    "register_parameter",
-    "register_module",
-    "add_module",
-    "setattr",
-    "__setattr__",
-}
+_SETTING = frozenset({"setattr", "__setattr__"})
+_REGISTERING = _SETTING | {"register_buffer", "register_parameter", "register_module", "add_module"}
 
 
 @functools.lru_cache(maxsize=512)
-def _assignments(cls: type) -> tuple[dict[str, int], dict[str, int]]:
+def _assignments(cls: type, plain: bool) -> tuple[dict[str, int], dict[str, int]]:
     """Return the line that assigns each attribute in a class's methods, and in its body.
 
     The first line counts; of a name that no ``__init__`` assigns as such, and that stands in one as a text, the line
@@ -546,10 +541,11 @@ def _assignments(cls: type) -> tuple[dict[str, int], dict[str, int]]:
         (node for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__"),
         None,
     )
-    found = _assigned(tree)
+    calls = _SETTING if plain else _REGISTERING
+    found = _assigned(tree, calls)
     if first is not None:
-        known = _assigned(first)
-        looped = _registered_by_variable(first)
+        known = _assigned(first, calls)
+        looped = _registered_by_variable(first, calls)
         found |= {name: line for name, line in looped.items() if name not in known}
     own = {
         target.id: node.lineno
@@ -564,8 +560,8 @@ def _assignments(cls: type) -> tuple[dict[str, int], dict[str, int]]:
     )
 
 
-def _assigned(tree: ast.AST) -> dict[str, int]:
-    """Return the first line of a tree that assigns each attribute by its name."""
+def _assigned(tree: ast.AST, calls: frozenset[str]) -> dict[str, int]:
+    """Return the first line of a tree that assigns each attribute by its name, itself or by one of some calls."""
     found: dict[str, int] = {}
     for node in ast.walk(tree):
         names: list[str] = []
@@ -573,7 +569,7 @@ def _assigned(tree: ast.AST) -> dict[str, int]:
             names = [n for target in node.targets for n in _attributes(target)]
         elif isinstance(node, ast.AnnAssign | ast.AugAssign):
             names = list(_attributes(node.target))
-        elif isinstance(node, ast.Call) and _called(node) in _REGISTERING:
+        elif isinstance(node, ast.Call) and _called(node) in calls:
             names = [
                 a.value
                 for a in node.args[:2]
@@ -585,14 +581,14 @@ def _assigned(tree: ast.AST) -> dict[str, int]:
     return found
 
 
-def _registered_by_variable(function: ast.FunctionDef) -> dict[str, int]:
+def _registered_by_variable(function: ast.FunctionDef, calls: frozenset[str]) -> dict[str, int]:
     """Return the texts of a function that may be names, to its line that registers or sets under a variable's name."""
     line = min(
         (
             node.lineno
             for node in ast.walk(function)
             if isinstance(node, ast.Call)
-            and _called(node) in _REGISTERING
+            and _called(node) in calls
             and not any(
                 isinstance(argument, ast.Constant) and isinstance(argument.value, str)
                 for argument in node.args[:2]

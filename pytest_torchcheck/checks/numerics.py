@@ -299,14 +299,13 @@ def _confirm(
 
 
 def _wide(batch: Batch) -> Batch:
-    """Return a batch in float64 with its strides: Batch.to would make them contiguous."""
+    """Return a batch in float64 with its strides, zeros in the gaps: Batch.to would make them contiguous."""
 
     def change(_path: str, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
             return leaf
-        made = torch.empty_strided(
-            leaf.shape, leaf.stride(), dtype=torch.float64, device=leaf.device
-        )
-        return made.copy_(leaf.detach())
+        last = sum((n - 1) * s for n, s in zip(leaf.shape, leaf.stride(), strict=True))
+        memory = torch.zeros(max(last + 1, 0), dtype=torch.float64, device=leaf.device)
+        return memory.as_strided(leaf.shape, leaf.stride()).copy_(leaf.detach())
 
     return batch.map(change)

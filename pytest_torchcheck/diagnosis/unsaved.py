@@ -64,8 +64,8 @@ class Piece:
             )
             found = (sources.search(type(self.owner), pattern) for pattern in patterns)
             place = next((line for line in found if line is not None), None)
-            return place or sources.of_assignment(self.owner, self.key)
-        return sources.of_assignment(self.owner, self.key)
+            return place or sources.of_assignment(self.owner, self.key, plain=True)
+        return sources.of_assignment(self.owner, self.key, plain=True)
 
 
 def pieces(model: nn.Module) -> dict[str, Piece]:

@@ -66,7 +66,7 @@ class Holding:
     @property
     def location(self) -> Location | None:
         """The line that assigns the attribute."""
-        return sources.of_assignment(self.owner, self.name)
+        return sources.of_assignment(self.owner, self.name, plain=True)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Iterate over the tensors that it brings: itself, or a hidden module's parameters and buffers."""

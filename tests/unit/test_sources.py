@@ -134,3 +134,19 @@ def test_an_attribute_is_found_where_it_is_made_first(name, text):
 
 def test_an_attribute_of_nowhere_has_no_line():
     assert sources.of_assignment(_Looped(), "missing") is None
+
+
+class _Either(torch.nn.Module):
+    def __init__(self, *, registered):
+        super().__init__()
+        if registered:
+            self.register_buffer("table", torch.ones(2))
+        else:
+            self.table = torch.ones(2)
+
+
+@pytest.mark.parametrize(("plain", "text"), [(False, "register_buffer"), (True, "self.table =")])
+def test_what_is_registered_nowhere_was_made_by_a_plain_line(plain, text):
+    place = sources.of_assignment(_Either(registered=not plain), "table", plain=plain)
+    assert place is not None
+    assert text in place.text
