@@ -40,8 +40,10 @@ def complex_cast(subject: Subject, dtype: torch.dtype) -> Finding | None:
         for name, buffer in subject.model.named_buffers()
         if buffer.is_complex() and bool(buffer.imag.any())
     ]
+    if not names:
+        return None
     kept, cast = subject.copy_model(), subject.copy_model()
-    if not names or kept is None or cast is None:
+    if kept is None or cast is None:
         return None
     subject.convert(kept, dtype)
     with warnings.catch_warnings():

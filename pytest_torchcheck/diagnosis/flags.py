@@ -50,10 +50,10 @@ def idle_flags(subject: Subject) -> list[Flag]:
     found: dict[tuple[Location | None, bool], list[tuple[str, nn.Module]]] = {}
     for name, module in subject.model.named_modules():
         value = vars(module).get("requires_grad")
-        parameters = list(module.parameters())
-        if not isinstance(value, bool) or not parameters or _has_its_own(type(module)):
+        if not isinstance(value, bool) or _has_its_own(type(module)):
             continue
-        if any(parameter.requires_grad == value for parameter in parameters):
+        parameters = list(module.parameters())
+        if not parameters or any(parameter.requires_grad == value for parameter in parameters):
             continue
         setting, reading = _lines(subject, name)
         if not reading:
