@@ -569,7 +569,7 @@ def _assigned(tree: ast.AST, calls: frozenset[str]) -> dict[str, int]:
             names = [n for target in node.targets for n in _attributes(target)]
         elif isinstance(node, ast.AnnAssign | ast.AugAssign):
             names = list(_attributes(node.target))
-        elif isinstance(node, ast.Call) and _called(node) in calls:
+        elif isinstance(node, ast.Call) and called(node) in calls:
             names = [
                 a.value
                 for a in node.args[:2]
@@ -588,7 +588,7 @@ def _registered_by_variable(function: ast.FunctionDef, calls: frozenset[str]) ->
             node.lineno
             for node in ast.walk(function)
             if isinstance(node, ast.Call)
-            and _called(node) in calls
+            and called(node) in calls
             and not any(
                 isinstance(argument, ast.Constant) and isinstance(argument.value, str)
                 for argument in node.args[:2]
@@ -607,9 +607,10 @@ def _registered_by_variable(function: ast.FunctionDef, calls: frozenset[str]) ->
     }
 
 
-def _called(node: ast.Call) -> str:
-    """Return the last name of what a call calls; empty where it has none."""
-    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+def called(node: ast.AST) -> str:
+    """Return the last name of what a call calls: ``BCELoss`` for ``nn.BCELoss()``; empty for no call, or no name."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return str(getattr(function, "attr", getattr(function, "id", "")))
 
 
 def _attributes(target: ast.expr) -> Iterator[str]:

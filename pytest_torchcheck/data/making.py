@@ -78,7 +78,7 @@ def _loaders(
     for file in files_of(part, declared):
         tree = sources.tree_of(file)
         for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.Call) and _called(node) == "DataLoader":
+            if isinstance(node, ast.Call) and sources.called(node) == "DataLoader":
                 told: dict[str, ast.expr] = said(node)
                 if any(k.arg is None for k in node.keywords):
                     continue  # **arguments: the dict that they come from may fit
@@ -115,7 +115,7 @@ def sampler_made(
         for file in files_of(part, declared)
         if (tree := sources.tree_of(file)) is not None
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and _called(node) == name
+        if isinstance(node, ast.Call) and sources.called(node) == name
     ]
     if len(calls) > 1:
         calls = [call for call in calls if _may_have_made(call[2], sampler, per_class)]
@@ -160,10 +160,6 @@ def _may_have_made(call: ast.Call, sampler: Any, per_class: bool) -> bool:
     )
 
 
-def _called(call: ast.Call) -> str:
-    return str(getattr(call.func, "id", "") or getattr(call.func, "attr", ""))
-
-
 def _around(tree: ast.Module, node: ast.expr | ast.stmt) -> ast.stmt | ast.Module:
     """Return the innermost function that holds a node, else the module."""
     holding = [
@@ -205,7 +201,7 @@ def _is_dataset(tree: ast.AST, owner: ast.expr, name: str) -> bool:
     return isinstance(owner, ast.Name) and any(
         isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Call)
-        and _called(node.value) == name
+        and sources.called(node.value) == name
         and any(isinstance(t, ast.Name) and t.id == owner.id for t in node.targets)
         for node in ast.walk(tree)
     )

@@ -66,7 +66,9 @@ def _of_call(place: Location, lines: tuple[Location, ...]) -> Reason | None:
     culprits = [
         Culprit(
             kind="call",
-            name=next((_name(c) for c in _calls(line) if _name(c) in names), name),
+            name=next(
+                (sources.called(c) for c in _calls(line) if sources.called(c) in names), name
+            ),
             detail="nothing that it gives back here has a graph",
             location=line,
         )
@@ -119,7 +121,9 @@ def _flags(place: Location, kind: str) -> Iterator[_Flag]:
             found.append((start, node.test, inside))
         elif isinstance(node, ast.With) and kind == "no-grad" and start == place.line:
             parts = [c for c in ast.walk(node.items[0].context_expr) if isinstance(c, ast.Call)]
-            found += [(start, c.args[0], False) for c in parts if _name(c) == _OFF and c.args]
+            found += [
+                (start, c.args[0], False) for c in parts if sources.called(c) == _OFF and c.args
+            ]
     arguments = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)} - {"self"}
     for _, test, value in sorted(found, key=lambda entry: -entry[0]):
         yield from _named(test, value, arguments)
@@ -196,10 +200,10 @@ def _of_argument(place: Location, flag: _Flag, callers: tuple[Location, ...]) ->
     for line in callers:
         for call in _calls(line):
             given = next((k.value for k in call.keywords if k.arg == flag.name), None)
-            left = _name(call) == name and _leaves_out(call, function, flag.name)
-            its = _name(call) == name or name == "forward"
+            left = sources.called(call) == name and _leaves_out(call, function, flag.name)
+            its = sources.called(call) == name or name == "forward"
             if its and isinstance(given, ast.Constant) and given.value is flag.value:
-                met[line] = _name(call), f"with {flag.name}={flag.value}"
+                met[line] = sources.called(call), f"with {flag.name}={flag.value}"
             elif left and _default(function, flag.name) is flag.value:
                 met[line] = name, f"without {flag.name}=, whose default is {flag.value}"
     if not met:
@@ -274,7 +278,3 @@ def _calls(line: Location) -> list[ast.Call]:
         for n in (ast.walk(tree) if tree is not None else ())
         if isinstance(n, ast.Call) and n.lineno <= line.line <= (n.end_lineno or 0)
     ]
-
-
-def _name(call: ast.Call) -> str:
-    return getattr(call.func, "attr", getattr(call.func, "id", ""))

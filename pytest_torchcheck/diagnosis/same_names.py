@@ -67,10 +67,10 @@ def _registering(cls: type) -> tuple[Location, Location] | None:
         added = {
             ast.unparse(c.args[0])
             for c in calls
-            if isinstance(c, ast.Call) and _called(c) == "append" and c.args
+            if isinstance(c, ast.Call) and sources.called(c) == "append" and c.args
         }
         for call in calls:
-            if not isinstance(call, ast.Call) or _called(call) not in _NAMING:
+            if not isinstance(call, ast.Call) or sources.called(call) not in _NAMING:
                 continue
             name, module = call.args[-2:] if len(call.args) > 1 else (None, None)
             if name is None or module is None or ast.unparse(module) not in added:
@@ -87,7 +87,7 @@ def _registering(cls: type) -> tuple[Location, Location] | None:
 def _bound(loop: ast.For, name: ast.Name) -> list[ast.Assign]:
     """Return the lines of a loop that make a name, without those that number it: these make another one in each turn."""
     number = ""
-    if isinstance(loop.iter, ast.Call) and _called(loop.iter) in ("enumerate", "range"):
+    if isinstance(loop.iter, ast.Call) and sources.called(loop.iter) in ("enumerate", "range"):
         target = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
         number = getattr(target, "id", "")
     bound = [s for s in ast.walk(loop) if isinstance(s, ast.Assign) and target_of(s) == name.id]
@@ -98,9 +98,3 @@ def _numbered(value: ast.expr, number: str) -> bool:
     parts = [n.value for n in ast.walk(value) if isinstance(n, ast.FormattedValue)]
     parts += [a for n in ast.walk(value) if isinstance(n, ast.Call) for a in n.args]
     return any(isinstance(part, ast.Name) and part.id == number for part in parts)
-
-
-def _called(call: ast.expr) -> str:
-    if not isinstance(call, ast.Call):
-        return ""
-    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))

@@ -169,13 +169,14 @@ def _fits(node: ast.AST, parts: list[str]) -> bool | None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         value = node.value
         made = value is not None and any(
-            isinstance(inner, ast.Call) and _called(inner) in _MADE for inner in ast.walk(value)
+            isinstance(inner, ast.Call) and sources.called(inner) in _MADE
+            for inner in ast.walk(value)
         )
         names = [_chain(t) for t in targets if isinstance(t, ast.Attribute)]
         return True if made and any(_ends(chain, parts) for chain in names) else None
     if not isinstance(node, ast.Call):
         return None
-    called = _called(node)
+    called = sources.called(node)
     method = called in ("zero_", "fill_", "mul_")
     if called not in (*_IN_PLACE, *_WITH_VALUE) or (not method and not node.args):
         return None
@@ -190,10 +191,6 @@ def _fits(node: ast.AST, parts: list[str]) -> bool | None:
     if len(chain) == 1 and chain[0]:
         return False
     return True if _ends(chain, parts) else None
-
-
-def _called(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _chain(node: ast.expr) -> list[str] | None:
@@ -235,7 +232,7 @@ def _named(around: tuple[ast.AST, ...], name: str) -> bool:
 
 def _hands_over(call: ast.Call, helper: str, parts: list[str]) -> bool:
     """Say whether a call gives a helper the module or parameter of a name, or applies it to it."""
-    applied = _called(call) == "apply" and isinstance(call.func, ast.Attribute)
+    applied = sources.called(call) == "apply" and isinstance(call.func, ast.Attribute)
     if applied:
         given = [call.func.value] if isinstance(call.func, ast.Attribute) else []
         if not any(
@@ -245,7 +242,7 @@ def _hands_over(call: ast.Call, helper: str, parts: list[str]) -> bool:
             for a in call.args
         ):
             return False
-    elif _called(call) == helper:
+    elif sources.called(call) == helper:
         given = list(call.args)
     else:
         return False
