@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from . import sources
+from . import sources, verdicts
 from .adapters import LoopUnavailableError
-from .checks import registry
 from .checks.registry import Check, catalogue
 from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError, _unknown
 from .findings import Culprit, Finding, Location, Report, without_escapes
@@ -249,7 +248,7 @@ class Runner:
     def _findings(self, case: Case) -> tuple[Finding, ...]:
         if (root := self._lost.get(case.device)) is not None:
             lost = f"not run: the context of {case.device} was lost (see {root.split('/')[0]})"
-            return (registry.inconclusive(lost, code="blocked", root=root),)
+            return (verdicts.inconclusive(lost, code="blocked", root=root),)
         subject = self.subject(case)
         try:
             found = tuple(case.check.run(subject))
@@ -257,7 +256,7 @@ class Runner:
             return (self.crash(case, error, subject),)
         except LoopUnavailableError as error:
             return (
-                registry.inconclusive(
+                verdicts.inconclusive(
                     f"the trainer's loop was not run: {error}", code="loop-unavailable"
                 ),
             )
@@ -285,7 +284,7 @@ class Runner:
             f"{place.file}:{place.line}" if place else "",
         )
         if (root := self._crashes.get(key)) is not None and root.split("/")[0] != case.check.name:
-            return registry.inconclusive(
+            return verdicts.inconclusive(
                 f"could not be checked: the {error.phase} raises {key[0]} (see {root.split('/')[0]})",
                 code="blocked",
                 root=root,
@@ -303,7 +302,7 @@ class Runner:
                 device=case.device,
             )
         known = known.replace(culprits=self._with_batch_line(known.culprits))
-        finding = registry.explained(
+        finding = verdicts.explained(
             known,
             location=known.location
             or next((c.location for c in known.culprits if c.location is not None), None)
@@ -368,14 +367,14 @@ def _skipped(found: tuple[Finding, ...], reason: str, check: str) -> tuple[Findi
     """Turn the findings of a check that the contract skips into not-applicable, or a stale skip into a failure."""
     if any(finding.status in ("violated", "suspicious") for finding in found):
         return tuple(
-            registry.not_applicable(f"skipped by the contract: {reason} ({finding.summary})")
+            verdicts.not_applicable(f"skipped by the contract: {reason} ({finding.summary})")
             for finding in found
             if finding.status in ("violated", "suspicious")
         )
     if any(finding.status == "passed" for finding in found):
         held = next(finding.summary for finding in found if finding.status == "passed")
         return (
-            registry.violated(
+            verdicts.violated(
                 "skip-stale",
                 f"the skip of {check} is no longer needed: the check passes",
                 observed=held,
@@ -391,7 +390,7 @@ def _skipped(found: tuple[Finding, ...], reason: str, check: str) -> tuple[Findi
 
 
 def _internal(case: Case, error: Exception) -> Finding:
-    return registry.inconclusive(
+    return verdicts.inconclusive(
         f"{case.check.name} itself failed with {type(error).__name__}: {error}; this is a defect of pytest-torchcheck",
         code="internal-error",
         evidence={"traceback": traceback.format_exception(error)},
@@ -447,7 +446,7 @@ def run_contract(
                 or "it does not apply to these devices and dtypes"
             )
             absent.append(
-                registry.not_applicable(reason).replace(check=name, contract=contract.name)
+                verdicts.not_applicable(reason).replace(check=name, contract=contract.name)
             )
     try:
         runner.expect(chosen)
@@ -476,6 +475,6 @@ def run_contract(
 
 
 def _no_device(case: Case, contract: Contract) -> Finding:
-    return registry.inconclusive(f"no {case.device} device here", code="no-device").replace(
+    return verdicts.inconclusive(f"no {case.device} device here", code="no-device").replace(
         check=case.check.name, contract=contract.name, device=case.device, dtype=case.dtype
     )

@@ -15,8 +15,9 @@ from ..findings import Culprit, Finding
 from ..loop.recorder import trace_of
 from ..measure import parity
 from ..state import seed_everything
+from ..verdicts import inconclusive, not_applicable, passed, violated
 from .devices import on_meta
-from .registry import check, inconclusive, not_applicable, passed, violated
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,8 @@ from ..diagnosis.tables import parameter_rows
 from ..facts import forward_facts
 from ..state import isolated, seed_everything
 from ..subject import Subject, SubjectError, clear_gradients, gradient_stats
-from .registry import check, inconclusive, not_applicable, passed, violated
+from ..verdicts import inconclusive, not_applicable, passed, violated
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

@@ -16,7 +16,8 @@ from ..diagnosis.unrepeated import unrepeated_batch, unrepeated_build
 from ..facts import copied, forward_facts, outputs
 from ..state import seed_everything, seed_torch
 from ..subject import Subject, SubjectError
-from .registry import check, inconclusive, not_applicable, passed, suspicious
+from ..verdicts import inconclusive, not_applicable, passed, suspicious
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,9 @@ from .. import accelerator, sources, trees
 from ..findings import Culprit, Finding
 from ..measure import parity
 from ..state import seed_everything
+from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .devices import on_meta
-from .registry import check, inconclusive, not_applicable, passed, suspicious, violated
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,7 +29,8 @@ from pytest_torchcheck.data.reading import MOST_SAMPLES, Survey, survey
 from pytest_torchcheck.specs import Labels, as_spec_tree
 from pytest_torchcheck.subject import Subject, SubjectError
 
-from .registry import check, inconclusive, not_applicable, passed
+from ..verdicts import inconclusive, not_applicable, passed
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,8 +13,9 @@ from ..diagnosis.replay import replay
 from ..findings import Culprit, Finding
 from ..measure import parity
 from ..subject import SubjectError
+from ..verdicts import inconclusive, passed, violated
 from .devices import on_meta
-from .registry import check, inconclusive, passed, violated
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,14 +17,8 @@ from ..findings import Culprit, Finding, Location
 from ..probes.placement import IMPLICIT_SYNCS, Placement, Sync
 from ..state import seed_everything
 from ..subject import Subject, SubjectError
-from .registry import (
-    check,
-    explained,
-    inconclusive,
-    not_applicable,
-    passed,
-    suspicious,
-)
+from ..verdicts import explained, inconclusive, not_applicable, passed, suspicious
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,8 @@ from ..functions.operators import check_operator, definition_of, shadow_of
 from ..functions.target import Surrogate
 from ..state import isolated
 from ..subject import Subject, SubjectError
-from .registry import check, inconclusive, not_applicable, passed, suspicious
+from ..verdicts import inconclusive, not_applicable, passed, suspicious
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,8 +13,9 @@ from ..facts import forward_facts, outputs
 from ..probes.recomputation import watch_checkpointing
 from ..state import seed_everything
 from ..subject import Subject, SubjectError
+from ..verdicts import inconclusive, not_applicable, passed, suspicious
 from .autograd import REDRAWS
-from .registry import check, inconclusive, not_applicable, passed, suspicious
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,8 +17,9 @@ from ..diagnosis.symmetry import equal_rows
 from ..findings import Culprit, Finding
 from ..probes.signals import LINEAR, Rectified, Squashed
 from ..state import filled_memory, is_lazy, isolated
+from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .devices import on_meta
-from .registry import check, inconclusive, not_applicable, passed, suspicious, violated
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,10 @@ from .. import promises, trees
 from ..diagnosis import labels as explain
 from ..specs import Labels
 from ..state import seed_everything
+from ..verdicts import inconclusive, not_applicable, passed, suspicious
 from .loss import evidence
 from .promised import find_input
-from .registry import check, inconclusive, not_applicable, passed, suspicious
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,8 +21,9 @@ from pytest_torchcheck.data import (
     validity,
 )
 
+from ..verdicts import inconclusive, not_applicable, passed
 from .data import _in_data, _pickle_failures, _unreadable, data_parts, surveys
-from .registry import check, inconclusive, not_applicable, passed
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

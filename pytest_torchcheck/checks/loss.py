@@ -25,7 +25,8 @@ from ..probes.watch import version_of
 from ..specs import Labels
 from ..state import seed_everything
 from ..subject import SubjectError
-from .registry import check, inconclusive, not_applicable, passed, suspicious
+from ..verdicts import inconclusive, not_applicable, passed, suspicious
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

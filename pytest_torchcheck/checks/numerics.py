@@ -14,8 +14,9 @@ from ..diagnosis import precision
 from ..diagnosis.state import reference
 from ..findings import Culprit, Finding
 from ..subject import Subject, SubjectError
+from ..verdicts import inconclusive, not_applicable, passed, violated
 from .devices import on_meta
-from .registry import check, inconclusive, not_applicable, passed, violated
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

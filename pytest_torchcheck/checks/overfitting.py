@@ -14,7 +14,8 @@ from ..contracts import Overfit
 from ..findings import Culprit, Finding
 from ..state import seed_everything
 from ..subject import Subject, SubjectError, optimizers_of, schedulers_of
-from .registry import check, inconclusive, not_applicable, passed, violated
+from ..verdicts import inconclusive, not_applicable, passed, violated
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

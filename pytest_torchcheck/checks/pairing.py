@@ -13,7 +13,8 @@ from ..diagnosis import pairing as explain
 from ..probes.losses import LossCall, LossWatch
 from ..state import seed_everything
 from ..subject import SubjectError
-from .registry import check, inconclusive, not_applicable, passed
+from ..verdicts import inconclusive, not_applicable, passed
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

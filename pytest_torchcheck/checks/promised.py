@@ -12,8 +12,9 @@ from ..diagnosis import promised as explain
 from ..specs.sequences import Lengths
 from ..state import seed_everything
 from ..subject import Subject, SubjectError
+from ..verdicts import inconclusive, passed
 from .behaviour import EXACT, ROUNDING, beyond_rounding
-from .registry import check, inconclusive, passed
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

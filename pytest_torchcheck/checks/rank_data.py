@@ -9,8 +9,9 @@ from ..findings import Culprit, Finding
 from ..ranks import explain, explain_data, launch
 from ..ranks.checkpoint import PREFIXES
 from ..ranks.evidence import evidence
+from ..verdicts import inconclusive, passed, violated
 from .ranks import unusable
-from .registry import check, inconclusive, passed, violated
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

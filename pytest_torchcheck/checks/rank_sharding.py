@@ -9,8 +9,9 @@ from ..findings import Culprit, Finding
 from ..ranks import explain, explain_sharding
 from ..ranks.evidence import evidence
 from ..ranks.statistics import runs_on, synchronised
+from ..verdicts import inconclusive, not_applicable, passed, violated
 from .ranks import exact_of, is_double, unusable
-from .registry import check, inconclusive, not_applicable, passed, violated
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

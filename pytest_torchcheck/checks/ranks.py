@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..ranks import Outcome, explain
 from ..ranks.evidence import Evidence, evidence
-from .registry import check, inconclusive, not_applicable, passed
+from ..verdicts import inconclusive, not_applicable, passed
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,8 +16,9 @@ from ..probes.divergence import record
 from ..probes.tracing import narrow
 from ..state import isolated, seed_everything
 from ..subject import Subject, SubjectError
+from ..verdicts import inconclusive, passed
 from .behaviour import EXACT, ROUNDING
-from .registry import check, inconclusive, passed
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,9 +15,10 @@ from ..diagnosis.observation import observe
 from ..diagnosis.state import CheckpointError, Outputs, gap, outputs_of, perturb, reference
 from ..findings import Culprit, Finding
 from ..subject import Gradients, Subject, SubjectError
+from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .devices import on_meta
 from .initialisation import rebuilt
-from .registry import check, inconclusive, not_applicable, passed, suspicious, violated
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

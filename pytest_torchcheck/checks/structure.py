@@ -20,8 +20,9 @@ from ..findings import Culprit, Finding
 from ..probes.holdings import Holding, holdings
 from ..state import seed_everything
 from ..subject import SubjectError
+from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .devices import on_meta
-from .registry import check, inconclusive, not_applicable, passed, suspicious, violated
+from .registry import check
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -17,9 +17,10 @@ from pytest_torchcheck.loop.trainer_labels import (
     with_labels,
 )
 
+from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .data import data_parts
 from .loop import whole_trace
-from .registry import check, inconclusive, not_applicable, passed, suspicious, violated
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,8 @@ from pytest_torchcheck.loop.recorder import STEPS, record, trace_of
 from pytest_torchcheck.loop.replay import last_write, where_changed
 from pytest_torchcheck.subject import SubjectError
 
-from .registry import check, inconclusive, not_applicable, passed
+from ..verdicts import inconclusive, not_applicable, passed
+from .registry import check
 from .updates import STEPS as UPDATES
 from .updates import trajectory, untrainable
 

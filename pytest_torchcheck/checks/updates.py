@@ -31,8 +31,9 @@ from ..subject import (
     optimizers_of,
     schedulers_of,
 )
+from ..verdicts import inconclusive, not_applicable, passed
 from .autograd import REDRAWS, rounding_noise, shared_shifts, unreached
-from .registry import check, inconclusive, not_applicable, passed
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck.checks.registry import violated
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.state import isolated
 
+from ..verdicts import violated
 from .contents import Contents
 from .explain import dataset_culprit, few, line_ref
 from .mutation import ReadingError, read_under

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.state import isolated
 
+from ..verdicts import suspicious, violated
 from .contents import Contents, Held
 from .describing import describe_sample
 from .explain import dataset_culprit, line_ref, where

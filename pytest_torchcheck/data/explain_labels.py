@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck.checks.registry import suspicious, violated
-
+from ..verdicts import suspicious, violated
 from . import validity
 from .explain import dataset_culprit, line_ref, where
 from .giving import given_line

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding
 
+from ..verdicts import suspicious, violated
 from .declared import making_line
 from .explain import dataset_culprit, line_ref
 from .making import loader_told, sampler_made

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
+from ..verdicts import suspicious, violated
 from . import validity
 from .bounding import index_sources
 from .contents import Contents

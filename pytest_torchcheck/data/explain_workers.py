@@ -7,9 +7,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import inconclusive, not_applicable, suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
+from ..verdicts import inconclusive, not_applicable, suspicious, violated
 from . import delivery, validity
 from .explain import dataset_culprit, few, line_ref, own_line
 from .making import replaced_from_outside

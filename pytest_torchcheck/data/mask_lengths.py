@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding
 
+from ..verdicts import suspicious, violated
 from .explain import line_ref
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import ConcatDataset, Subset
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding
 
+from ..verdicts import suspicious, violated
 from .contents import is_array, is_object_array
 from .explain import line_ref
 from .labels import label_path

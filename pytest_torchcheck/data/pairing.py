@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 
 from pytest_torchcheck import sources, trees
-from pytest_torchcheck.checks.registry import violated
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.state import isolated
 
+from ..verdicts import violated
 from .contents import Contents
 from .explain import line_ref
 from .mask_lengths import LongMask, making_watcher, too_long

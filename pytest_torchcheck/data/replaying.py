@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import violated
 from pytest_torchcheck.findings import Culprit, Finding, Location
 from pytest_torchcheck.state import isolated
 
+from ..verdicts import violated
 from .contents import Contents
 from .explain import line_ref
 from .generators import fingerprint, global_generators

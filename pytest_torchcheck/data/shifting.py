@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import violated
 from pytest_torchcheck.findings import Culprit, Finding
 
+from ..verdicts import violated
 from .explain import few, line_ref
 
 if TYPE_CHECKING:

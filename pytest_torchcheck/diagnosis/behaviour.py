@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources, trees
-from ..checks.registry import explained, suspicious, violated
 from ..data.tracing import find_line, line_of
 from ..findings import Culprit, Finding
 from ..state import is_device_error
+from ..verdicts import explained, suspicious, violated
 from . import places
 from .errors import explain_error
 from .explanation import counted

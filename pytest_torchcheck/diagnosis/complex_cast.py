@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources, trees
-from ..checks.registry import violated
 from ..findings import Culprit
 from ..state import seed_everything
+from ..verdicts import violated
 from .explanation import counted, listed
 
 if TYPE_CHECKING:

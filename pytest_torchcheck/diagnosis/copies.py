@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from .. import sources
-from ..checks.registry import inconclusive, passed, violated
 from ..findings import Culprit, Finding
 from ..probes.holdings import closure_of, holdings
 from ..state import seed_everything
+from ..verdicts import inconclusive, passed, violated
 from .state import Outputs, gap, outputs_of, perturb, registered
 
 if TYPE_CHECKING:

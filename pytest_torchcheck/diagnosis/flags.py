@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import sources
-from ..checks.registry import violated
 from ..findings import Culprit, Finding
+from ..verdicts import violated
 from .freezing import files_of_model
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from .. import sources
-from ..checks.registry import suspicious, violated
 from ..findings import Culprit, Finding, Location
 from ..probes.recording import SWITCHES
 from ..probes.watch import name_of
 from ..state import isolated, seed_everything
 from ..subject import SubjectError, optimizers_of
+from ..verdicts import suspicious, violated
 from .choices import deciding
 from .gradients import names_text, parameter
 from .name_tests import keeps_on

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources
-from ..checks.registry import violated
 from ..findings import Culprit, Finding
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
 from ..trees import dense
+from ..verdicts import violated
 from .explanation import counted, on_line
 from .tables import layer_rows
 from .zeroing import zeroing_lines

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..checks.registry import suspicious, violated
 from ..findings import Culprit, Finding
 from ..probes.step_leaks import grad_line
 from ..units import format_bytes
+from ..verdicts import suspicious, violated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import sources
-from ..checks.registry import violated
 from ..findings import Culprit, Finding, Location
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
+from ..verdicts import violated
 from .explanation import counted
 from .gradients import LOSSES_OF_VALUES, names_text
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from .. import sources, trees
-from ..checks.registry import inconclusive, passed, suspicious, violated
 from ..findings import Culprit, Finding
 from ..probes.signals import Rectified, Signals, SignalWatch, Squashed, Tap
 from ..state import seed_everything
+from ..verdicts import inconclusive, passed, suspicious, violated
 from .explanation import listed
 from .losses import initialisation_line
 

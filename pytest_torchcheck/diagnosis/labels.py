@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..checks.registry import violated
 from ..findings import Culprit, Finding
+from ..verdicts import violated
 from .heads import head_culprits, layer_of, widened
 from .losses import declared_loss_line
 from .origins import target_culprits

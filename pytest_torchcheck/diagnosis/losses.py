@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import sources, trees
-from ..checks.registry import suspicious, violated
 from ..findings import Culprit, Finding, Location
 from ..loop.closures import functions_of
 from ..probes.losses import LINEAR, Broadcast, LogOf
 from ..probes.watch import version_of
 from ..state import seed_everything
+from ..verdicts import suspicious, violated
 from .losses_called import criterion_culprits
 from .returns import forward_returned, loss_returned
 

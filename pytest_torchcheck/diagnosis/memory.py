@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding, Location
 from pytest_torchcheck.probes.memory.profile import Holding, MemoryProfile, build_profile
 from pytest_torchcheck.units import format_bytes, format_flops
 
+from ..verdicts import suspicious, violated
 from .memory_causes import advice, find_causes, general_cause, tensor_name
 
 if TYPE_CHECKING:

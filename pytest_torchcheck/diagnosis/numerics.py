@@ -14,6 +14,7 @@ from ..probes.finiteness import NonFinite, find_nonfinite, find_overflow
 from ..specs.domains import Uniform
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
+from ..verdicts import explained
 from .explanation import listed
 from .gradients import evidence_of, remedy, writers
 
@@ -310,7 +311,6 @@ def transposed(batch: Batch) -> Batch:
 
 def moved(subject: Subject, kind: str, error: SubjectError) -> Finding:
     """Report a crash that another memory layout of the input causes."""
-    from ..checks.registry import explained
     from .errors import explain_error
 
     with subject.pristine():

@@ -7,11 +7,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from .. import sources
-from ..checks.registry import inconclusive, violated
 from ..findings import Culprit, Finding, Location
 from ..loop.rebinding import is_trained, where_rebound
 from ..state import seed_everything
 from ..subject import SubjectError, optimizers_of
+from ..verdicts import inconclusive, violated
 from . import freezing
 from .given import left_out, spent_of
 from .gradients import have, names_text, parameter

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources, trees
-from ..checks.registry import suspicious, violated
 from ..findings import Culprit, Finding, Location
 from ..state import seed_everything
+from ..verdicts import suspicious, violated
 from .explanation import on_line
 from .gradients import forward_and_loss
 from .losses import loss_line

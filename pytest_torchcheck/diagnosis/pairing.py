@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..checks.registry import suspicious, violated
 from ..findings import Culprit, Finding, Location
 from ..probes.losses import LossCall, LossWatch
 from ..state import seed_everything
+from ..verdicts import suspicious, violated
 from .losses import loss_line
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources
-from ..checks.registry import explained, suspicious, violated
 from ..findings import Culprit, Finding, Location
+from ..verdicts import explained, suspicious, violated
 from .hidden import hidden
 from .portability import Portability, numpy_line
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources, trees
-from ..checks.registry import passed, suspicious, violated
 from ..findings import Culprit, Finding
 from ..state import seed_everything
+from ..verdicts import passed, suspicious, violated
 from .numerics import Outputs, culprits_of, in_double, overflowing, place_of
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources
-from ..checks.registry import violated
 from ..findings import Culprit, Finding
 from ..state import seed_everything
+from ..verdicts import violated
 from . import padded, places
 from .explanation import on_line
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources
-from ..checks.registry import violated
 from ..findings import Culprit
 from ..probes.bisection import apart
 from ..probes.divergence import record
+from ..verdicts import violated
 from .building import building_line
 from .explanation import listed
 

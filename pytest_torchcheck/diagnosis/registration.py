@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from .. import sources
-from ..checks.registry import suspicious, violated
 from ..findings import Culprit, Finding, Location
+from ..verdicts import suspicious, violated
 from .explanation import listed
 from .observation import observe
 from .same_names import SameName, same_name

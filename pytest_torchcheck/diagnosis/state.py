@@ -18,6 +18,7 @@ from ..facts import forward_facts
 from ..findings import Culprit, Finding
 from ..probes.holdings import Holding, holdings
 from ..state import is_lazy, seed_everything
+from ..verdicts import suspicious, violated
 from .explanation import listed
 from .unsaved import plain
 
@@ -323,7 +324,6 @@ def explain_lost(
     subject: Subject, lost: list[Lost], difference: tuple[str, float], *, confirmed: bool
 ) -> Finding:
     """Explain outputs that differ after a strict load into another instance."""
-    from ..checks.registry import suspicious, violated
     from .hidden import hidden
 
     path, distance = difference

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from .. import sources, trees
-from ..checks.registry import violated
 from ..findings import Culprit
 from ..subject import SubjectError
+from ..verdicts import violated
 from .losses import initialisation_line
 
 if TYPE_CHECKING:

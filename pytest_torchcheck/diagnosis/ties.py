@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from .. import sources
-from ..checks.registry import not_applicable, passed, suspicious, violated
 from ..findings import Culprit, Finding, Location
+from ..verdicts import not_applicable, passed, suspicious, violated
 from .explanation import listed
 from .state import CheckpointError, through_file
 

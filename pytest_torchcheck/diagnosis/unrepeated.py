@@ -8,10 +8,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from .. import sources, trees
 from ..batches.read import is_fixed, read
-from ..checks.registry import suspicious
 from ..data.tracing import first_difference
 from ..findings import Culprit, Finding
 from ..state import filled_memory, isolated
+from ..verdicts import suspicious
 from .explanation import counted
 from .gradients import names_text
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from .. import sources, trees
-from ..checks.registry import violated
 from ..findings import Culprit, Finding
 from ..probes.holdings import holdings
 from ..state import seed_everything
+from ..verdicts import violated
 from .explanation import listed
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from .. import sources
-from ..checks.registry import violated
 from ..findings import Culprit, Finding
 from ..loop.closures import functions_of
 from ..state import seed_everything
 from ..subject import SubjectError, optimizers_of
+from ..verdicts import violated
 from .assigned import holds
 from .name_tests import rebinds
 

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding
+
+from ..verdicts import suspicious, violated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pytest_torchcheck.checks.registry import violated
 from pytest_torchcheck.findings import Culprit, Finding
 
+from ..verdicts import violated
 from .protocol import at, call, clips_nothing
 from .trace import Backward, Clip, OptimizerStep, Trace
 

@@ -13,13 +13,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.data.tracing import line_of
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.probes.watch import readable
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import SubjectError
 
+from ..verdicts import suspicious, violated
 from .kept import kept_as_it_is
 from .patches import listening
 from .protocol import at, few

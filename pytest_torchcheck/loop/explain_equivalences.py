@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.diagnosis.explanation import counted
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
+from ..verdicts import suspicious, violated
 from .protocol import at, call, few
 
 if TYPE_CHECKING:

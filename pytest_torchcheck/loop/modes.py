@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding
 
+from ..verdicts import suspicious, violated
 from .protocol import at, few
 from .replay import where_gradients_go_off, where_mode_is_left
 from .reseeding import reseeding_findings

@@ -6,10 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import violated
 from pytest_torchcheck.diagnosis.used_up import used_up_near
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
+from ..verdicts import violated
 from .kept import kept_as_it_is
 from .replay import where_loss_is_made_anew
 from .trace import Backward, Clip, Event, Forward, LoadState, OptimizerStep, Trace

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import violated
 from pytest_torchcheck.diagnosis.optimizers import optimizer_line
 from pytest_torchcheck.findings import Culprit
 from pytest_torchcheck.subject import optimizers_of
 
+from ..verdicts import violated
 from .closures import functions_of
 
 if TYPE_CHECKING:

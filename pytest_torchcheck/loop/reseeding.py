@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.probes.randomness import DrawWatch, generators
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import SubjectError
 
+from ..verdicts import suspicious, violated
 from .protocol import at
 from .steps import StepWatch, take_steps
 

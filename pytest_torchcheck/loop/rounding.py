@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding
 
+from ..verdicts import suspicious, violated
 from .protocol import at, few
 from .trace import Convert, Forward
 

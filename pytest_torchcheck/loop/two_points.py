@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_torchcheck.checks.registry import suspicious
 from pytest_torchcheck.findings import Culprit
 
+from ..verdicts import suspicious
 from .protocol import at, call
 from .recorder import record
 from .trace import Backward

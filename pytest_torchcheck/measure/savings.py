@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchcheck import sources, trees
-from pytest_torchcheck.checks.registry import violated
 from pytest_torchcheck.contracts import Contract
 from pytest_torchcheck.findings import ContractViolation, Culprit, Finding
 from pytest_torchcheck.measure.memory import attempt
@@ -18,6 +17,8 @@ from pytest_torchcheck.probes.memory.profile import CATEGORIES, MemoryProfile, b
 from pytest_torchcheck.probes.memory.tracker import PHASES, STOPS, MemoryTracker
 from pytest_torchcheck.state import isolated, seed_everything
 from pytest_torchcheck.units import format_bytes, parse_share
+
+from ..verdicts import violated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

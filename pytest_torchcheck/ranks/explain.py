@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding, Location
 from pytest_torchcheck.loop.closures import functions_of
+
+from ..verdicts import suspicious, violated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

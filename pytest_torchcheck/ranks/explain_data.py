@@ -6,9 +6,9 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import suspicious, violated
 from pytest_torchcheck.findings import Culprit, Finding
 
+from ..verdicts import suspicious, violated
 from .explain import broken, stopped_at
 
 if TYPE_CHECKING:

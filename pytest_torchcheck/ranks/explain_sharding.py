@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.checks.registry import violated
 from pytest_torchcheck.findings import Culprit, Finding
 
+from ..verdicts import violated
 from .explain import _culprits, _line, _listed, tie_split
 
 if TYPE_CHECKING:

@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pytest_torchcheck.runner
-from pytest_torchcheck.checks.registry import (
-    Check,
-    inconclusive,
-    not_applicable,
-    passed,
-    suspicious,
-    violated,
-)
+from pytest_torchcheck.checks.registry import Check
 from pytest_torchcheck.findings import Finding, Location
 from pytest_torchcheck.plugin import collection
 from pytest_torchcheck.plugin.collection import judge, plain, select
+from pytest_torchcheck.verdicts import inconclusive, not_applicable, passed, suspicious, violated
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck.checks.registry import inconclusive, passed, suspicious, violated
 from pytest_torchcheck.findings import Finding, Location, Report
 from pytest_torchcheck.plugin import reporting
 from pytest_torchcheck.plugin.reporting import github_annotations, summary
+from pytest_torchcheck.verdicts import inconclusive, passed, suspicious, violated
 
 if TYPE_CHECKING:
     import pytest
