@@ -6,12 +6,12 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import sources
 from ..diagnosis.replay import replay
 from ..findings import Culprit, Finding
 from ..measure import parity
+from ..record.modes import Kernels
 from ..subject import SubjectError
 from ..verdicts import inconclusive, passed, violated
 from .devices import on_meta
@@ -44,7 +44,7 @@ def deterministic_algorithms(subject: Subject) -> Iterator[Finding]:
             "the model's parameters are on meta, so it cannot be run", code="no-values"
         )
         return
-    with _Zeroed():
+    with Kernels(_zeroed):
         plain = _once(subject)
     before = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -98,27 +98,12 @@ def deterministic_algorithms(subject: Subject) -> Iterator[Finding]:
     )
 
 
-class _Zeroed(TorchDispatchMode):
-    """Fills new memory with zeros: what lies there otherwise may be NaN by chance."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if (
-            "empty" in func.overloadpacket.__name__
-            and isinstance(out, torch.Tensor)
-            and not out.is_meta
-        ):
-            out.zero_()
-        return out
+def _zeroed(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Fill new memory with zeros: what it holds otherwise may be NaN by chance."""
+    out = func(*args, **kwargs)
+    if "empty" in func.__name__ and isinstance(out, torch.Tensor) and not out.is_meta:
+        out.zero_()
+    return out
 
 
 def _once(subject: Subject) -> parity.Run:

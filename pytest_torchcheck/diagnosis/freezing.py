@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from .. import sources
 from ..findings import Culprit, Finding, Location
 from ..probes.recording import SWITCHES
 from ..probes.watch import name_of
+from ..record.modes import Observer
 from ..state import isolated, seed_everything
 from ..subject import SubjectError, optimizers_of
 from ..verdicts import suspicious, violated
@@ -26,7 +26,7 @@ from .gradients import names_text, parameter
 from .name_tests import keeps_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from ..subject import Subject
 
@@ -40,25 +40,21 @@ _CHOOSES = re.compile(r"""["'][\w.]+["']|\.(named_)?(parameters|modules|children
 _MOST = 3
 
 
-class _Switches(TorchFunctionMode):
+class _Switches(Observer):
     """Notes the user's line that last switched each tensor's gradient off, and the one that switched it on again."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.off: dict[int, tuple[torch.Tensor, Location | None]] = {}
         self.on: dict[int, tuple[torch.Tensor, Location | None]] = {}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def around(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """Run one torch function, and note the line where it switches a gradient."""
         if name_of(func) not in SWITCHES or not isinstance(args[0], torch.Tensor):
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         before = args[0].requires_grad
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         # the tensor is kept, so that no other one gets its id
         if not args[0].requires_grad:
             self.off[id(args[0])] = args[0], sources.of_frame(sys._getframe(1))

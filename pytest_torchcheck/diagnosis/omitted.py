@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
-from torch.overrides import TorchFunctionMode
 
 from .. import sources
 from ..findings import Culprit
+from ..record.modes import Functions
 from .unread import bound_from
 
 if TYPE_CHECKING:
@@ -143,25 +143,17 @@ def _omitting(
         if caller is not None:
             look(caller, _called(frame), _left_out(frame), frame.f_locals)
 
-    class Attention(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            given = kwargs or {}
-            mask = args[3] if len(args) > 3 else given.get("attn_mask")
-            if (
-                func is F.scaled_dot_product_attention
-                and mask is None
-                and not given.get("is_causal")
-            ):
-                above = sys._getframe(1)
-                if sources.rank(above.f_code.co_filename) == 2:
-                    look(above, "scaled_dot_product_attention", {"attn_mask": _never}, {})
-            return func(*args, **given)
+    def attention(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+        if func is F.scaled_dot_product_attention and mask is None and not kwargs.get("is_causal"):
+            above = sys._getframe(2)  # above the mode
+            if sources.rank(above.f_code.co_filename) == 2:
+                look(above, "scaled_dot_product_attention", {"attn_mask": _never}, {})
+        return func(*args, **kwargs)
 
     before = sys.gettrace()
     try:
-        with Attention():
+        with Functions(attention):
             sys.settrace(enter)
             run()
     finally:

@@ -20,10 +20,10 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.overrides import TorchFunctionMode
 
 from .. import sources
 from ..probes.watch import gradients_off_line
+from ..record.modes import Observer
 from .freed import FreedGraphs
 from .history import Call, Fact, Op, Replay, arguments_of, name_of, tensors_in
 
@@ -83,13 +83,12 @@ def _version(tensor: torch.Tensor) -> int:
         return 0
 
 
-class _Recorder(TorchFunctionMode):
+class _Recorder(Observer):
     """Keeps every call, which op made each tensor, and what was changed in place."""
 
     def __init__(
         self, model: nn.Module | None, replay: Replay, freed: FreedGraphs | None = None
     ) -> None:
-        super().__init__()
         self.replay = replay
         self.freed = freed
         self.stack: list[tuple[nn.Module, str]] = []
@@ -126,10 +125,8 @@ class _Recorder(TorchFunctionMode):
             storage=storage,
         )
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def around(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run one torch function, and keep the call."""
         name = name_of(func)
         if name in _SILENT and func is not torch.autograd.grad:  # not the attribute of that name
             return func(*args, **kwargs)

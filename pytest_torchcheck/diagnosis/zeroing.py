@@ -8,14 +8,13 @@ import sys
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from torch.overrides import TorchFunctionMode
-
 from .. import sources
 from ..probes.watch import storage_of, tensors_in
+from ..record.modes import Observer
 from ..state import isolated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from ..findings import Location
     from ..subject import Subject
@@ -26,22 +25,18 @@ _MADE = ("zeros", "zeros_like", "new_zeros")
 _WRITES = (*_IN_PLACE, *_WITH_VALUE, *_MADE, "copy_", "clone", "__setitem__")
 
 
-class _Zeroing(TorchFunctionMode):
+class _Zeroing(Observer):
     """Notes, by memory, the user's line that last made a tensor all zeros."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.lines: dict[int, Location | None] = {}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def around(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """Run one torch function, and note the line where it fills with zeros."""
         given = {storage_of(tensor) for tensor in tensors_in((args, kwargs))}
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         for tensor in tensors_in(args[0] if name == "__setitem__" else result):
             storage = storage_of(tensor)

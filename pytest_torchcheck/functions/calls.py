@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..record.modes import KernelObserver
 from .generators import Generator, seed_generators
 
 Layout = Callable[[Tensor], Tensor]
@@ -200,27 +200,23 @@ class Runaway(BaseException):
     """
 
 
-class DispatchMode(TorchDispatchMode):
-    """A dispatch mode that does not load torch._dynamo (seconds) to exclude itself from compilation."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-
-class OpLimit(DispatchMode):
-    """Count operations, and stop a run that does not come to an end (a solver in half precision)."""
+class OpLimit(KernelObserver):
+    """Count kernels, and stop a run that does not come to an end (a solver in half precision)."""
 
     def __init__(self, most: int | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
         self.most = most
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def around(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run one kernel.
+
+        Raises:
+            Runaway: More kernels ran than were allowed.
+        """
         self.count += 1
         if self.most is not None and self.count > self.most:
             raise Runaway(f"more than {self.most} operations")
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _cast(value: Any, dtype: torch.dtype, *, everything: bool) -> Any:

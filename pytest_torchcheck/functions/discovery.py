@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..record.modes import Kernels
 from ..sources import of_frame, of_object, rank
 from .binding import linked_arguments
-from .calls import DispatchMode, is_float
+from .calls import is_float
 from .lines import head
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class _Recorder:
         self.calls: list[RecordedCall] = []
         self.twice: set[Any] = set()
         self._previous: Any = None
-        self._operators = _Operators(self)
+        self._operators = Kernels(self._operator)
         self._seen: dict[tuple[Any, ...], set[int]] = {}
 
     def __enter__(self) -> Self:
@@ -194,6 +195,12 @@ class _Recorder:
         if callable(self._previous):
             self._previous(frame, event, arg)
 
+    def _operator(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if is_custom_operator(func):
+            name = str(func._schema.name)
+            self.add(func, "operator", name, args, kwargs, sys._getframe(2))  # above the mode
+        return func(*args, **kwargs)
+
     def _applied(self, frame: FrameType) -> None:
         function = frame.f_locals["cls"]
         arguments = frame.f_locals["args"], frame.f_locals["kwargs"]
@@ -214,21 +221,6 @@ class _Recorder:
         elif not known.issuperset(new):
             known |= new
             self.calls.append(replace(call, location=of_frame(frame)))
-
-
-class _Operators(DispatchMode):
-    """See the operators that are not torch's own."""
-
-    def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._recorder = recorder
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if is_custom_operator(func):
-            name = str(func._schema.name)
-            self._recorder.add(func, "operator", name, args, kwargs, sys._getframe(1))
-        return func(*args, **kwargs)
 
 
 def is_custom_operator(func: Any) -> bool:

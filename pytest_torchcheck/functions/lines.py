@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..findings import Location
+from ..record.modes import KernelObserver
 from ..sources import of_error, of_object, search, untaken_lines
-from .calls import DispatchMode
 from .jacobians import distance
 
 if TYPE_CHECKING:
@@ -191,16 +191,15 @@ class Op:
     written: set[int] = field(default_factory=set)
 
 
-class Trace(DispatchMode):
+class Trace(KernelObserver):
     """Record the operations that run while a Function's own code is on the stack."""
 
     def __init__(self, function: type | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[Op] = []
         self._files = _files(function)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def around(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run one kernel, and record it where the Function's own code called it."""
         result = func(*args, **kwargs)
         line = _own_line(sys._getframe(1), self._files)
         if line is not None:

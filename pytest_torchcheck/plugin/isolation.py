@@ -347,19 +347,15 @@ class _ErrorWatch:
             yield
             return
         import torch
-        from torch.overrides import TorchFunctionMode
 
-        watch = self
+        from ..record.modes import Functions
 
-        class Watch(TorchFunctionMode):
-            def __torch_function__(
-                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-            ) -> Any:
-                try:
-                    return func(*args, **(kwargs or {}))
-                except RuntimeError as error:
-                    watch.note(error)
-                    raise
+        def noting(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            try:
+                return func(*args, **kwargs)
+            except RuntimeError as error:
+                self.note(error)
+                raise
 
         original = torch.cuda.synchronize
 
@@ -367,12 +363,12 @@ class _ErrorWatch:
             try:
                 original(device)
             except RuntimeError as error:
-                watch.note(error)
+                self.note(error)
                 raise
 
         torch.cuda.synchronize = synchronize
         try:
-            with Watch():
+            with Functions(noting):
                 yield
         finally:
             torch.cuda.synchronize = original
@@ -446,8 +442,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 @contextlib.contextmanager
 def _devices_become_cpu(raised: list[Exception]) -> Iterator[None]:
     import torch
-    from torch.overrides import TorchFunctionMode
 
+    from ..record.modes import Functions
     from ..state import is_range_error
 
     def on_cpu(value: Any) -> Any:
@@ -461,21 +457,18 @@ def _devices_become_cpu(raised: list[Exception]) -> Iterator[None]:
         getattr(torch.Tensor, kind) for kind in hardware.ACCELERATORS if hasattr(torch.Tensor, kind)
     }
 
-    class OnCpu(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if func in stays:
-                return args[0]
-            named = {key: on_cpu(value) for key, value in (kwargs or {}).items()}
-            try:
-                return func(*map(on_cpu, args), **named)
-            except Exception as error:
-                if is_range_error(error) or func is torch._assert_async:
-                    raised.append(error)
-                raise
+    def redirected(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func in stays:
+            return args[0]
+        named = {key: on_cpu(value) for key, value in kwargs.items()}
+        try:
+            return func(*map(on_cpu, args), **named)
+        except Exception as error:
+            if is_range_error(error) or func is torch._assert_async:
+                raised.append(error)
+            raise
 
-    with OnCpu():
+    with Functions(redirected):
         yield
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..record.modes import KernelObserver
 from .domains import backward_domain, forward_domain
 from .steps import gradients_kept
 from .watch import Op, Watch, describe, in_backward, name_of, readable, storage_of, tensors_in
@@ -201,19 +201,10 @@ _EMPTY = frozenset(
 )
 
 
-class _Kernels(TorchDispatchMode):
+class _Kernels(KernelObserver):
     """Looks at what every kernel gives, and remembers behind which memory an infinity or NaN stands."""
 
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return (
-            False  # else the first kernel imports torch._dynamo: 3 s, and nothing is compiled here
-        )
-
     def __init__(self, watch: _FiniteWatch, module: nn.Module | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
         self._origins: dict[int, NonFinite] = {}
         self._parents: dict[int, list[NonFinite]] = {}
@@ -233,15 +224,8 @@ class _Kernels(TorchDispatchMode):
         self._origins.clear()
         self._parents.clear()
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def around(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one kernel and look at its results."""
-        kwargs = dict(kwargs or {})
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)  # a higher-order operator such as cond: one opaque call
         with torch._C.DisableTorchFunction():

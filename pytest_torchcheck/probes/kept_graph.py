@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from .. import sources, trees
+from ..record.modes import Observer
 from ..state import seed_everything
 from ..subject import SubjectError
 from .watch import nodes_of, tensors_in
@@ -65,22 +65,17 @@ class _Taken:
     known: Derivative
 
 
-class _Derivatives(TorchFunctionMode):
+class _Derivatives(Observer):
     """Notes every derivative that is taken while it is entered."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.taken: list[_Taken] = []
         self.within = True
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def around(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        kwargs = dict(kwargs or {})
+        """Run one torch function, and note it where it takes derivatives."""
         if func not in _CALLS:
             return func(*args, **kwargs)
         place = sources.of_frame(sys._getframe(1))

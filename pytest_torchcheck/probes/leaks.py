@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchcheck.probes.holders import Link, Roots, blame, hook_line, lines_run
 from pytest_torchcheck.probes.memory.profile import location_of
@@ -28,6 +27,8 @@ from pytest_torchcheck.probes.memory.tracker import (
     named_tensors,
     storages,
 )
+
+from ..record.modes import KernelObserver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -88,7 +89,7 @@ class Leak:
     hooks: Mapping[str, int] | None = None
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(KernelObserver):
     """Count the bytes of the storages that operations made and that still live; nothing else.
 
     Attributes:
@@ -97,26 +98,18 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
         self.made = 0
         self._known: dict[int, _Counted] = {}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # excluding itself from compilation would load the compiler, and cost more than the count
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        kinds: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def around(
+        self, func: Any, kinds: Iterable[type], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """Run one kernel, and count the storages that it made."""
         for kind in kinds:
             if hasattr(kind, "__tensor_flatten__"):
                 return NotImplemented
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        out = func(*args, **kwargs)
         self._see(out)
         return out
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from ..record.modes import Observer
 from .dead_terms import DeadTerms
 from .focal import FocalMeans
 from .loss_values import POSITIVE
@@ -308,7 +308,7 @@ class LossWatch(Watch):
         return found[1] if found is not None and found[0]() is tensor else ""
 
 
-class Stretched(TorchFunctionMode):
+class Stretched(Observer):
     """Spread what one call of a softmax or sigmoid is given, around its mean.
 
     Args:
@@ -317,12 +317,9 @@ class Stretched(TorchFunctionMode):
     """
 
     def __init__(self, number: int, span: float) -> None:
-        super().__init__()
         self._left, self._span = number, span
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def around(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
         """Call the function, with its first argument spread where it is the one."""
         if name_of(func).rpartition(".")[2] in SQUASHING:
             self._left -= 1
@@ -331,7 +328,7 @@ class Stretched(TorchFunctionMode):
                 centred = given - given.mean()
                 reach = float(centred.abs().max())
                 args = (centred * (self._span / reach) if reach else given, *args[1:])
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def parameter_of(module: nn.Module, producer: Producer | None) -> str | None:

@@ -290,22 +290,21 @@ class Pretend(Watch):
             if id(tensor) not in self._stayed:
                 self._moved[id(tensor)] = weakref.ref(tensor)
 
-    def __torch_function__(
+    def around(
         self,
         func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        types: Iterable[type],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Run one torch function on the CPU, whatever device it asks for."""
-        kwargs = dict(kwargs or {})
         full = name_of(func)
         name = full.rpartition(".")[2]
         if func is torch.device:
             return func(*args, **kwargs)
         if func is Tensor.backward or name == "_set_grad_enabled":
-            return super().__torch_function__(func, types, args, kwargs)
-        caller = sys._getframe(1).f_code.co_filename
+            return super().around(func, types, args, kwargs)
+        caller = sys._getframe(2).f_code.co_filename  # above the mode
         if name in _WHERE and full.startswith("Tensor."):
             return self._where(func, name, args, kwargs, caller)
         self.found.ops += 1

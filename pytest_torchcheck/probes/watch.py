@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import resolve_name
 
 from .. import sources
 from ..findings import Location
+from ..record.modes import Functions, Observer
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
@@ -59,7 +60,7 @@ class Scope:
     module: nn.Module
 
 
-class Watch(TorchFunctionMode):
+class Watch(Observer):
     """Base of the probes: sees each torch function called, with its line and module.
 
     Subclasses override :meth:`before`, :meth:`after` and the other events. Inside these, calls of
@@ -71,7 +72,6 @@ class Watch(TorchFunctionMode):
     """
 
     def __init__(self, module: nn.Module | None = None) -> None:
-        super().__init__()
         self._names: dict[int, str] = {}
         if module is not None:
             for name, child in module.named_modules():
@@ -97,8 +97,7 @@ class Watch(TorchFunctionMode):
             warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global")
         self._engine = getattr(torch.autograd, _ENGINE)
         setattr(torch.autograd, _ENGINE, self._run_backward)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
+        return super().__enter__()
 
     def __exit__(
         self,
@@ -106,22 +105,21 @@ class Watch(TorchFunctionMode):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        super().__exit__(kind, error, traceback)
         setattr(torch.autograd, _ENGINE, self._engine)
         self._eagerly.close()
         for handle in self._handles:
             handle.remove()
         self._until = None  # a frame keeps every local of its function alive
 
-    def __torch_function__(
+    def around(
         self,
         func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        types: Iterable[type],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Run one torch function between :meth:`before` and :meth:`after`."""
-        kwargs = dict(kwargs or {})
         if func is Tensor.backward or func is torch.autograd.backward:
             for root in tensors_in(args[:1] or kwargs.get("tensors")):
                 self.backward_called(root)
@@ -204,7 +202,7 @@ class Watch(TorchFunctionMode):
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
         # the call of backward has switched this mode off, and the engine calls Python
-        with _Relay(self):
+        with Functions(self.around):
             return self._engine(*args, **kwargs)
 
     def _grad_mode_set(self, enabled: bool) -> None:
@@ -238,19 +236,6 @@ class Watch(TorchFunctionMode):
 
 
 _ENGINE = "_engine_run_backward"  # what both backward and grad of torch.autograd end in
-
-
-class _Relay(TorchFunctionMode):
-    """Keeps a watch listening while the engine runs, where its own mode is switched off."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return self._watch.__torch_function__(func, types, args, kwargs)
 
 
 _NAMES: dict[Callable[..., Any], str] = {}

@@ -1,0 +1,1 @@
+"""How a run is observed: torch functions, kernels and lines, each seen by one mechanism."""

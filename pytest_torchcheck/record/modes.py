@@ -1,0 +1,110 @@
+"""The two torch modes of the package: one around every torch function, one around every kernel.
+
+Whoever observes or changes a run gives one of them a callable. The callable receives what torch gives a
+mode, ``(func, types, args, kwargs)``, runs the call itself and returns its result. Within it the mode is
+off, so that its own calls of torch are not seen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from types import TracebackType
+
+    Around = Callable[[Callable[..., Any], Iterable[type], tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Functions(TorchFunctionMode):
+    """Run every call of a torch function through ``around``.
+
+    Args:
+        around: Called with ``(func, types, args, kwargs)``; its result is the call's.
+    """
+
+    def __init__(self, around: Around) -> None:
+        super().__init__()
+        self._around = around
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one torch function."""
+        return self._around(func, types, args, dict(kwargs or {}))
+
+
+class Kernels(TorchDispatchMode):
+    """Run every kernel, in the forward and in the backward, through ``around``.
+
+    Args:
+        around: Called with ``(func, types, args, kwargs)``; its result is the kernel's. A higher-order
+            operator such as ``cond`` is one opaque call, whose ``func`` is no ``OpOverload``.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, around: Around) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._around = around
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return (
+            False  # else the first kernel imports torch._dynamo: 3 s, and nothing is compiled here
+        )
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one kernel."""
+        return self._around(func, types, args, dict(kwargs or {}))
+
+
+class Observer:
+    """A context manager whose :meth:`around` runs every torch function, or every kernel, of its block.
+
+    The mode is made on entering and let go of on leaving, so that an observer is in no reference cycle.
+    """
+
+    mode: type[Functions | Kernels] = Functions
+
+    def __enter__(self) -> Self:
+        """Switch the mode on."""
+        self._mode = self.mode(self.around)
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Switch the mode off."""
+        mode = self._mode
+        del self._mode
+        mode.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+
+    def around(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run one call and return its result; see :class:`Functions` and :class:`Kernels`."""
+        return func(*args, **kwargs)
+
+
+class KernelObserver(Observer):
+    """An :class:`Observer` of kernels."""
+
+    mode = Kernels
