@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import linecache
 import os
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,6 +17,7 @@ from typing import Any
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Location
+from pytest_torchcheck.record.lines import traced
 
 from .contents import is_array
 from .describing import describe_leaf
@@ -80,15 +80,12 @@ def find_line(call: Callable[[], Any], watcher: Watcher, *, least: int = 2) -> L
             return None
         return local
 
-    before = sys.gettrace()
-    sys.settrace(enter)
     try:
-        call()
+        with traced(enter):
+            call()
     except Exception as error:
         # what the call does is known by now; only where it does it is asked
         error.__traceback__ = None
-    finally:
-        sys.settrace(before)
     return found[0] if found else None
 
 
@@ -124,15 +121,12 @@ def returns(call: Callable[[], Any]) -> list[Return]:
     def enter(frame: FrameType, event: str, _: Any) -> Any:
         return local if event == "call" and sources.rank(frame.f_code.co_filename) == 2 else None
 
-    before = sys.gettrace()
-    sys.settrace(enter)
     try:
-        call()
+        with traced(enter):
+            call()
     except Exception as error:
         # what the call does is known by now
         error.__traceback__ = None
-    finally:
-        sys.settrace(before)
     return found
 
 

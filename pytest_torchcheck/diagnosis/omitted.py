@@ -16,6 +16,7 @@ from torch.nn.modules import module as torch_module
 
 from .. import sources
 from ..findings import Culprit
+from ..record.lines import traced
 from ..record.modes import Functions
 from .unread import bound_from
 
@@ -151,13 +152,8 @@ def _omitting(
                 look(above, "scaled_dot_product_attention", {"attn_mask": _never}, {})
         return func(*args, **kwargs)
 
-    before = sys.gettrace()
-    try:
-        with Functions(attention):
-            sys.settrace(enter)
-            run()
-    finally:
-        sys.settrace(before)
+    with Functions(attention), traced(enter):
+        run()
     return list(found.values())[:_MOST]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import sources
+from ..record.lines import traced
 from ..state import seed_everything
 from ..subject import SubjectError
 
@@ -56,19 +56,16 @@ def _last_line(subject: Subject, code: CodeType) -> Location | None:
         return local if event == "call" and frame.f_code is code else None
 
     batch = subject.batch().clone()
-    before = sys.gettrace()
     try:
         with subject.pristine() as model, torch.no_grad():
             model.train()
             seed_everything(subject.seed)
-            sys.settrace(enter)
-            output = subject.call(model, batch)
-            if subject.contract.loss is not None:
-                subject.compute_loss(output, batch)
+            with traced(enter):
+                output = subject.call(model, batch)
+                if subject.contract.loss is not None:
+                    subject.compute_loss(output, batch)
     except SubjectError:
         return None  # what it raises is told elsewhere
-    finally:
-        sys.settrace(before)
     if not found:
         return None
     return sources.of_line(code.co_filename, found[-1], getattr(code, "co_qualname", code.co_name))

@@ -8,7 +8,6 @@ import inspect
 import itertools
 import os
 import re
-import sys
 import types
 import weakref
 from collections import deque
@@ -20,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchcheck import sources
+
+from ..record.lines import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -229,12 +230,10 @@ def lines_run() -> Iterator[set[tuple[str, int]]]:
     def enter(frame: types.FrameType, event: str, _: Any) -> Any:
         return local if event == "call" and sources.rank(frame.f_code.co_filename) else None
 
-    before = sys.gettrace()
-    sys.settrace(enter)
     try:
-        yield found
+        with traced(enter):
+            yield found
     finally:
-        sys.settrace(before)
         found.update([(os.path.abspath(file), line) for file, line in found])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from .. import sources
+from ..record.lines import traced
 from .watch import Watch, line_at, name_of
 
 if TYPE_CHECKING:
@@ -89,15 +91,14 @@ class DrawWatch(Watch):
         self._past: dict[str, list[object]] = {}
         self._position: tuple[str, int, str] | None = None
         self._caller: FrameType | None = None
-        self._previous: Any = None
+        self._tracing = ExitStack()
 
     def __enter__(self) -> Self:
         super().__enter__()
         self._until = sys._getframe(1)
         for name, read in self._read.items():
             self._last[name] = read()
-        self._previous = sys.gettrace()
-        sys.settrace(self._call)
+        self._tracing.enter_context(traced(self._call))
         return self
 
     def __exit__(
@@ -106,7 +107,7 @@ class DrawWatch(Watch):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        sys.settrace(self._previous)
+        self._tracing.close()
         self._settle()
         self._caller = None
         super().__exit__(kind, error, traceback)

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .. import sources
+from ..record.lines import traced
 from .watch import tensors_in
 
 if TYPE_CHECKING:
@@ -37,13 +38,11 @@ class Returned:
         """Return a function that runs the same and notes what comes back; a tracer that was set is put back."""
 
         def watched() -> object:
-            before = sys.gettrace()
             self._until = sys._getframe()
-            sys.settrace(self._enter)
             try:
-                return run()
+                with traced(self._enter):
+                    return run()
             finally:
-                sys.settrace(before)
                 self._until = None
 
         return watched

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,8 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.measure.steps import plain_step
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import SubjectError, clear_gradients
+
+from ..record.lines import traced
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -71,7 +72,7 @@ def tensor_cache(subject: Subject, *, training: bool) -> TensorCache | None:
             made = subject.make_optimizer(model) if training else None
             for _ in range(_ROUNDS):
                 batch = subject.batch().clone()
-                with calls:
+                with traced(calls.enter):
                     _run(subject, model, made, batch)
                 given = {t.untyped_storage()._cdata for t in batch.tensors().values() if _dense(t)}
                 for one in cached:
@@ -161,17 +162,9 @@ class _Calls:
 
     def __init__(self, codes: set[CodeType]) -> None:
         self._codes = codes
-        self._before: Any = None
         self.found: dict[CodeType, Location] = {}
 
-    def __enter__(self) -> None:
-        self._before = sys.gettrace()
-        sys.settrace(self._enter)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self._before)
-
-    def _enter(self, frame: FrameType, event: str, _: Any) -> None:
+    def enter(self, frame: FrameType, event: str, _: Any) -> None:
         code, back = frame.f_code, frame.f_back
         if event != "call" or code not in self._codes or code in self.found or back is None:
             return
