@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import hashlib
+import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +15,7 @@ import torch
 
 from .batches import Batch, BatchSource
 from .findings import strict_json
+from .printable import message_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from .findings import Finding
 
 _FORMAT: Final = 1
+_LONGEST_NAME: Final = 200  # file systems take 255 bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +48,11 @@ class Artifact:
 
 
 def path_of(folder: Path, contract: str, case: str) -> Path:
-    """Return the file of a case's batch; its report stands beside it, with the ending ``.json``."""
+    """Return the file of a case's batch; its report is beside it, with the ending ``.json``."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{contract}-{case}").strip("-")
+    if len(name) > _LONGEST_NAME:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+        name = f"{name[: _LONGEST_NAME - 13]}-{digest}"
     return folder / f"{name}.pt"
 
 
@@ -57,12 +65,18 @@ def save(path: Path, artifact: Artifact, findings: Sequence[Finding]) -> str:
         findings: What was found.
 
     Returns:
-        Why the batch is not there, or an empty text: objects of other kinds than tensors, numbers, text
-        and containers of them cannot be loaded without running code, so such a batch is not kept.
+        Why the batch is not there, or an empty text: the folder or disk takes no file, or the batch holds
+        objects of other kinds than tensors, numbers, text and containers of them, which cannot be loaded
+        without running code. What was written in part is removed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     told = strict_json([finding.to_dict() for finding in findings], default=str)
-    path.with_suffix(".json").write_text(told + "\n", encoding="utf-8")
+    report = path.with_suffix(".json")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(told + "\n", encoding="utf-8")
+    except OSError as error:
+        _remove(report)
+        return f"{report} cannot be written: {error.strerror or error}"
     batch = artifact.batch.to(device="cpu")
     data = {
         "format": _FORMAT,
@@ -75,16 +89,30 @@ def save(path: Path, artifact: Artifact, findings: Sequence[Finding]) -> str:
         "targets": _detached(batch.targets),
         "sizes": dict(batch.sizes),
     }
+    written = io.BytesIO()
     try:
-        torch.save(data, path)
-        torch.load(path, weights_only=True)
+        torch.save(data, written)
+        written.seek(0)
+        torch.load(written, weights_only=True)
     except Exception as error:  # anything may refuse to be pickled, in its own words
-        path.unlink(missing_ok=True)
+        _remove(path)
         foreign = _foreign((data["args"], data["kwargs"], data["targets"]))
         if foreign is not None:
             return f"it holds a {foreign.__name__}, which cannot be loaded without running its code"
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return f"{type(error).__name__}: {message_of(error).partition(chr(10))[0]}"
+    try:
+        path.write_bytes(written.getbuffer())
+    except OSError as error:
+        _remove(path)
+        return f"{path} cannot be written: {error.strerror or error}"
     return ""
+
+
+def _remove(path: Path) -> None:
+    """Remove a file that was written in part; what is no plain file, such as a device, stays."""
+    with contextlib.suppress(OSError):
+        if path.is_file():
+            path.unlink()
 
 
 def load(path: Path) -> Artifact:

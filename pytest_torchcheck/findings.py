@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from .printable import printable, printable_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,15 +35,9 @@ CulpritKind = Literal[
     "device",
     "rank",
 ]
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-
-
-def without_escapes(text: str) -> str:
-    """Return a text without the escape codes that set colours: some of torch's messages have them."""
-    return _ESCAPES.sub("", text) if "\x1b" in text else text
-
-
-_TEXTS = ("summary", "observed", "cause", "because", "fix")
+_TEXTS = (
+    "check", "code", "summary", "observed", "cause", "because", "fix", "reproduce", "contract",
+)  # fmt: skip
 
 Plain = None | bool | int | float | str | list[Any] | dict[str, Any]
 
@@ -63,6 +58,13 @@ class Location:
     text: str = ""
     function: str = ""
 
+    def printable(self) -> Location:
+        """Return the place as it may be shown: a path may hold what no terminal should get."""
+        shown = [printable(given) for given in (self.file, self.text, self.function)]
+        if all(a is b for a, b in zip(shown, (self.file, self.text, self.function), strict=True)):
+            return self
+        return Location(file=shown[0], line=self.line, text=shown[1], function=shown[2])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
@@ -79,6 +81,14 @@ class Culprit:
     name: str
     detail: str = ""
     location: Location | None = None
+
+    def printable(self) -> Culprit:
+        """Return the culprit as it may be shown; see :meth:`Location.printable`."""
+        place = None if self.location is None else self.location.printable()
+        name, detail = printable(self.name), printable(self.detail)
+        if name is self.name and detail is self.detail and place is self.location:
+            return self
+        return Culprit(kind=self.kind, name=name, detail=detail, location=place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +135,15 @@ class Finding:
         if self.status not in STATUSES:
             raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {self.status!r}")
         for name in _TEXTS:
-            if "\x1b" in (text := getattr(self, name)):
-                object.__setattr__(self, name, without_escapes(text))
+            if (text := printable(given := getattr(self, name))) is not given:
+                object.__setattr__(self, name, text)
+        if (evidence := printable_data(self.evidence)) is not self.evidence:
+            object.__setattr__(self, "evidence", evidence)
+        if (place := self.location) is not None and (shown := place.printable()) is not place:
+            object.__setattr__(self, "location", shown)
+        culprits = tuple(culprit.printable() for culprit in self.culprits)
+        if any(new is not old for new, old in zip(culprits, self.culprits, strict=True)):
+            object.__setattr__(self, "culprits", culprits)
 
     @property
     def key(self) -> str:
@@ -173,6 +190,9 @@ class Report:
     findings: tuple[Finding, ...]
     seconds: float = 0.0
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "contract", printable(self.contract))
 
     @property
     def ok(self) -> bool:

@@ -17,7 +17,8 @@ from . import sources, verdicts
 from .adapters import LoopUnavailableError
 from .checks.registry import Check, catalogue
 from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError, _unknown
-from .findings import Culprit, Finding, Location, Report, without_escapes
+from .findings import Culprit, Finding, Location, Report
+from .printable import message_of
 from .state import is_device_error, isolated, repeatable
 from .subject import Subject, SubjectError
 
@@ -190,18 +191,19 @@ class Runner:
         assert self.artifacts is not None
         path = artifacts.path_of(self.artifacts, self.contract.name, case.id)
         try:
-            batch = self._failing_batch or self.subject(case).batch()
+            kept = artifacts.Artifact(
+                contract=self.contract.name,
+                check=case.check.name,
+                device=case.device,
+                dtype=case.dtype,
+                seed=self.seed,
+                batch=self._failing_batch or self.subject(case).batch(),
+            )
+            problem = artifacts.save(path, kept, found)
         except SubjectError:
             return found  # the batch cannot be made: that is what the finding says
-        kept = artifacts.Artifact(
-            contract=self.contract.name,
-            check=case.check.name,
-            device=case.device,
-            dtype=case.dtype,
-            seed=self.seed,
-            batch=batch,
-        )
-        problem = artifacts.save(path, kept, found)
+        except Exception as error:  # whatever keeps a batch from being saved, the finding remains
+            problem = f"{type(error).__name__}: {message_of(error)}"
         note = {"batch not saved": problem} if problem else {"batch saved": str(path)}
         return tuple(f.replace(evidence={**f.evidence, **note}) for f in found)
 
@@ -280,7 +282,7 @@ class Runner:
         place = sources.of_error(cause)
         key = (
             type(cause).__name__,
-            str(cause).splitlines()[0][:120] if str(cause) else "",
+            message_of(cause).partition("\n")[0][:120],
             f"{place.file}:{place.line}" if place else "",
         )
         if (root := self._crashes.get(key)) is not None and root.split("/")[0] != case.check.name:
@@ -311,7 +313,7 @@ class Runner:
             evidence={
                 **known.evidence,
                 "phase": error.phase,
-                "traceback": [without_escapes(text) for text in traceback.format_exception(cause)],
+                "traceback": traceback.format_exception(cause),
             },
         )
         if finding.code == "out-of-memory":

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from .. import sources
-from ..findings import Culprit, Location, without_escapes
+from ..findings import Culprit, Location
+from ..printable import message_of
 from .building import building_line
 from .explanation import PHASE_WORDS, Phase, clipped, describe, times
 from .replay import calls_of, replay
@@ -61,7 +62,7 @@ class Scene:
         self.batch = batch
         self.rerun = rerun
         self.device = device
-        self.message = without_escapes(str(error))
+        self.message = message_of(error)
         self._replays: dict[bool, Replay | None] = {}
 
     # -- words ----------------------------------------------------------------------------------

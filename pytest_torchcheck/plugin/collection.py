@@ -223,6 +223,9 @@ class CheckItem(pytest.Item):
             path = os.path.relpath(str(saved[0]))
             told = f"the batch is saved; run the check on it again with --torchcheck-replay={path}"
             self.add_report_section("call", "torchcheck", told)
+        lost = [one.evidence.get("batch not saved") for one in self.findings]
+        for problem in dict.fromkeys(filter(None, lost)):
+            self.add_report_section("call", "torchcheck", f"the batch is not saved: {problem}")
         raise_verdict(judge(_settle(node.runner, self.findings), strict=node.settings.strict), self)
 
     def take_over(self, findings: list[dict[str, Any]]) -> None:

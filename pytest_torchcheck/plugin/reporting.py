@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from ..printable import printable
 from . import collection, isolation, options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from ..findings import Finding, Report, Status
     from .coverage import Coverage
@@ -32,6 +33,7 @@ class Ledger:
         self.records: dict[str, dict[str, dict[str, Any]]] = {}
         self.outcomes: dict[str, str] = {}
         self.coverage: Coverage | None = None
+        self.unwritten: dict[Path, str] = {}
 
     # -- what comes in ----------------------------------------------------------------------------
 
@@ -104,24 +106,51 @@ class Ledger:
             else [row.to_dict() for row in self.coverage.rows()],
         }
 
-    def pytest_sessionfinish(self) -> None:
-        """Write the report files."""
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
+        """Write the report files; where pytest's own cannot be written, keep the summary."""
+        try:
+            yield
+        except OSError as error:  # such as JUnit's on a full disk, which would end the run here
+            if not self.records:
+                raise
+            self.unwritten[Path(error.filename or "a report of another plugin")] = str(error)
+            if session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         if self.settings.json is None and self.settings.html is None:
             return
         reports = self.reports()
         if self.settings.json is not None:
-            from ..findings import strict_json
-
-            _write(self.settings.json, strict_json(self.document(reports)) + "\n")
+            self._write(self.settings.json, lambda: self._json(reports))
         if self.settings.html is not None:
-            from ..render.html import render_html
-            from .coverage import page_table
+            self._write(self.settings.html, lambda: self._html(reports))
 
-            tables = []
-            if self.coverage is not None and self.coverage.rows():
-                tables.append(page_table(self.coverage.rows()))
-            page = render_html([report for _, report in reports], tables=tables)
-            _write(self.settings.html, page)
+    def _json(self, reports: Sequence[tuple[str, Report]]) -> str:
+        from ..findings import strict_json
+
+        return strict_json(self.document(reports)) + "\n"
+
+    def _html(self, reports: Sequence[tuple[str, Report]]) -> str:
+        from ..render.html import render_html
+        from .coverage import page_table
+
+        tables = []
+        if self.coverage is not None and self.coverage.rows():
+            tables.append(page_table(self.coverage.rows()))
+        return render_html([report for _, report in reports], tables=tables)
+
+    def _write(self, path: Path, make: Callable[[], str]) -> None:
+        """Write a report file; where that fails, the summary says so, and says what was found all the same."""
+        from ..printable import message_of
+
+        try:
+            text = make()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            self.unwritten[path] = error.strerror or message_of(error)
+        except Exception as error:  # a defect of a report must not hide what all of them say
+            self.unwritten[path] = f"{type(error).__name__}: {message_of(error)}"
 
     def pytest_report_header(self) -> str | None:
         """Say what the run was asked to do, and where that was said."""
@@ -138,8 +167,12 @@ class Ledger:
             for text, markup in summary(reports, verbosity=self.config.get_verbosity()):
                 terminalreporter.write_line(text, **markup)
         for path in (self.settings.json, self.settings.html):
-            if path is not None:
-                terminalreporter.write_line(f"torchcheck: wrote {os.path.relpath(path)}")
+            if path is not None and path not in self.unwritten:
+                shown = printable(os.path.relpath(path))
+                terminalreporter.write_line(f"torchcheck: wrote {shown}")
+        for path, problem in self.unwritten.items():
+            told = f"torchcheck: could not write {path}: {problem}"
+            terminalreporter.write_line(printable(told), red=True)
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for line in github_annotations(report for _, report in reports):
                 terminalreporter.write_line(line)
@@ -167,11 +200,6 @@ def _settings(settings: Options) -> dict[str, Any]:
     """Return the settings that decide a verdict."""
     names = ("strict", "seed", "examples", "devices", "checks")
     return {name: collection.plain(getattr(settings, name)) for name in names}
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
 
 
 def summary(

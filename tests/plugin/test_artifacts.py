@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -158,3 +159,79 @@ def test_packages_count_as_own_code_while_the_run_lasts(pytester: pytest.Pyteste
     )
     pytester.runpytest_inprocess("--torchcheck-packages=xdist").assert_outcomes(passed=1)
     assert sources.rank(path) < 2
+
+
+def test_a_folder_that_takes_no_file_costs_no_finding(
+    pytester: pytest.Pytester, models: Any
+) -> None:
+    models(CUT)
+    pytester.path.joinpath("kept").write_text("a file where the folder would be")
+    result = pytester.runpytest_inprocess(
+        "--torchcheck",
+        "--torchcheck-checks=gradients-exist",
+        "--torchcheck-artifacts=kept",
+        "--torchcheck-json=kept/report.json",
+        "--torchcheck-html=kept/report.html",
+        "--junitxml=kept/junit.xml",
+    )
+    assert result.ret == 1
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*[[]grad-none]*",
+            "the batch is not saved: kept/net-gradients-exist-cpu-float32.json cannot be written:*",
+            "*net: violated: 1 cause*",
+            "torchcheck: could not write kept/report.json: *",
+            "torchcheck: could not write kept/report.html: *",
+        ]
+    )
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("failing", [True, False])
+def test_a_full_disk_costs_no_summary(
+    pytester: pytest.Pytester, models: Any, failing: bool
+) -> None:
+    models(CUT)
+    result = pytester.runpytest_inprocess(
+        "--torchcheck",
+        "--torchcheck-checks=gradients-exist",
+        "--torchcheck-json=/dev/full",
+        "--torchcheck-html=/dev/full",
+        "--junitxml=/dev/full",
+        *([] if failing else ["-k", "other"]),
+    )
+    assert result.ret == (1 if failing else pytest.ExitCode.INTERNAL_ERROR)
+    result.stdout.fnmatch_lines(
+        [
+            "*net: violated: 1 cause*" if failing else "*other: ok*",
+            "torchcheck: could not write*No space left on device*",
+        ]
+    )
+
+
+def test_a_full_disk_leaves_no_half_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: Any) -> int:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "x.pt"
+    monkeypatch.setattr(type(path), "write_bytes", full)
+    problem = artifacts.save(path, kept(Batch(args=(torch.ones(2),))), [])
+    assert problem == f"{path} cannot be written: No space left on device"
+    assert not path.exists()
+
+
+def test_names_that_no_file_system_takes_are_cut(tmp_path: Path) -> None:
+    long, other = (artifacts.path_of(tmp_path, "net" * 200 + end, "backward") for end in "ab")
+    assert long != other
+    assert artifacts.save(long, kept(Batch(args=(torch.ones(2),))), []) == ""
+    odd = artifacts.Artifact(
+        contract="n\udc80", check="backward", device="cpu", dtype="float32", seed=0,
+        batch=Batch(args=(torch.ones(2),), kwargs={"\ud83d": "\udcff"}),
+    )  # fmt: skip
+    path = artifacts.path_of(tmp_path, odd.contract, "backward")
+    assert artifacts.save(path, odd, []) == ""
+    assert artifacts.load(path).batch.kwargs == {"\ud83d": "\udcff"}
