@@ -43,8 +43,7 @@ def printable_data(value: Any) -> Any:
     if isinstance(value, Mapping):
         made = {printable_data(key): printable_data(item) for key, item in value.items()}
         same = all(
-            a is c and b is d
-            for (a, b), (c, d) in zip(made.items(), value.items(), strict=False)
+            a is c and b is d for (a, b), (c, d) in zip(made.items(), value.items(), strict=False)
         )
         return value if same and len(made) == len(value) else made
     if isinstance(value, list | tuple):

@@ -393,7 +393,7 @@ def _skipped(found: tuple[Finding, ...], reason: str, check: str) -> tuple[Findi
 
 def _internal(case: Case, error: Exception) -> Finding:
     return verdicts.inconclusive(
-        f"{case.check.name} itself failed with {type(error).__name__}: {error}; this is a defect of pytest-torchcheck",
+        f"{case.check.name} itself failed with {type(error).__name__}: {message_of(error)}; this is a defect of pytest-torchcheck",
         code="internal-error",
         evidence={"traceback": traceback.format_exception(error)},
     )

@@ -17,6 +17,8 @@ import torch
 import torch.utils.deterministic
 from torch import nn
 
+from .printable import message_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -62,7 +64,7 @@ def is_lazy(tensor: Any) -> bool:
 
 def is_device_error(error: BaseException) -> bool:
     """Say whether an error is one of an accelerator's context, after which that device is lost to the process."""
-    text = str(error)
+    text = message_of(error)
     return isinstance(error, RuntimeError) and any(word in text for word in _LOSSES)
 
 
@@ -72,7 +74,7 @@ def is_range_error(error: BaseException) -> bool:
     Others (shapes, dtypes, devices, what Python itself raises) are raised on a GPU too, before anything is queued,
     and lose no context.
     """
-    text = str(error)
+    text = message_of(error)
     return (
         isinstance(error, IndexError | RuntimeError | ValueError)
         and _RANGE.search(text) is not None

@@ -14,6 +14,7 @@ from torch import nn
 
 from . import trees
 from .contracts import DTYPES, Contract
+from .printable import message_of
 from .state import ModuleState, device_loss_told, is_lazy, isolated, seed_everything
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class SubjectError(Exception):
         batch: Batch | None = None,
         rerun: Callable[..., Any] | None = None,
     ) -> None:
-        super().__init__(f"{phase}: {type(error).__name__}: {error}")
+        super().__init__(f"{phase}: {type(error).__name__}: {message_of(error)}")
         self.phase, self.error, self.batch, self.rerun = phase, error, batch, rerun
 
 

@@ -14,6 +14,7 @@ from ..contracts import DTYPES
 from ..findings import Culprit, Finding
 from ..loop.recorder import trace_of
 from ..measure import parity
+from ..printable import message_of
 from ..state import seed_everything
 from ..verdicts import inconclusive, not_applicable, passed, violated
 from .devices import on_meta
@@ -71,7 +72,9 @@ def autocast(subject: Subject) -> Iterator[Finding]:
             return
         exact = parity.run(subject, wide, double, train=train, watch=True)
     except parity.SubjectError as error:
-        yield inconclusive(f"the model does not run in float64: {error}", code="no-oracle")
+        yield inconclusive(
+            f"the model does not run in float64: {message_of(error)}", code="no-oracle"
+        )
         return
     for name in names:
         if name not in usable:

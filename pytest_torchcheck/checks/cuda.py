@@ -9,6 +9,7 @@ import torch
 from .. import accelerator, sources, trees
 from ..findings import Culprit, Finding
 from ..measure import parity
+from ..printable import message_of
 from ..state import seed_everything
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .devices import on_meta
@@ -91,7 +92,7 @@ def _oracle(subject: Subject) -> Oracle | Finding:
         exact = parity.run(subject, wide, double, train=train, watch=True)
     except parity.SubjectError as error:
         return inconclusive(
-            f"the model does not run in float64 on the CPU, so that there is no oracle: {error}",
+            f"the model does not run in float64 on the CPU, so that there is no oracle: {message_of(error)}",
             code="no-oracle",
         )
     if not exact.output or not exact.gradient:
@@ -319,7 +320,7 @@ def graph_capture(subject: Subject) -> Iterator[Finding]:
             replay = layer.capture(once)
         except (RuntimeError, parity.SubjectError) as error:
             cause = _first_cause(error)
-            first = (str(cause).splitlines() or [""])[0]
+            first = (message_of(cause).splitlines() or [""])[0]
             raised = f"{type(cause).__name__} during capture"
             yield _not_captured(subject, first, sources.of_error(cause), raised)
             return

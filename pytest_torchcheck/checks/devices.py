@@ -14,6 +14,7 @@ from ..diagnosis.errors import explain_error
 from ..diagnosis.explanation import counted
 from ..diagnosis.portability import Portability, portability
 from ..findings import Culprit, Finding, Location
+from ..printable import message_of
 from ..probes.placement import IMPLICIT_SYNCS, Placement, Sync
 from ..state import seed_everything
 from ..subject import Subject, SubjectError
@@ -97,7 +98,7 @@ def device_portability(subject: Subject) -> Iterator[Finding]:
 
 
 def _first(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0][:120]
+    return (message_of(error).splitlines() or [""])[0][:120]
 
 
 def _place(seen: Portability) -> str:

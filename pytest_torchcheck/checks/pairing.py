@@ -10,6 +10,7 @@ import torch
 
 from .. import trees
 from ..diagnosis import pairing as explain
+from ..printable import message_of
 from ..probes.losses import LossCall, LossWatch
 from ..state import seed_everything
 from ..subject import SubjectError
@@ -82,7 +83,9 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
             yield explain.misplaced(subject, path, name, reached)
             return
     except (SubjectError, RuntimeError) as error:
-        yield inconclusive(f"the loss refuses another target: {str(error).splitlines()[0]:.80}")
+        yield inconclusive(
+            f"the loss refuses another target: {message_of(error).splitlines()[0]:.80}"
+        )
         return
     if seen:
         yield passed(f"{seen} targets changed by one each reach an output at one distance")

@@ -22,6 +22,7 @@ import torch
 
 from pytest_torchcheck import sources
 
+from ..printable import message_of
 from .contents import locate
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def failure(value: Any) -> str | None:
     except RecursionError:
         return "RecursionError: nested too deeply for pickle"
     except Exception as error:  # any object may refuse to be pickled, in its own words
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {message_of(error)}"
     return None
 
 

@@ -14,6 +14,7 @@ import torch
 from pytest_torchcheck import sources
 from pytest_torchcheck.state import isolated
 
+from ..printable import message_of
 from .contents import Contents
 from .describing import Sample, describe_sample
 from .snapshot import Snapshot
@@ -151,7 +152,7 @@ def _read_all(
 
 
 def _read_error(index: int, error: Exception) -> ReadError:
-    message = str(error).strip().splitlines()
+    message = message_of(error).strip().splitlines()
     return ReadError(
         index=index,
         type=type(error).__name__,

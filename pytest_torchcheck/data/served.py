@@ -13,6 +13,8 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..printable import message_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -134,7 +136,7 @@ def _describe(error: BaseException, progress: _Progress) -> dict[str, Any]:
     from pytest_torchcheck import sources
 
     place = sources.of_error(error)
-    lines = str(error).strip().splitlines()
+    lines = message_of(error).strip().splitlines()
     unlike = [] if progress.index is not None else _unlike(progress.read)
     return {
         "error": type(error).__name__,

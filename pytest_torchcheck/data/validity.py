@@ -12,6 +12,7 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.probes.finiteness import find_nonfinite
 from pytest_torchcheck.state import isolated
 
+from ..printable import message_of
 from .contents import Contents, Held, is_array
 from .describing import Leaf, Sample, describe_leaf, leaves, target_path
 from .reading import Survey, read
@@ -169,7 +170,7 @@ def try_collate(survey: Survey) -> CollateError | None:
             samples = [read(part.dataset, index, survey.seed + index) for index in chosen]
             part.plan.collate(samples)
         except Exception as error:  # the user's collate function may raise anything
-            lines = str(error).strip().splitlines()
+            lines = message_of(error).strip().splitlines()
             return CollateError(
                 indices=chosen,
                 type=type(error).__name__,
@@ -455,7 +456,7 @@ def try_last_batch(
     try:
         model(*inputs)
     except Exception as error:  # the user's collate function may raise anything
-        lines = str(error).strip().splitlines()
+        lines = message_of(error).strip().splitlines()
         return CollateError(
             indices=tuple(indices), type=type(error).__name__, message=lines[0] if lines else "",
             location=sources.of_error(error),

@@ -14,6 +14,7 @@ from torch import nn
 
 from .. import sources
 from ..findings import Culprit, Finding
+from ..printable import message_of
 from ..probes.holdings import closure_of, holdings
 from ..state import seed_everything
 from ..verdicts import inconclusive, passed, violated
@@ -106,7 +107,7 @@ def _reducer(model: nn.Module) -> Location | None:
 
 
 def _unpicklable(subject: Subject, model: nn.Module, error: Exception) -> Finding:
-    message = (str(error).splitlines() or [type(error).__name__])[0]
+    message = (message_of(error).splitlines() or [type(error).__name__])[0]
     name, place = _culprit(model)
     ranks = subject.contract.ranks
     if ranks is None or ranks < 2 or not name:
@@ -146,7 +147,7 @@ def check_copy(subject: Subject, expected: Outputs) -> Iterator[Finding]:
             seed_everything(subject.seed + _OTHER_DRAWS)
             twin = copy.deepcopy(model)
         except Exception as error:  # locks and computed tensors refuse to be copied
-            message = (str(error).splitlines() or [type(error).__name__])[0]
+            message = (message_of(error).splitlines() or [type(error).__name__])[0]
             yield inconclusive(
                 f"the model cannot be deep-copied: {type(error).__name__}: {message[:160]}",
                 code="not-copied",

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .. import sources, trees
+from ..printable import message_of
 from ..probes.holdings import Holding, holdings
 from ..probes.placement import Placement, Pretend, stray_attribute
 from ..state import seed_everything
@@ -179,7 +180,7 @@ def _meta_error(
     batch: Batch | None,
     run: Callable[[], Any] | None,
 ) -> MetaRun:
-    message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    message = message_of(error).splitlines()[0] if message_of(error) else type(error).__name__
     kind: MetaKind = "crash"
     if _MIXED.search(message):
         kind = "mixed"

@@ -8,6 +8,7 @@ import torch
 
 from .. import sources, trees
 from ..findings import Culprit, Finding
+from ..printable import message_of
 from ..state import seed_everything
 from ..verdicts import passed, suspicious, violated
 from .numerics import Outputs, culprits_of, in_double, overflowing, place_of
@@ -123,7 +124,7 @@ def rounded(subject: Subject, model: torch.nn.Module, batch: Batch, exact: Outpu
 
 def no_kernel(error: BaseException) -> bool:
     """Say whether an error only means that this device has no kernel for a low-precision dtype."""
-    return any(text in str(error) for text in _NO_KERNEL)
+    return any(text in message_of(error) for text in _NO_KERNEL)
 
 
 def overflow(

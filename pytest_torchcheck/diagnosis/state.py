@@ -16,6 +16,7 @@ from torch import nn
 from .. import sources, trees
 from ..facts import forward_facts
 from ..findings import Culprit, Finding
+from ..printable import message_of
 from ..probes.holdings import Holding, holdings
 from ..state import is_lazy, seed_everything
 from ..verdicts import suspicious, violated
@@ -145,7 +146,7 @@ class CheckpointError(Exception):
     """
 
     def __init__(self, phase: str, error: Exception) -> None:
-        super().__init__(f"{phase}: {type(error).__name__}: {error}")
+        super().__init__(f"{phase}: {type(error).__name__}: {message_of(error)}")
         self.phase, self.error = phase, error
 
 
@@ -188,7 +189,7 @@ def through_file(state: Mapping[str, Any], *, alias: bool = False) -> tuple[dict
 
 def _refusal(error: Exception) -> str:
     """Say what ``weights_only=True`` refuses: the class where torch names it, else its first line."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    text = message_of(error)
     named = re.search(r"(?:Unsupported global: GLOBAL|Unsupported class|GLOBAL) ([\w.]+)", text)
     if named is not None:
         return f"an object of class {named[1]}"

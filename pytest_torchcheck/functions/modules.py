@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..findings import Culprit, Finding, Location
+from ..printable import message_of
 from ..sources import of_object, of_parameter, rank
 from ..state import ModuleState
 from .binding import make_call
@@ -65,7 +66,9 @@ def _check(module: nn.Module, inputs: Any, label: str, seed: int) -> list[Findin
         subject.run(subject.tensors)
     except Exception as error:  # the user's module may refuse float64 in any way
         return [
-            _inconclusive(label, f"{label} cannot run in float64: {type(error).__name__}: {error}")
+            _inconclusive(
+                label, f"{label} cannot run in float64: {type(error).__name__}: {message_of(error)}"
+            )
         ]
     screened = screen(subject)
     if isinstance(screened, str):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..findings import Culprit, Finding, Location
+from ..printable import message_of
 from ..sources import of_object
 from .binding import make_call
 from .calls import is_float
@@ -151,7 +152,7 @@ def _finding(
     label: str,
     used_at: Location | None,
 ) -> Finding:
-    message = str(error)
+    message = message_of(error)
     code, summary, cause, fix, part = _explained(utility, message, label)
     place = _line(definition, part) or used_at
     return Finding(

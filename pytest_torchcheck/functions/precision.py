@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..printable import message_of
 from .calls import Call, OpLimit, Run, Runaway
 from .jacobians import distance, random_like
 from .lines import error_line, gradient_line, head, line_with
@@ -156,7 +157,7 @@ def _low(target: Target, dtype: torch.dtype) -> Outcome:
 
 def _about_dtypes(error: Exception) -> bool:
     """Say whether backward mixed dtypes; a kernel that this device lacks says something else."""
-    text = str(error)
+    text = message_of(error)
     return "not implemented for" not in text and bool(
         re.search(r"dtype|scalar type|BFloat16|Half|float16", text)
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..findings import Culprit, Finding, Location, Plain, Status
+from ..printable import message_of
 from ..sources import of_object, rank
 from .jacobians import RTOL, STEP, random_like, real_size
 from .lines import head
@@ -182,7 +183,7 @@ class Outcome:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, else its type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+    return (message_of(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 def _describe(name: str, value: Any) -> str:

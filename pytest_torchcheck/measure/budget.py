@@ -16,6 +16,8 @@ from pytest_torchcheck.probes.memory.profile import Holding, MemoryProfile, buil
 from pytest_torchcheck.probes.memory.tracker import OutOfBudget
 from pytest_torchcheck.units import parse_bytes
 
+from ..printable import message_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -72,7 +74,7 @@ class LargestBatch:
 def is_out_of_memory(error: BaseException) -> bool:
     """Say whether an error is the device's refusal to allocate, or a budget's."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in message_of(error)
     )
 
 

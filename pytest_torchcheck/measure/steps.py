@@ -27,6 +27,8 @@ from pytest_torchcheck.probes.memory.tracker import STOPS, MemoryTracker
 from pytest_torchcheck.state import isolated, seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError, clear_gradients
 
+from ..printable import message_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -92,7 +94,7 @@ class StepFailed(Exception):
         fake: bool,
         original: SubjectError | None,
     ) -> None:
-        super().__init__(f"{phase}: {type(error).__name__}: {error}")
+        super().__init__(f"{phase}: {type(error).__name__}: {message_of(error)}")
         self.error, self.phase, self.tracker, self.fake, self.original = (
             error,
             phase,

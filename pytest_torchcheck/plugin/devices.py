@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import pytest
 
 from .. import hardware
+from ..printable import message_of
 from ..units import format_bytes
 from . import TorchcheckWarning, isolation, markers, options
 from .collection import CheckItem, Explained
@@ -223,7 +224,7 @@ class _Watch:
 
     def _lose(self, item: pytest.Item, outcome: Any, error: Exception) -> None:
         note = note_of(item)
-        text = (str(error).strip().splitlines() or [""])[0]
+        text = (message_of(error).strip().splitlines() or [""])[0]
         note.lost = f"{type(error).__name__}: {text}"
         own = outcome.exception
         if own is None and isolation.saw_device_error(self.config):

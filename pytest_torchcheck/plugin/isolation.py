@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import pytest
 
 from .. import hardware
+from ..printable import message_of
 from . import options
 from .markers import DeviceNeed, relative_nodeid
 
@@ -376,7 +377,7 @@ class _ErrorWatch:
     def note(self, error: BaseException) -> None:
         """Note an error of the device."""
         names = {cls.__name__ for cls in type(error).__mro__}
-        self.seen = self.seen or "AcceleratorError" in names or "CUDA error" in str(error)
+        self.seen = self.seen or "AcceleratorError" in names or "CUDA error" in message_of(error)
 
 
 class _OnCpu:

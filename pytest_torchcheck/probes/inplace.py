@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..printable import message_of
 from .steps import gradients_kept
 from .watch import Op, Watch, describe, name_of, storage_of, tensors_in, version_of
 
@@ -69,7 +70,7 @@ def find_inplace(
                 torch.autograd.backward(live, [torch.ones_like(t) for t in live])
         return watch.found
     except RuntimeError as error:
-        if "saved tensor hooks" in str(error):  # torch.func takes none: nothing can be said
+        if "saved tensor hooks" in message_of(error):  # torch.func takes none: nothing can be said
             return None
         raise
     finally:

@@ -30,6 +30,7 @@ from pytest_torchcheck import accelerator, sources, trees
 from pytest_torchcheck.state import is_lazy, seed_everything
 from pytest_torchcheck.subject import default_optimizer, own_loss
 
+from ..printable import message_of
 from . import checkpoint, epochs, sharding, statistics
 from .sending import Program, load
 
@@ -56,7 +57,7 @@ def main(folder: str) -> None:
         raised = {
             "stage": worker.stage,
             "kind": type(error).__name__,
-            "message": str(error),
+            "message": message_of(error),
             "location": sources.of_error(error),
             "traceback": "".join(traceback.format_exception(error)),
         }

@@ -20,6 +20,8 @@ from torch import nn
 
 from pytest_torchcheck import sources
 
+from ..printable import message_of
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -54,7 +56,7 @@ class NotSendable(Exception):
     """
 
     def __init__(self, part: str, error: BaseException) -> None:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
+        first = (message_of(error).splitlines() or [type(error).__name__])[0]
         super().__init__(f"{part}: {first}")
         self.part, self.error = part, error
 

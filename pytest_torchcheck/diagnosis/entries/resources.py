@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...findings import Culprit
+from ...printable import message_of
 from ...state import is_range_error
 from ...units import format_bytes
 from ..explanation import Explanation, describe, times
@@ -168,7 +169,7 @@ def _on_the_cpu(scene: Scene) -> Scene | None:
     try:
         on_the_cpu()
     except Exception as error:  # the user's code may raise anything
-        if "CUDA error" in str(error):
+        if "CUDA error" in message_of(error):
             return None
         return Scene(
             error,

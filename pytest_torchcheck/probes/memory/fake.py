@@ -25,6 +25,8 @@ from torch.utils._python_dispatch import _disable_current_modes as _no_modes
 from pytest_torchcheck import sources
 from pytest_torchcheck.state import is_lazy
 
+from ...printable import message_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -68,10 +70,10 @@ def explain(error: BaseException, tracker: MemoryTracker | None = None) -> Unmea
         reason = (
             f"what runs after {op}{at} depends on the values of a tensor, which a fake one has not"
         )
-    elif isinstance(error, _NO_KERNEL) or "no fake impl" in str(error):
+    elif isinstance(error, _NO_KERNEL) or "no fake impl" in message_of(error):
         reason = f"{op or 'an operation'}{at} has no fake kernel (torch.library.register_fake gives it one)"
     else:
-        first = (str(error).splitlines() or [""])[0]
+        first = (message_of(error).splitlines() or [""])[0]
         reason = f"it cannot run on fake tensors{at}: {type(error).__name__}: {first}"
     return Unmeasurable(reason, op=op, location=location, error=error)
 
@@ -321,7 +323,7 @@ def as_fake(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype | None = 
             return copy.deepcopy(model, memo)
     except Exception as error:  # any object may refuse to be copied
         raise Unmeasurable(
-            f"the model cannot be copied ({type(error).__name__}: {error}); declare a factory",
+            f"the model cannot be copied ({type(error).__name__}: {message_of(error)}); declare a factory",
             error=error,
         ) from error
 
