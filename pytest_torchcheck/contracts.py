@@ -15,6 +15,7 @@ from . import sources
 from .adapters import Adapted, AdapterError, Declared, Loop, adapt
 from .batches import Batch, BatchSource
 from .factories import class_built, class_of
+from .late import resolve
 from .promises import Promise
 from .specs import SpecError, as_spec_tree
 from .specs.annotations import specs_of_forward
@@ -354,9 +355,7 @@ class Contract:
         Raises:
             DeclarationError: ``checks`` or ``devices`` names something that does not exist.
         """
-        from .runner import run_contract
-
-        return run_contract(
+        report: Report = resolve("runner:run_contract")(
             self,
             checks=(checks,)
             if isinstance(checks, str)
@@ -368,6 +367,7 @@ class Contract:
             devices=(devices,) if isinstance(devices, str) else devices,
             strict=strict,
         )
+        return report
 
     def __repr__(self) -> str:
         return f"<Contract {self.name}>"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from .late import resolve
 from .printable import printable, printable_data
 
 if TYPE_CHECKING:
@@ -170,9 +171,7 @@ class Finding:
         return cls(**values)
 
     def __str__(self) -> str:
-        from .render.terminal import render_finding
-
-        return render_finding(self)
+        return str(resolve("render.terminal:render_finding")(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,9 +240,7 @@ class Report:
         )
 
     def __str__(self) -> str:
-        from .render.terminal import render_report
-
-        return render_report(self)
+        return str(resolve("render.terminal:render_report")(self))
 
 
 class ContractViolation(AssertionError):

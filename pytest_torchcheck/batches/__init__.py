@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_torchcheck.batches.batch import Batch, Layout
-from pytest_torchcheck.batches.layouts import LAYOUTS, relayout
+from pytest_torchcheck.batches.batch import Batch, relayout
+from pytest_torchcheck.batches.layouts import LAYOUTS, Layout
 from pytest_torchcheck.batches.source import BatchSource
 
 __all__ = ["LAYOUTS", "Batch", "BatchSource", "Layout", "relayout"]

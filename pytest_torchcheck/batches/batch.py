@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pytest_torchcheck.batches.describe import describe_tensor
+from pytest_torchcheck.batches.layouts import LAYOUTS, Layout, relayout_tensor
 from pytest_torchcheck.specs.walk import rebuild, walk
 
 Origin = Literal["real", "drawn"]
-Layout = Literal["contiguous", "non_contiguous", "expanded", "offset", "channels_last"]
 
 _COMPLEX_OF = {
     torch.float16: torch.complex32,
@@ -160,8 +160,6 @@ class Batch:
 
         moved = self.map(move)
         if self.layout != "contiguous" and any(memo[key] is not leaf for key, leaf in _by_id(self)):
-            from pytest_torchcheck.batches.layouts import relayout  # it needs this module
-
             return relayout(moved, self.layout)  # a cast or a move makes memory dense
         return moved
 
@@ -227,3 +225,27 @@ def split_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (inputs,), {}
+
+
+def relayout(batch: Batch, kind: Layout) -> Batch:
+    """A copy of the batch whose inputs lie otherwise in memory; targets are left alone.
+
+    Args:
+        batch: Its tensors are not changed.
+        kind: ``contiguous``; ``non_contiguous`` has gaps along the last axis; ``expanded`` repeats row 0 with stride 0 (the only kind
+            that changes values); ``offset`` does not start at the beginning of its storage; ``channels_last`` concerns images
+            and volumes, other tensors become contiguous.
+
+    Raises:
+        ValueError: There is no such layout.
+    """
+    if kind not in LAYOUTS:
+        raise ValueError(f"layout {kind!r}; allowed: {', '.join(LAYOUTS)}")
+
+    def change(_path: str, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.layout != torch.strided or leaf.is_nested:
+            return leaf
+        changed = relayout_tensor(leaf.detach(), kind)
+        return changed.requires_grad_() if leaf.requires_grad else changed
+
+    return replace(batch.map(change, targets=False), layout=kind)

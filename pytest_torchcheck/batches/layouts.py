@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from pytest_torchcheck.batches.batch import Batch, Layout
+Layout = Literal["contiguous", "non_contiguous", "expanded", "offset", "channels_last"]
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 """Every layout, the simplest first."""
-
-
-def relayout(batch: Batch, kind: Layout) -> Batch:
-    """A copy of the batch whose inputs lie otherwise in memory; targets are left alone.
-
-    Args:
-        batch: Its tensors are not changed.
-        kind: ``contiguous``; ``non_contiguous`` has gaps along the last axis; ``expanded`` repeats row 0 with stride 0 (the only kind
-            that changes values); ``offset`` does not start at the beginning of its storage; ``channels_last`` concerns images
-            and volumes, other tensors become contiguous.
-
-    Raises:
-        ValueError: There is no such layout.
-    """
-    if kind not in LAYOUTS:
-        raise ValueError(f"layout {kind!r}; allowed: {', '.join(LAYOUTS)}")
-
-    def change(_path: str, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or leaf.layout != torch.strided or leaf.is_nested:
-            return leaf
-        changed = relayout_tensor(leaf.detach(), kind)
-        return changed.requires_grad_() if leaf.requires_grad else changed
-
-    return replace(batch.map(change, targets=False), layout=kind)
 
 
 def relayout_tensor(tensor: Tensor, kind: Layout) -> Tensor:

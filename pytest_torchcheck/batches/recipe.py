@@ -17,7 +17,7 @@ from pytest_torchcheck.specs.noise import Stream
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pytest_torchcheck.batches.batch import Layout
+    from pytest_torchcheck.batches.layouts import Layout
     from pytest_torchcheck.specs.tensors import TensorSpec
 
 Edge = Literal[

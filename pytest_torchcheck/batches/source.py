@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from pytest_torchcheck.batches.axes import guess_sizes, plan_axes, read_sizes
-from pytest_torchcheck.batches.batch import Batch, clone_tensor, split_inputs
+from pytest_torchcheck.batches.batch import Batch, clone_tensor, relayout, split_inputs
 from pytest_torchcheck.batches.describe import describe_tensor
 from pytest_torchcheck.batches.filling import Filling, last_part
-from pytest_torchcheck.batches.layouts import relayout
 from pytest_torchcheck.batches.read import is_dense, is_fixed, read
 from pytest_torchcheck.batches.recipe import Recipe
 from pytest_torchcheck.batches.resizing import IGNORED, Resizing, Rows, counted, row_indices

@@ -8,9 +8,9 @@ import torch
 
 from .. import trees
 from ..diagnosis import losses as explain
+from ..runs.loss import evidence
 from ..state import seed_everything
 from ..verdicts import inconclusive, not_applicable, passed
-from .loss import evidence
 from .registry import check
 
 if TYPE_CHECKING:

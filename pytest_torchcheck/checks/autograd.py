@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,24 +12,24 @@ from ..diagnosis import freezing
 from ..diagnosis import gradients as explain
 from ..diagnosis.tables import parameter_rows
 from ..facts import forward_facts
+from ..runs.again import forward_and_loss
+from ..runs.looks import _STRUCTURAL, REDRAWS, _double_norms, _norms_of, shared_shifts, unreached
 from ..state import isolated, seed_everything
-from ..subject import Subject, SubjectError, clear_gradients, gradient_stats
+from ..subject import Subject, clear_gradients, gradient_stats
 from ..verdicts import inconclusive, not_applicable, passed, violated
+from ..wording import names_text
 from .registry import check
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
     from ..findings import Finding
     from ..probes.provenance import GraphCut
 
-REDRAWS = ((1, 1), (2, 2), (0, 3))  # (batch, seed) of the further looks at a dead gradient
-_ROUTES = 10  # further batches for parameters that a router may have passed by
 _STARTS = (1, 2, 3, 4, 5, 6)  # other initialisations
 _NOISE = 1e-4  # of float32's share of the norm: what is noise is 1e8 times smaller in float64
 _REACHED = 1e-9  # above this share of the model's largest norm in its own dtype, far above it, a gradient is one
-_STRUCTURAL = 1e-12  # CHECKS R9: below this share of the model's norm, in float64, a gradient is zero by structure
 
 
 @check(
@@ -46,7 +45,7 @@ def backward(subject: Subject) -> Iterator[Finding]:
             f"no parameter requires a gradient; the forward ran and gave {_describe(output)}"
         )
         return
-    from .updates import trajectory
+    from ..runs.steps import trajectory
 
     try:
         moved = trajectory(subject)
@@ -115,7 +114,7 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
         if not parameter.requires_grad and subject.is_promised("Trainable", name)
     ]
     if untrained:
-        from .updates import trajectory
+        from ..runs.steps import trajectory
 
         # the optimizer function or the step may switch it on
         moved = trajectory(subject).moved
@@ -132,7 +131,7 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
         yield from _with_table(found, {} if none else table)
     if elsewhere:
         yield inconclusive(
-            f"{explain.names_text(sorted(elsewhere))} got no gradient here, but other data or another initialisation "
+            f"{names_text(sorted(elsewhere))} got no gradient here, but other data or another initialisation "
             "reaches them or their siblings: a routing or a rectifier left them out by chance",
             code="not-reached",
         )
@@ -140,14 +139,16 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
         promised = sum(_needs_none(subject, name) for name in first.stats)
         told = f"{total - len(shifts) - promised} of {total} parameters have a gradient"
         if in_step:
-            told += f"; {explain.names_text(sorted(in_step))} in the train_step only"
+            told += f"; {names_text(sorted(in_step))} in the train_step only"
         if shifts:
-            told += f"; {explain.names_text(sorted(shifts))} shifts what the loss compares only among itself"
+            told += (
+                f"; {names_text(sorted(shifts))} shifts what the loss compares only among itself"
+            )
         if promised:
             told += f"; {promised} may lack one"
         frozen = [name for name in subject.named_parameters() if name not in first.stats]
         if frozen:
-            told += f"; frozen: {explain.names_text(frozen)}"
+            told += f"; frozen: {names_text(frozen)}"
         yield passed(told, evidence={"norm": first.norm, **table})
 
 
@@ -163,7 +164,7 @@ def _is_to_train(subject: Subject) -> bool:
 
     Nor is a frozen model that returns its own loss (a perceptual distance).
     """
-    from .updates import untrainable
+    from ..runs.steps import untrainable
 
     parameters = [name for name, _ in subject.model.named_parameters()]
     return (
@@ -172,9 +173,6 @@ def _is_to_train(subject: Subject) -> bool:
         and not all(_needs_none(subject, name) for name in parameters)
         and untrainable(subject)
     )
-
-
-_SHIFTS = ("cancels", "normalised")
 
 
 def _trained_in_step(subject: Subject, dead: Mapping[str, str]) -> set[str]:
@@ -187,83 +185,13 @@ def _trained_in_step(subject: Subject, dead: Mapping[str, str]) -> set[str]:
         return set()
     from pytest_torchcheck.loop.recorder import trace_of
 
-    from .updates import trajectory
+    from ..runs.steps import trajectory
 
     found = set(dead) & trajectory(subject).live
     if any(kind == "none" and name not in found for name, kind in dead.items()):
         touched = {name for event in trace_of(subject).backwards() for name in event.touched}
         found |= {name for name, kind in dead.items() if kind == "none" and name in touched}
     return found
-
-
-def routed(subject: Subject, dead: set[str]) -> set[str]:
-    """Name the parameters without a gradient whose siblings are reached by some batches and not by others.
-
-    Siblings differ in a number of their name only, such as the experts of a mixture. Where the same
-    siblings are live in every batch, nothing is routed, and a missing gradient is a mistake.
-    """
-    families: dict[str, set[str]] = {}
-    for name in subject.gradients().stats:
-        families.setdefault(re.sub(r"\d+", "*", name), set()).add(name)
-    found: set[str] = set()
-    for siblings in families.values():
-        suspects = siblings & dead
-        if not suspects or suspects == siblings:
-            continue
-        looks = []
-        for index in range(_ROUTES):
-            stats = subject.gradients(index + 3, seed=index + 3).stats
-            looks.append(frozenset(name for name in siblings if stats[name].kind == "live"))
-            suspects -= looks[-1]
-        reached = siblings & dead - suspects  # another batch reaches them after all
-        if len(set(looks)) > 1:
-            found |= suspects | reached
-        else:
-            found |= reached
-    return found
-
-
-def _live_in_another_instance(subject: Subject, dead: set[str]) -> set[str]:
-    """Name the parameters that get a gradient in a model built from another seed: dead by chance, not by mistake."""
-    if not dead or not subject.contract.is_factory:
-        return set()
-    found: set[str] = set()
-    for seed in (1, 2):
-        with isolated():
-            model = subject.build(subject.seed + seed).train()
-            batch = subject.batch().clone()
-            seed_everything(subject.seed)
-            loss = subject.compute_loss(subject.call(model, batch), batch)
-            with subject.phase("backward", batch):
-                loss.backward()
-            stats = gradient_stats(model)
-        found |= {name for name in dead if name in stats and stats[name].kind == "live"}
-    return found
-
-
-def unreached(subject: Subject, names: set[str]) -> set[str]:
-    """Name the parameters whose missing gradient is a matter of chance: routed elsewhere, or dead in this instance."""
-    elsewhere = routed(subject, names)
-    return elsewhere | _live_in_another_instance(subject, names - elsewhere)
-
-
-def shared_shifts(subject: Subject, names: Collection[str]) -> set[str]:
-    """Name the biases whose gradient cancels: a shift of all scores, which comparisons of scores ignore.
-
-    A ranking loss takes differences, a softmax or a normalisation drops what all entries share; such a
-    bias has no influence in a correct model (CHECKS E12). A weight without influence is a mistake.
-    """
-    from ..probes.provenance import find_zero_gradients
-
-    parameters = subject.named_parameters()
-    biases = [
-        name for name in names if parameters[name].dim() < 2 and "bias" in name.rpartition(".")[2]
-    ]
-    if not biases:
-        return set()
-    with subject.pristine():
-        found = find_zero_gradients(explain.forward_and_loss(subject), subject.model, biases)
-    return {name for name in biases if name in found and found[name].kind in _SHIFTS}
 
 
 def kind_of(kind: str) -> str:
@@ -315,18 +243,6 @@ def _normalised_step(parameters: list[torch.nn.Parameter], relative: float = 1e-
             math.sqrt(parameter.numel()) * 1e-1
         )
         parameter.sub_((grad * (relative * size / norm)).to(parameter.dtype))
-
-
-def rounding_noise(subject: Subject, names: Collection[str]) -> set[str]:
-    """Name the parameters whose gradient is small beside the largest, and next to nothing in float64: rounding of a zero."""
-    first = subject.gradients()
-    largest = max((s.norm for s in first.stats.values() if math.isfinite(s.norm)), default=0.0)
-    small = {name for name in names if 0.0 < first.stats[name].norm < 1e-5 * largest}
-    norms = _double_norms(subject, 0, 0) if small else None
-    if norms is None:
-        return set()
-    top = max(norms.values(), default=0.0)
-    return {name for name in small if norms.get(name, top) < _STRUCTURAL * top}
 
 
 def _structural_zeros(subject: Subject, live: set[str]) -> list[str]:
@@ -412,29 +328,6 @@ def _reached_in_double(subject: Subject, names: list[str], largest: float) -> se
         }
 
 
-def _double_norms(subject: Subject, index: int, seed: int) -> dict[str, float] | None:
-    """Gradient norms in float64, or None where the model does not run in it."""
-    with subject.in_double() as model:
-        clear_gradients(model)
-        return _norms_of(subject, model, index, seed)
-
-
-def _norms_of(
-    subject: Subject, model: torch.nn.Module, index: int, seed: int
-) -> dict[str, float] | None:
-    """Gradient norms of a model in float64, or None where it does not run in it."""
-    batch = subject.batch(index).to(dtype=torch.float64).clone()
-    model.train()
-    seed_everything(subject.seed + seed)
-    try:
-        loss = subject.compute_loss(subject.call(model, batch), batch)
-        with subject.phase("backward", batch):
-            loss.backward()
-    except SubjectError:
-        return None
-    return {name: stat.norm for name, stat in gradient_stats(model).items()}
-
-
 @check(
     "gradients-finite",
     "Loss and gradients of ordinary batches are finite.",
@@ -511,13 +404,13 @@ def sampling_paths(subject: Subject) -> Iterator[Finding]:
     A draw that only meets its own log-probability (a policy gradient) is no mistake, nor is a discrete one.
     """
     from ..probes.provenance import find_stops
-    from .loss import evidence
+    from ..runs.loss import evidence
 
     if evidence(subject).samples == 0:
         yield not_applicable("the forward draws from no normal distribution with live parameters")
         return
     with subject.pristine() as model:
-        stops = find_stops(explain.forward_and_loss(subject), model)
+        stops = find_stops(forward_and_loss(subject), model)
     drawn = [
         stop
         for stop in stops

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +13,7 @@ from ..diagnosis import places
 from ..diagnosis.flags import flags
 from ..diagnosis.unrepeated import unrepeated_batch, unrepeated_build
 from ..facts import copied, forward_facts, outputs
+from ..runs.rows import Rows, output_rows
 from ..state import seed_everything, seed_torch
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
@@ -34,19 +34,6 @@ _ROUNDED = 1e-5
 _QUANTIZED = ("quantized", "ao.nn")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Which dimension of each output is the batch.
-
-    Attributes:
-        dims: By path of the output; outputs without a batch dimension are left out.
-        others: Outputs whose shape does not follow the batch.
-    """
-
-    dims: dict[str, int]
-    others: tuple[str, ...]
-
-
 def is_quantized(model: nn.Module) -> bool:
     """Say whether a module is quantized: its scales follow the whole batch by design."""
     return any(any(word in type(m).__module__ for word in _QUANTIZED) for m in model.modules())
@@ -55,57 +42,6 @@ def is_quantized(model: nn.Module) -> bool:
 def is_stochastic(subject: Subject) -> bool:
     """Say whether the contract declares randomness in eval mode."""
     return bool(subject.contract.promised("Stochastic"))
-
-
-def output_rows(subject: Subject) -> Rows | None:
-    """Find the batch dimension of every output by looking at two batch sizes; cached.
-
-    Returns:
-        None where there is no batch axis, or where fewer samples cannot be taken.
-    """
-    if "rows" not in subject.cache:
-        subject.cache["rows"] = _find_rows(subject)
-    found: Rows | None = subject.cache["rows"]
-    return found
-
-
-def _find_rows(subject: Subject) -> Rows | None:
-    symbol = subject.source.batch_symbol
-    batch = subject.batch()
-    if symbol is None or batch.sizes.get(symbol, 0) < 2:
-        return None
-    size = batch.sizes[symbol]
-    full = outputs(subject)
-    less, count = None, 0
-    for count in sorted({min(2, size - 1), size - 1}):  # few are cheap; some models refuse them
-        try:
-            less = outputs(subject, subject.source.rows(batch, torch.arange(count)))
-            break
-        except SubjectError:
-            continue  # other sizes are another check's business
-    if less is None:
-        return None
-    dims: dict[str, int] = {}
-    others: list[str] = []
-    for path, tensor in full.items():
-        other = less.get(path)
-        if other is None or tensor.is_nested or other.dim() != tensor.dim():
-            others.append(path)
-            continue
-        moved = [
-            dim
-            for dim in range(tensor.dim())
-            if tensor.shape[dim] == size and other.shape[dim] == count
-        ]
-        if len(moved) == 1 and all(
-            a == b
-            for d, (a, b) in enumerate(zip(tensor.shape, other.shape, strict=True))
-            if d != moved[0]
-        ):
-            dims[path] = moved[0]
-        else:
-            others.append(path)
-    return Rows(dims=dims, others=tuple(others))
 
 
 @check(

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from .. import promises, sources
-from ..diagnosis.observation import observe
 from ..facts import forward_facts
 from ..functions.binding import function_behind, make_call
 from ..functions.coverage import CHECKED, CoverageRow, row_for
@@ -19,6 +18,7 @@ from ..functions.engine import check_call
 from ..functions.modules import check_module
 from ..functions.operators import check_operator, definition_of, shadow_of
 from ..functions.target import Surrogate
+from ..runs.observation import observe
 from ..state import isolated
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious

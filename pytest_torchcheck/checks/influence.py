@@ -8,13 +8,13 @@ import torch
 
 from .. import sources, trees
 from ..diagnosis import influence as explain
-from ..diagnosis.observation import observe
 from ..facts import forward_facts, outputs
 from ..probes.recomputation import watch_checkpointing
+from ..runs.looks import REDRAWS
+from ..runs.observation import observe
 from ..state import seed_everything
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
-from .autograd import REDRAWS
 from .registry import check
 
 if TYPE_CHECKING:

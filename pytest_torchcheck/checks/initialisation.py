@@ -12,10 +12,10 @@ from torch import nn
 from .. import sources, trees
 from ..diagnosis import initialisation as explain
 from ..diagnosis.losses import initialisation_line
-from ..diagnosis.observation import observe
 from ..diagnosis.symmetry import equal_rows
 from ..findings import Culprit, Finding
 from ..probes.signals import LINEAR, Rectified, Squashed
+from ..runs.observation import observe
 from ..state import filled_memory, is_lazy, isolated
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .devices import on_meta

@@ -8,10 +8,10 @@ import torch
 
 from .. import promises, trees
 from ..diagnosis import labels as explain
+from ..runs.loss import evidence
 from ..specs import Labels
 from ..state import seed_everything
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
-from .loss import evidence
 from .promised import find_input
 from .registry import check
 

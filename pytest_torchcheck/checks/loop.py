@@ -25,9 +25,9 @@ from pytest_torchcheck.loop.recorder import STEPS, record, trace_of
 from pytest_torchcheck.loop.replay import growing_graph, where_graph_is_carried
 from pytest_torchcheck.loop.two_points import two_point_findings
 
+from ..runs.steps import trajectory
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .registry import check
-from .updates import trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

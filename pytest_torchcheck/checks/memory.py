@@ -33,9 +33,9 @@ from pytest_torchcheck.probes.tensor_caches import tensor_cache
 from pytest_torchcheck.subject import Subject, SubjectError
 from pytest_torchcheck.units import format_bytes, format_flops
 
+from ..runs.steps import trajectory
 from ..verdicts import inconclusive, not_applicable, passed
 from .registry import check
-from .updates import trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping

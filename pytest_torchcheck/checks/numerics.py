@@ -11,8 +11,8 @@ from .. import sources, trees
 from ..batches import Batch, relayout
 from ..diagnosis import numerics as explain
 from ..diagnosis import precision
-from ..diagnosis.state import reference
 from ..findings import Culprit, Finding
+from ..runs.outputs import reference
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, violated
 from .devices import on_meta

@@ -11,9 +11,10 @@ from .. import sources
 from ..diagnosis import copies, ties, unsaved
 from ..diagnosis import state as explain
 from ..diagnosis.explanation import counted, listed
-from ..diagnosis.observation import observe
-from ..diagnosis.state import CheckpointError, Outputs, gap, outputs_of, perturb, reference
+from ..diagnosis.state import CheckpointError, perturb
 from ..findings import Culprit, Finding
+from ..runs.observation import observe
+from ..runs.outputs import Outputs, gap, outputs_of, reference
 from ..subject import Gradients, Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .devices import on_meta

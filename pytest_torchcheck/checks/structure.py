@@ -13,11 +13,11 @@ from ..diagnosis import registration as explain
 from ..diagnosis.entries.devices import attribute_line
 from ..diagnosis.explanation import listed
 from ..diagnosis.hidden import hidden
-from ..diagnosis.observation import observe
 from ..diagnosis.placement import placed_by_hand
 from ..diagnosis.portability import portability
 from ..findings import Culprit, Finding
 from ..probes.holdings import Holding, holdings
+from ..runs.observation import observe
 from ..state import seed_everything
 from ..subject import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated

@@ -17,10 +17,10 @@ from pytest_torchcheck.loop.recorder import STEPS, record, trace_of
 from pytest_torchcheck.loop.replay import last_write, where_changed
 from pytest_torchcheck.subject import SubjectError
 
+from ..runs.steps import STEPS as UPDATES
+from ..runs.steps import trajectory, untrainable
 from ..verdicts import inconclusive, not_applicable, passed
 from .registry import check
-from .updates import STEPS as UPDATES
-from .updates import trajectory, untrainable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,17 +13,18 @@ from ..data.tracing import find_line, line_of
 from ..findings import Culprit, Finding
 from ..state import is_device_error
 from ..verdicts import explained, suspicious, violated
+from ..wording import have, names_text
 from . import places
 from .errors import explain_error
 from .explanation import counted
-from .gradients import have, names_text
+from .place import Place
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from ..batches import Batch
-    from ..checks.behaviour import Rows
     from ..findings import Location
+    from ..runs.rows import Rows
     from ..subject import Subject, SubjectError
     from .explanation import Explanation
 
@@ -187,10 +188,10 @@ def single_shape(
     )
 
 
-def _squeezing_line(subject: Subject, batch: Batch) -> places.Place | None:
+def _squeezing_line(subject: Subject, batch: Batch) -> Place | None:
     from ..probes.watch import Watch, name_of
 
-    found: list[places.Place] = []
+    found: list[Place] = []
 
     class Squeezes(Watch):
         def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
@@ -204,7 +205,7 @@ def _squeezing_line(subject: Subject, batch: Batch) -> places.Place | None:
                 scope = self.scopes[-1].name if self.scopes else ""
                 fact = f"squeeze() turned {list(args[0].shape)} into {list(result.shape)}"
                 found.append(
-                    places.Place(op=name_of(func), location=self.locate(), module=scope, fact=fact)
+                    Place(op=name_of(func), location=self.locate(), module=scope, fact=fact)
                 )
 
     with subject.pristine() as model, Squeezes(model):
@@ -239,7 +240,7 @@ def size_dependent(
     )
 
 
-def _size_line(subject: Subject, batch: Batch, single: Batch) -> places.Place | None:
+def _size_line(subject: Subject, batch: Batch, single: Batch) -> Place | None:
     """Return the first operation whose result for a sample depends on how many samples there are."""
     # the same sample twice tells a count; a mean or variance over the batch needs another one beside it
     for rows in (torch.zeros(2, dtype=torch.int64), torch.arange(2)):
@@ -540,7 +541,7 @@ def output_mismatch(subject: Subject, batch: Batch, output: Any) -> Finding | No
     )
 
 
-def _regrouped(subject: Subject, batch: Batch, output: Any) -> places.Place | None:
+def _regrouped(subject: Subject, batch: Batch, output: Any) -> Place | None:
     """Return the operation that changes the number of samples, where the output has another one than the batch."""
     size = batch.sizes.get(subject.source.batch_symbol or "")
     if size is None or subject.contract.batch_dim != 0 or not isinstance(output, torch.Tensor):

@@ -16,9 +16,10 @@ from .. import sources
 from ..findings import Culprit, Finding
 from ..printable import message_of
 from ..probes.holdings import closure_of, holdings
+from ..runs.outputs import Outputs, gap, outputs_of
 from ..state import seed_everything
 from ..verdicts import inconclusive, passed, violated
-from .state import Outputs, gap, outputs_of, perturb, registered
+from .state import perturb, registered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

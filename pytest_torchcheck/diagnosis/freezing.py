@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from .. import sources
+from ..culprits import parameter
 from ..findings import Culprit, Finding, Location
 from ..probes.recording import SWITCHES
 from ..probes.watch import name_of
@@ -21,8 +22,8 @@ from ..record.modes import Observer
 from ..state import isolated, seed_everything
 from ..subject import SubjectError, optimizers_of
 from ..verdicts import suspicious, violated
+from ..wording import names_text
 from .choices import deciding
-from .gradients import names_text, parameter
 from .name_tests import keeps_on
 
 if TYPE_CHECKING:

@@ -10,104 +10,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources
+from ..culprits import parameter
 from ..findings import Culprit, Finding
+from ..runs.again import forward_and_loss
 from ..state import seed_everything
-from ..subject import SubjectError, clear_gradients
+from ..subject import SubjectError
 from ..trees import dense
 from ..verdicts import violated
+from ..wording import have, names_text
+from .cuts import CAUSES, FIXES
 from .explanation import counted, on_line
 from .tables import layer_rows
 from .zeroing import zeroing_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from ..probes.aliasing import Alias
     from ..probes.finiteness import NonFinite
     from ..probes.provenance import GraphCut
     from ..subject import Subject
     from .siblings import Sibling
-
-CAUSES = {
-    "never-used": "no operation of the forward reads it",
-    "frozen": "it takes no gradient in this forward",
-    "detach": "detach() cuts the graph",
-    "data": ".data takes the values out of the graph",
-    "item": "the tensor is turned into a Python number and comes back as a constant",
-    "numpy": "a round trip through NumPy cuts the graph",
-    "no-grad": "the operation runs while gradients are off",
-    "integer-cast": "rounding, comparing or indexing has no gradient",
-    "recreated": "a new tensor is made from the values, without their graph",
-    "sampling": "the value is drawn without reparameterisation",
-    "checkpoint": "reentrant checkpointing gets no input that requires a gradient",
-    "function": "a custom autograd Function gives an output without a gradient",
-    "backward-none": "a custom backward returns None for it",
-    "not-reaching-loss": "the loss does not use what is computed from it",
-    "derivative": "autograd.grad without create_graph=True gives a gradient that has no graph itself",
-    "zeroed": "only its shape is used",
-    "non-differentiable": "the operation has no gradient",
-}
-FIXES = {
-    "never-used": "use it in forward, or delete it",
-    "frozen": "let it require a gradient, or declare it: Frozen({names}, reason=...)",
-    "detach": "drop .detach() on this line",
-    "data": "drop .data on this line",
-    "item": "keep the tensor: drop the conversion to a Python number on this line",
-    "numpy": "replace NumPy by torch on this line",
-    "no-grad": "drop this no_grad, or move the operation out of it",
-    "integer-cast": "use a soft version (softmax for argmax), or a straight-through estimator",
-    "recreated": "use the tensor itself instead of making a new one from it",
-    "sampling": "reparameterise: mean + std * torch.randn_like(std), or rsample()",
-    "checkpoint": "pass use_reentrant=False to checkpoint",
-    "function": "mark the output as differentiable in the Function's forward",
-    "backward-none": "return its gradient in backward",
-    "not-reaching-loss": "use this output in the loss, or drop the part that computes it",
-    "derivative": "pass create_graph=True to autograd.grad on this line",
-    "zeroed": "use its values",
-    "non-differentiable": "replace the operation by a differentiable one",
-}
-
-
-def parameter(subject: Subject, name: str, detail: str = "") -> Culprit:
-    """Return a parameter as a culprit, with the line that builds it."""
-    return Culprit(
-        kind="parameter",
-        name=name,
-        detail=detail,
-        location=sources.of_parameter(subject.model, name),
-    )
-
-
-def forward_and_loss(
-    subject: Subject, *, index: int = 0, backward: bool = False
-) -> Callable[[], torch.Tensor]:
-    """Return a function that runs forward and loss again, for probes; call it inside ``pristine``."""
-
-    def run() -> torch.Tensor:
-        batch = subject.batch(index).clone()
-        model = subject.model
-        clear_gradients(model)
-        model.train()
-        seed_everything(subject.seed)
-        with torch.enable_grad():
-            loss = subject.compute_loss(subject.call(model, batch), batch)
-            if backward:
-                loss.backward()
-        return loss
-
-    return run
-
-
-def names_text(names: Iterable[str], most: int = 3) -> str:
-    """Return a few names and how many more there are; the model's own name is empty."""
-    names = [name or "the model itself" for name in names]
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def have(names: list[str], verb: str = "gets") -> str:
-    """Return the verb for one name or several."""
-    return verb if len(names) == 1 else verb.removesuffix("s")
 
 
 def missing(subject: Subject, names: list[str], total: int) -> Iterator[Finding]:
@@ -127,34 +50,6 @@ def missing(subject: Subject, names: list[str], total: int) -> Iterator[Finding]
     for (kind, *_), group in groups.items():
         cut = cuts.get(group[0])
         yield _missing(subject, group, total, kind, cut)
-
-
-def last_stop(subject: Subject) -> GraphCut | None:
-    """Return the operation nearest to the loss that loses the gradients on the way to it; None where none does."""
-    from ..probes.provenance import find_stops
-
-    with subject.pristine():
-        stops = find_stops(forward_and_loss(subject), subject.model)
-    last = max(
-        (stop for stop in stops if stop.op is not None),
-        key=lambda stop: stop.op.index if stop.op is not None else 0,
-        default=None,
-    )
-    return last or _shared_cut(subject)
-
-
-def _shared_cut(subject: Subject) -> GraphCut | None:
-    """Return the operation that cuts most of the parameters off, such as an ``.item()`` on the way to the loss."""
-    from ..probes.provenance import find_cut
-
-    trainable = {n: p for n, p in subject.named_parameters().items() if p.requires_grad}
-    with subject.pristine():
-        cuts = find_cut(forward_and_loss(subject), subject.model, trainable)
-    places: dict[Any, list[GraphCut]] = defaultdict(list)
-    for cut in cuts.values():
-        if cut.op is not None and (cut.region or cut.location) is not None:
-            places[cut.kind, cut.region or cut.location].append(cut)
-    return max(places.values(), key=len)[-1] if places else None
 
 
 def _place(cut: GraphCut | None) -> tuple[Any, ...]:
@@ -253,7 +148,7 @@ def _called_instead(subject: Subject, name: str) -> Sibling | None:
 
 
 def _looks() -> int:
-    from ..checks.autograd import REDRAWS
+    from ..runs.looks import REDRAWS
 
     return len(REDRAWS)
 

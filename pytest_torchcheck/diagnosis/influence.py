@@ -12,8 +12,9 @@ from ..findings import Culprit, Finding, Location
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
 from ..verdicts import violated
+from ..wording import names_text
 from .explanation import counted
-from .gradients import LOSSES_OF_VALUES, names_text
+from .gradients import LOSSES_OF_VALUES
 
 if TYPE_CHECKING:
     from ..probes.provenance import GraphCut, ZeroGradient

@@ -11,8 +11,8 @@ from .losses import declared_loss_line
 from .origins import target_culprits
 
 if TYPE_CHECKING:
-    from ..checks.loss import Consumed
     from ..probes.loss_values import Alignable
+    from ..runs.loss import Consumed
     from ..subject import Subject
 
 
@@ -149,7 +149,7 @@ def counted(subject: Subject, path: str, ignore: int, share: float, largest: flo
 
 def _made_lines(subject: Subject) -> tuple[Culprit, ...]:
     """Return where the targets of the loss are made: within the loss, else where they are handed over."""
-    from ..checks.loss import evidence
+    from ..runs.loss import evidence
 
     within = next((u.target_place for u in evidence(subject).consumed if u.target_place), None)
     if within is not None:

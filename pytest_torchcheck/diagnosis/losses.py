@@ -22,9 +22,9 @@ from .returns import forward_returned, loss_returned
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..checks.loss import Consumed, LossEvidence
     from ..probes.dead_terms import DeadTerm
     from ..probes.focal import FocalMean
+    from ..runs.loss import Consumed, LossEvidence
     from ..subject import Subject
 
 __all__ = ["LINEAR"]
@@ -110,7 +110,7 @@ def recreated(subject: Subject) -> Finding:
 
 def disconnected(subject: Subject) -> Finding:
     """Explain a loss that requires no gradient by the last operation that loses one on the way to it."""
-    from .gradients import CAUSES, FIXES, last_stop
+    from .cuts import CAUSES, FIXES, last_stop
 
     cut = last_stop(subject)
     place = None if cut is None else cut.region or cut.location

@@ -9,6 +9,7 @@ import torch
 
 from .. import sources
 from ..findings import Culprit
+from ..probes.losses import is_criterion
 from .assigned import assigned, called, holds
 from .origins import target_culprits
 
@@ -80,12 +81,6 @@ def criterion_built(scene: Scene, near: Location | None) -> tuple[Culprit, ...]:
     if len(lines) != 1:
         return ()
     return (Culprit(kind="loss", name=cls, detail="is made", location=lines[0]),)
-
-
-def is_criterion(name: str) -> bool:
-    """Say whether a class of this name is one of torch's loss modules."""
-    found = getattr(torch.nn.modules.loss, name, None)
-    return isinstance(found, type) and issubclass(found, torch.nn.modules.loss._Loss)
 
 
 def criterion_culprits(place: Location | None, cls: str) -> tuple[Culprit, ...]:

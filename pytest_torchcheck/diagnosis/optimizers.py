@@ -7,21 +7,22 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from .. import sources
+from ..culprits import parameter
 from ..findings import Culprit, Finding, Location
 from ..loop.rebinding import is_trained, where_rebound
 from ..state import seed_everything
 from ..subject import SubjectError, optimizers_of
 from ..verdicts import inconclusive, violated
+from ..wording import have, names_text
 from . import freezing
 from .given import left_out, spent_of
-from .gradients import have, names_text, parameter
 from .making import Making, making
 from .zeroed import zero_at_step
 
 if TYPE_CHECKING:
     import torch
 
-    from ..checks.updates import Coverage, Trajectory
+    from ..runs.steps import Coverage, Trajectory
     from ..subject import Subject
 
 

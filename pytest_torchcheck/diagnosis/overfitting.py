@@ -9,14 +9,14 @@ import torch
 
 from .. import sources, trees
 from ..findings import Culprit, Finding, Location
+from ..runs.again import forward_and_loss
 from ..state import seed_everything
 from ..verdicts import suspicious, violated
 from .explanation import on_line
-from .gradients import forward_and_loss
 from .losses import loss_line
 
 if TYPE_CHECKING:
-    from ..checks.overfitting import Attempt, Floor
+    from ..runs.attempts import Attempt, Floor
     from ..subject import Subject
 
 
@@ -165,7 +165,7 @@ _RANGES = {
 
 def _out_of_reach(subject: Subject) -> Culprit | None:
     """Return the activation that makes the output, where its range excludes targets of the output's shape."""
-    from ..checks.loss import evidence
+    from ..runs.loss import evidence
 
     maker = evidence(subject).producer
     if maker is None or maker.kind not in _RANGES:
@@ -191,7 +191,7 @@ def _out_of_reach(subject: Subject) -> Culprit | None:
 
 def _contradiction(subject: Subject) -> Culprit | None:
     """Return the samples of the batch whose inputs hardly differ, and whose targets do."""
-    from ..checks.overfitting import small_batch
+    from ..runs.attempts import small_batch
 
     batch = small_batch(subject)
     symbol = subject.source.batch_symbol

@@ -13,13 +13,14 @@ from ..verdicts import suspicious, violated
 from .losses import loss_line
 
 if TYPE_CHECKING:
-    from ..checks.pairing import Place
     from ..subject import Subject
 
 _REORDERING = ("view", "reshape", "flatten", "transpose", "permute", "roll", "flip", "unflatten")
 
 
-def misplaced(subject: Subject, path: str, name: str, reached: dict[Place, set[Place]]) -> Finding:
+def misplaced(
+    subject: Subject, path: str, name: str, reached: dict[tuple[int, ...], set[tuple[int, ...]]]
+) -> Finding:
     """Explain a loss that compares outputs with targets of other positions."""
     place = _reshaping_line(subject) or loss_line(subject)
     shown = []

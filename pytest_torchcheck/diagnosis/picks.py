@@ -29,7 +29,7 @@ def picking(subject: Subject, op: Op) -> list[Op]:
         Up to three, one for each line; none where the indices are not used, or where it gives none.
     """
     from ..probes.divergence import record
-    from .gradients import forward_and_loss
+    from ..runs.again import forward_and_loss
 
     with subject.pristine() as model:
         trace = record(forward_and_loss(subject), model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,11 +11,12 @@ import torch
 
 from .. import sources
 from ..data.tracing import find_line, line_of
-from ..findings import Culprit, Location
+from ..findings import Culprit
 from ..probes.divergence import Divergence
 from ..probes.watch import Watch, name_of, tensors_in
 from ..state import seed_everything
 from ..subject import SubjectError
+from .place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -28,50 +29,6 @@ if TYPE_CHECKING:
     from ..probes.tracing import Trace
     from ..probes.watch import Op
     from ..subject import Subject
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """An operation of the user's forward.
-
-    Attributes:
-        op: Its name, such as ``Tensor.mean``.
-        location: The user's line.
-        module: Qualified name of the module in whose forward it runs.
-        fact: What was measured there, as a clause.
-        built: The line that builds the module, where its settings are all that the user wrote of it.
-        settings: What the operation was told by constants: the line that makes a mask.
-        cause: What the operation does that it must not, where that is known.
-        fix: The edit that mends it, where that is known.
-        module_class: Class of that module.
-    """
-
-    op: str = ""
-    location: Location | None = None
-    module: str = ""
-    fact: str = ""
-    built: Location | None = None
-    settings: tuple[Culprit, ...] = ()
-    cause: str = ""
-    fix: str = ""
-    module_class: str = ""
-
-    @property
-    def ran(self) -> str:
-        """The operation with the module in which it ran: ``F.group_norm in blocks.0.norm (GroupNorm)``."""
-        cls = f" ({self.module_class})" if self.module_class else ""
-        return f"{self.op} in {self.module}{cls}" if self.op and self.module else self.op
-
-    def culprits(self) -> list[Culprit]:
-        """Return the module as a culprit, where there is one."""
-        if not self.module and not self.op:
-            return []
-        if self.module:
-            place = self.built or self.location
-            first = Culprit(kind="module", name=self.module, detail=self.op, location=place)
-        else:
-            first = Culprit(kind="call", name=self.op, detail=self.op, location=self.location)
-        return [first, *self.settings]
 
 
 def eval_run(
@@ -436,7 +393,7 @@ def leaking_line(
         side: Which side changed.
     """
     from ..probes.divergence import first_spread
-    from .padded import not_hidden
+    from .mask_hiding import not_hidden
 
     (base, *runs), allowed = recorded(subject, [batch, *changed.values()])
     found = first_spread(

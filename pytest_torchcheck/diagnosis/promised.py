@@ -12,6 +12,7 @@ from ..state import seed_everything
 from ..verdicts import violated
 from . import padded, places
 from .explanation import on_line
+from .place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,7 +87,7 @@ def padding(
         )
     line = place.location if place else sources.of_object(type(subject.model).forward)
     if (laid := _query_mask(subject, promise, extended, length + extra)) is not None:
-        place = places.Place(
+        place = Place(
             op=place.op if place else laid.op,
             location=laid.location,
             module=place.module if place else "",

@@ -11,9 +11,9 @@ from torch import nn
 
 from .. import sources
 from ..findings import Culprit, Finding, Location
+from ..runs.observation import observe
 from ..verdicts import suspicious, violated
 from .explanation import listed
-from .observation import observe
 from .same_names import SameName, same_name
 from .structure import find_repetition, speaks_of_sharing
 

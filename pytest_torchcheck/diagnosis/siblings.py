@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import sources
 from ..probes.holders import lines_run
-from .gradients import forward_and_loss
+from ..runs.again import forward_and_loss
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,8 +12,8 @@ from ..data.tracing import first_difference
 from ..findings import Culprit, Finding
 from ..state import filled_memory, isolated
 from ..verdicts import suspicious
+from ..wording import names_text
 from .explanation import counted
-from .gradients import names_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..findings import Culprit
-from .gradients import forward_and_loss
+from ..runs.again import forward_and_loss
 from .handed import handed_on, passed_by
 from .omitted import edit, without_names
 from .overwritten import overwritten

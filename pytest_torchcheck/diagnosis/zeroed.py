@@ -34,7 +34,7 @@ class ZeroAtStep:
 
 def zero_at_step(subject: Subject, names: list[str]) -> ZeroAtStep | None:
     """Run some steps again and see whether gradients are zero, and not None, as the optimizer steps."""
-    from ..checks.updates import STEPS
+    from ..runs.steps import STEPS
 
     seen = _gradients_at_step(subject, names, STEPS)
     if seen is None or len(seen.zero) < STEPS or not all(seen.zero):

@@ -20,8 +20,9 @@ from pytest_torchcheck import trees
 from pytest_torchcheck.data.contents import Contents, Held
 from pytest_torchcheck.data.generators import generator_state, is_generator, set_generator_state
 from pytest_torchcheck.state import ModuleState, seed_everything
-from pytest_torchcheck.subject import Subject, SubjectError, optimizers_of, schedulers_of
+from pytest_torchcheck.subject import Subject, SubjectError, schedulers_of
 
+from .checkpoints import CHECKPOINT, pieces_of
 from .closures import ClosureState
 from .patches import listening
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from pytest_torchcheck.findings import Location
 
 STEPS = 2
-_KEPT_BYTES = 2**30  # of a checkpoint that waits until it is asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +89,11 @@ def is_resumed(subject: Subject) -> tuple[str, ...] | None:
         What the checkpoint held; None where the run ends elsewhere. Cost: the steps behind the checkpoint, and
         the one before it where :func:`keep_checkpoint` did not take it from the steps that run anyway.
     """
-    from pytest_torchcheck.checks.updates import checksums, trajectory
+    from ..runs.steps import checksums, trajectory
 
     known = trajectory(subject)
     states = subject.cache.pop(
-        _CHECKPOINT, None
+        CHECKPOINT, None
     )  # what is loaded from it is written to: it serves once
     if known.end is None or known.error is not None:
         return None
@@ -107,35 +107,10 @@ def is_resumed(subject: Subject) -> tuple[str, ...] | None:
         seed_everything(subject.seed)
         made = subject.make_optimizer(model)
         with subject.phase("step"):
-            for name, thing in _pieces(made).items():
+            for name, thing in pieces_of(made).items():
                 thing.load_state_dict(states[name])
         _run(subject, model, made, 1, len(known.losses) - 1)
         return tuple(states) if checksums(model) == known.end else None
-
-
-_CHECKPOINT = "checkpoint"
-
-
-def keep_checkpoint(subject: Subject, model: nn.Module, made: Any) -> None:
-    """Keep the states after the first of the steps that run anyway, for :func:`is_resumed`.
-
-    Nothing is kept where the step is the user's own, whose closures may hold more than these states do, or
-    where they are large.
-    """
-    if subject.contract.train_step is not None:
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            things = {"model": model, **_pieces(made)}
-            states = {name: thing.state_dict() for name, thing in things.items()}
-            tensors = trees.tensors(states).values()
-            if sum(t.nbytes for t in tensors if t.layout == torch.strided) <= _KEPT_BYTES:
-                subject.cache[_CHECKPOINT] = copy.deepcopy(states)
-        except (
-            Exception
-        ):  # a piece may refuse in its own words: the run that needs the states tells
-            subject.cache.pop(_CHECKPOINT, None)
 
 
 def _first_step(subject: Subject) -> dict[str, Any] | None:
@@ -146,7 +121,7 @@ def _first_step(subject: Subject) -> dict[str, Any] | None:
         model.train()
         seed_everything(subject.seed)
         made = subject.make_optimizer(model)
-        pieces = _pieces(made)
+        pieces = pieces_of(made)
         held = ClosureState(contract.train_step, without=(model, *pieces.values()))
         _run(subject, model, made, 0, 1)
         if held.changed():
@@ -217,7 +192,7 @@ def _resume(
             run.middle.restore()
         held = ClosureState(subject.contract.train_step, without=(model,))
         with subject.phase("step"):
-            live = {**_pieces(made), **held.savable()}
+            live = {**pieces_of(made), **held.savable()}
             pairs = _counterparts([name for name in run.states if name != "model"], list(live))
             for saved, name in pairs.items():
                 _load(live[name], run.states[saved])
@@ -281,7 +256,7 @@ def _through(subject: Subject) -> _Through:
             seed_everything(subject.seed)
             before = _plain(model)
             made = subject.make_optimizer(model)
-            pieces = _pieces(made)
+            pieces = pieces_of(made)
             plain = {name: _plain(thing) for name, thing in pieces.items()}
             held = ClosureState(contract.train_step, without=(model, *pieces.values()))
             savable = held.savable()
@@ -373,15 +348,6 @@ def _run(subject: Subject, model: nn.Module, made: Any, first: int, count: int) 
         if subject.contract.train_step is None:
             for scheduler in schedulers_of(made):
                 scheduler.step()
-
-
-def _pieces(made: Any) -> dict[str, Any]:
-    """Name the optimizers and schedulers that a user's optimizer function returned."""
-    found: dict[str, Any] = {}
-    for kind, things in (("optimizer", optimizers_of(made)), ("scheduler", schedulers_of(made))):
-        for place, thing in enumerate(things):
-            found[kind if len(things) == 1 else f"{kind}{place}"] = thing
-    return found
 
 
 def _values(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ import torch
 from pytest_torchcheck import sources
 from pytest_torchcheck.contracts import Contract, DeclarationError
 from pytest_torchcheck.findings import ContractViolation
+from pytest_torchcheck.late import resolve
 from pytest_torchcheck.measure.memory import attempt
 from pytest_torchcheck.measure.steps import StepFailed, StepKind, Tracked, subject_for, track
 from pytest_torchcheck.probes.memory.profile import Holding, MemoryProfile, build_profile
@@ -168,8 +169,6 @@ def assert_fits(
             batch that would fit.
         Unmeasurable: The step cannot run on fake tensors.
     """
-    from pytest_torchcheck.diagnosis.memory import out_of_memory
-
     __tracebackhide__ = True
     found = run_within(contract, budget, at=at, step=step, dtype=dtype, seed=seed)
     if isinstance(found, MemoryProfile):
@@ -181,7 +180,11 @@ def assert_fits(
         }
         fits = largest_batch(contract, budget, at=others, step=step, dtype=dtype, seed=seed)
     raise ContractViolation(
-        [out_of_memory(found, fits).replace(check="fits", contract=contract.name)]
+        [
+            resolve("diagnosis.memory:out_of_memory")(found, fits).replace(
+                check="fits", contract=contract.name
+            )
+        ]
     ) from None
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from . import TorchcheckWarning, fixtures, markers, options
+from . import fixtures, markers, options
 from .options import ACCELERATORS, Options
+from .parts import TorchcheckWarning
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -11,12 +11,19 @@ from . import isolation, options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..findings import Report
     from ..functions.coverage import CoverageRow
     from ..render.evidence import Table
     from .options import Options
-    from .reporting import Ledger
 
 _MOST_ROWS = 40
+
+
+class Ledger(Protocol):
+    """What the contracts found, in this process and in others."""
+
+    def reports(self) -> Sequence[tuple[str, Report]]:
+        """Return the report of each contract with the id of its node."""
 
 
 class Coverage:

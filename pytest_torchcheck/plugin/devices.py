@@ -12,8 +12,9 @@ import pytest
 from .. import hardware
 from ..printable import message_of
 from ..units import format_bytes
-from . import TorchcheckWarning, isolation, markers, options
+from . import isolation, markers, options
 from .collection import CheckItem, Explained
+from .parts import TorchcheckWarning
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
-from . import activate, markers, options
+from . import markers, options
 from .options import ACCELERATORS, Options
+from .parts import activate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,6 +19,7 @@ import pytest
 from .. import hardware
 from ..printable import message_of
 from . import options
+from .collection import RECORD, CheckItem, record
 from .markers import DeviceNeed, relative_nodeid
 
 if TYPE_CHECKING:
@@ -82,8 +83,6 @@ class Result:
 
     def findings_of(self, phase: str) -> list[dict[str, Any]]:
         """Return the findings that a case of a contract reported, as plain types."""
-        from .collection import RECORD
-
         record = getattr(self.reports.get(phase), RECORD, None) or {"findings": []}
         found: list[dict[str, Any]] = record["findings"]
         return found
@@ -175,8 +174,6 @@ def run(item: pytest.Item, *, gpus: tuple[str, ...] = (), mode: Mode = "isolated
     Returns:
         Its reports; a failure that says so where the process has not proved that it ran the test.
     """
-    from .collection import CheckItem
-
     config = item.config
     limit = config.stash[options.KEY].isolated_timeout
     token = uuid.uuid4().hex
@@ -401,8 +398,6 @@ class _OnCpu:
         The test may fail here for reasons of its own: it looks at the device's name, reads what this process has
         not, or needs what no CPU can do.
         """
-        from .collection import record
-
         outcome = yield
         if not self.raised or call.excinfo is None:
             return

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from . import TorchcheckWarning, markers
+from . import markers
 from .collection import Explained
+from .parts import TorchcheckWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -12,8 +12,9 @@ from typing import Any, Final, NoReturn
 import pytest
 
 from ..units import format_bytes, parse_bytes
-from . import activate, options
+from . import options
 from .options import ACCELERATORS, Options
+from .parts import activate, part
 
 
 class MarkerError(ValueError):
@@ -289,9 +290,7 @@ class _Markers:
                 item.stash[NEED] = need
             needed = needed or NEED in item.stash
         if self.repeated:
-            from . import leaks
-
-            mistakes += leaks.prepare(config, items)
+            mistakes += part("leaks").prepare(config, items)
         if mistakes:
             usage_error(config, "\n".join(mistakes))
         if needed or self.repeated or "torch" in sys.modules:

@@ -11,6 +11,7 @@ import pytest
 
 from ..printable import printable
 from . import collection, isolation, options
+from .coverage import page_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -132,7 +133,6 @@ class Ledger:
 
     def _html(self, reports: Sequence[tuple[str, Report]]) -> str:
         from ..render.html import render_html
-        from .coverage import page_table
 
         tables = []
         if self.coverage is not None and self.coverage.rows():

@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import trees
+from .losses import POSITIVE
 
 if TYPE_CHECKING:
     from .losses import LossCall, Producer
-
-POSITIVE = frozenset(
-    {"exp", "exp_", "softplus", "relu", "relu_", "sigmoid", "sigmoid_", "square", "softmax"}
-)
-"""What makes a rate, a variance or a probability, and never a logarithm of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ..record.modes import Observer
 from .dead_terms import DeadTerms
 from .focal import FocalMeans
-from .loss_values import POSITIVE
 from .watch import Op, Watch, name_of
 
 if TYPE_CHECKING:
@@ -344,3 +343,15 @@ def parameter_of(module: nn.Module, producer: Producer | None) -> str | None:
 def line_of(*ops: Op | None) -> Location | None:
     """Return the first known line of some operations."""
     return next((op.location for op in ops if op is not None and op.location is not None), None)
+
+
+def is_criterion(name: str) -> bool:
+    """Say whether a class of this name is one of torch's loss modules."""
+    found = getattr(torch.nn.modules.loss, name, None)
+    return isinstance(found, type) and issubclass(found, torch.nn.modules.loss._Loss)
+
+
+POSITIVE = frozenset(
+    {"exp", "exp_", "softplus", "relu", "relu_", "sigmoid", "sigmoid_", "square", "softmax"}
+)
+"""What makes a rate, a variance or a probability, and never a logarithm of one."""

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .child import _Rank
+    from .stage import Rank
 
 PREFIXES = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What wrappers put before the names of a state_dict."""
 
 
-def stage(rank: _Rank, *, unused: bool) -> None:
+def stage(rank: Rank, *, unused: bool) -> None:
     """Save on every rank, as training does; load into a plain model that starts otherwise."""
-    from .child import _digests, _quiet, ties
+    from .comparing import _digests, _quiet, ties
 
     program = rank.program
     folder = rank.folder / "checkpoints"

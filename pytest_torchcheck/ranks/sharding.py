@@ -11,15 +11,15 @@ from torch import nn
 from pytest_torchcheck import trees
 
 if TYPE_CHECKING:
-    from .child import _Rank
+    from .stage import Rank
 
 RATE = 1e-3
 Gradients = dict[str, torch.Tensor]
 
 
-def stage(rank: _Rank) -> None:
+def stage(rank: Rank) -> None:
     """Shard, step, save and load; each part leaves what it found, so that an error later hides nothing."""
-    from .child import _compare, _quiet, _worst, ties
+    from .comparing import _compare, _quiet, _worst, ties
 
     program = rank.program
     plain = _quiet(rank.build())
@@ -106,7 +106,7 @@ def default_plan(model: nn.Module) -> list[nn.Module]:
     return [*inner, model]
 
 
-def _shard(rank: _Rank, model: nn.Module) -> None:
+def _shard(rank: Rank, model: nn.Module) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -187,9 +187,9 @@ def _load_full(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     )
 
 
-def _on_meta(rank: _Rank, model: nn.Module, state: dict[str, torch.Tensor]) -> None:
+def _on_meta(rank: Rank, model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     """Build on meta, shard, give memory, load; what is then not as it was is named."""
-    from .child import _quiet, ties
+    from .comparing import _quiet, ties
 
     program = rank.program
     with torch.device("meta"):

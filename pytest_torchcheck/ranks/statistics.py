@@ -12,7 +12,7 @@ from torch import nn
 from pytest_torchcheck import trees
 
 if TYPE_CHECKING:
-    from .child import _Rank
+    from .stage import Rank
 
 
 def synchronised(model: nn.Module) -> list[str]:
@@ -29,18 +29,18 @@ def runs_on(model: nn.Module, device: str) -> bool:
     )
 
 
-def applies(rank: _Rank) -> bool:
+def applies(rank: Rank) -> bool:
     """Say whether this program has something to measure here."""
     model = rank.build(synchronised=True)
     return bool(synchronised(model)) and runs_on(model, rank.program.device)
 
 
-def stage(rank: _Rank) -> None:
+def stage(rank: Rank) -> None:
     """One training step on the shards, statistics live; rank 0 does it alone on the whole batch.
 
     Gradients are those of a mean over samples, so that the ranks' average is the whole batch's.
     """
-    from .child import _compare, _gradients_of, _sample_mean
+    from .comparing import _compare, _gradients_of, _sample_mean
 
     program = rank.program
 

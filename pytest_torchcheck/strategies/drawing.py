@@ -31,8 +31,10 @@ from pytest_torchcheck.strategies import parts
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_torchcheck.batches.batch import Batch, Layout
     from pytest_torchcheck.specs.sizes import Size
+
+    from ..batches.batch import Batch
+    from ..batches.layouts import Layout
 
 _SEED_BYTES = 4
 _ASKED = 4

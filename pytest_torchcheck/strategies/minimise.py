@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from pytest_torchcheck.batches.filling import followed
-from pytest_torchcheck.batches.layouts import relayout
 from pytest_torchcheck.batches.read import is_dense
 from pytest_torchcheck.batches.recipe import kept, units
 from pytest_torchcheck.specs.shapes import SpecError
+
+from ..batches.batch import relayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -15,8 +15,9 @@ from pytest_torchcheck.specs.tensors import TensorSpec, parse_dtype
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_torchcheck.batches.batch import Layout
     from pytest_torchcheck.specs.sizes import Size, SizeRange
+
+    from ..batches.layouts import Layout
 
 
 def size_codes(span: SizeRange) -> st.SearchStrategy[int]:

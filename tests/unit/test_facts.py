@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.checks import updates
-from pytest_torchcheck.checks.loss import evidence as loss_evidence
-from pytest_torchcheck.checks.updates import trajectory
-from pytest_torchcheck.diagnosis.observation import observe
 from pytest_torchcheck.facts import forward_facts, outputs
-from pytest_torchcheck.loop import resume
+from pytest_torchcheck.loop import checkpoints
 from pytest_torchcheck.loop.resume import is_resumed
+from pytest_torchcheck.runs import steps
+from pytest_torchcheck.runs.loss import evidence as loss_evidence
+from pytest_torchcheck.runs.observation import observe
+from pytest_torchcheck.runs.steps import trajectory
 from pytest_torchcheck.subject import Subject
 
 
@@ -185,7 +185,7 @@ def test_the_step_before_the_checkpoint_is_the_first_of_those_that_ran_anyway(mo
     # what was loaded has been written to: asked again, it takes a checkpoint of its own, as for a large model
     assert is_resumed(subject) == ("model", "optimizer")
     assert len(steps) == 5 + 3
-    monkeypatch.setattr(resume, "_KEPT_BYTES", 16)
+    monkeypatch.setattr(checkpoints, "_KEPT_BYTES", 16)
     large = trained(adam)
     assert is_resumed(large) == ("model", "optimizer")
     assert not any("checkpoint" in str(key) for key in large.cache)
@@ -242,7 +242,7 @@ def test_the_first_step_is_watched_and_shows_what_a_step_of_its_own_shows():
     subject, other = trained(adam, loss), trained(adam, loss)
     made = trajectory(subject)
     assert {"observation", "loss"} <= set(subject.cache)
-    assert made == updates._steps(other)
+    assert made == steps._steps(other)
     assert not {"observation", "loss"} & set(other.cache)
     assert subject.gradients() == other.gradients()
     seen, own = observe(subject), observe(other)
@@ -286,7 +286,7 @@ def mark(model):
 @pytest.mark.parametrize("optimizer", [freeze, scale, mark])
 def test_a_model_that_making_the_optimizer_changes_is_watched_by_itself(optimizer):
     subject = trained(optimizer)
-    assert trajectory(subject) == updates._steps(trained(optimizer))
+    assert trajectory(subject) == steps._steps(trained(optimizer))
     assert not {"observation", "loss"} & set(subject.cache)
 
 

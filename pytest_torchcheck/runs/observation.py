@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import trees
-from ..checks.loss import LossSight
 from ..functions.discovery import RecordedCall, recording
 from ..probes.holdings import Holding, holdings
 from ..probes.recomputation import watch_checkpointing
 from ..probes.signals import Signals, SignalWatch
 from ..state import seed_everything
 from ..subject import clear_gradients
-from .unsaved import Piece, differing, pieces
+from .loss import LossSight
+from .pieces import Piece, differing, pieces
 
 if TYPE_CHECKING:
     from torch import nn
@@ -101,7 +101,7 @@ class Watched:
     Args:
         subject: Whose step.
         model: Its model.
-        losses: See the loss as well, for :func:`~pytest_torchcheck.checks.loss.evidence`; a step only, with a
+        losses: See the loss as well, for :func:`~pytest_torchcheck.runs.loss.evidence`; a step only, with a
             backward.
     """
 

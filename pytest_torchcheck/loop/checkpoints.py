@@ -1,0 +1,49 @@
+"""What a checkpoint of the steps that run anyway holds."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import trees
+from ..subject import Subject, optimizers_of, schedulers_of
+
+_KEPT_BYTES = 2**30  # of a checkpoint that waits until it is asked for
+
+
+CHECKPOINT = "checkpoint"
+
+
+def keep_checkpoint(subject: Subject, model: nn.Module, made: Any) -> None:
+    """Keep the states after the first of the steps that run anyway, for :func:`is_resumed`.
+
+    Nothing is kept where the step is the user's own, whose closures may hold more than these states do, or
+    where they are large.
+    """
+    if subject.contract.train_step is not None:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            things = {"model": model, **pieces_of(made)}
+            states = {name: thing.state_dict() for name, thing in things.items()}
+            tensors = trees.tensors(states).values()
+            if sum(t.nbytes for t in tensors if t.layout == torch.strided) <= _KEPT_BYTES:
+                subject.cache[CHECKPOINT] = copy.deepcopy(states)
+        except (
+            Exception
+        ):  # a piece may refuse in its own words: the run that needs the states tells
+            subject.cache.pop(CHECKPOINT, None)
+
+
+def pieces_of(made: Any) -> dict[str, Any]:
+    """Name the optimizers and schedulers that a user's optimizer function returned."""
+    found: dict[str, Any] = {}
+    for kind, things in (("optimizer", optimizers_of(made)), ("scheduler", schedulers_of(made))):
+        for place, thing in enumerate(things):
+            found[kind if len(things) == 1 else f"{kind}{place}"] = thing
+    return found

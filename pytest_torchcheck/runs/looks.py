@@ -1,0 +1,132 @@
+"""Further looks at gradients that are missing or zero: other batches, seeds, instances, and float64."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..state import isolated, seed_everything
+from ..subject import Subject, SubjectError, clear_gradients, gradient_stats
+from .again import forward_and_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+REDRAWS = ((1, 1), (2, 2), (0, 3))  # (batch, seed) of the further looks at a dead gradient
+
+
+_ROUTES = 10  # further batches for parameters that a router may have passed by
+
+
+_STRUCTURAL = 1e-12  # CHECKS R9: below this share of the model's norm, in float64, a gradient is zero by structure
+
+
+_SHIFTS = ("cancels", "normalised")
+
+
+def routed(subject: Subject, dead: set[str]) -> set[str]:
+    """Name the parameters without a gradient whose siblings are reached by some batches and not by others.
+
+    Siblings differ in a number of their name only, such as the experts of a mixture. Where the same
+    siblings are live in every batch, nothing is routed, and a missing gradient is a mistake.
+    """
+    families: dict[str, set[str]] = {}
+    for name in subject.gradients().stats:
+        families.setdefault(re.sub(r"\d+", "*", name), set()).add(name)
+    found: set[str] = set()
+    for siblings in families.values():
+        suspects = siblings & dead
+        if not suspects or suspects == siblings:
+            continue
+        looks = []
+        for index in range(_ROUTES):
+            stats = subject.gradients(index + 3, seed=index + 3).stats
+            looks.append(frozenset(name for name in siblings if stats[name].kind == "live"))
+            suspects -= looks[-1]
+        reached = siblings & dead - suspects  # another batch reaches them after all
+        if len(set(looks)) > 1:
+            found |= suspects | reached
+        else:
+            found |= reached
+    return found
+
+
+def _live_in_another_instance(subject: Subject, dead: set[str]) -> set[str]:
+    """Name the parameters that get a gradient in a model built from another seed: dead by chance, not by mistake."""
+    if not dead or not subject.contract.is_factory:
+        return set()
+    found: set[str] = set()
+    for seed in (1, 2):
+        with isolated():
+            model = subject.build(subject.seed + seed).train()
+            batch = subject.batch().clone()
+            seed_everything(subject.seed)
+            loss = subject.compute_loss(subject.call(model, batch), batch)
+            with subject.phase("backward", batch):
+                loss.backward()
+            stats = gradient_stats(model)
+        found |= {name for name in dead if name in stats and stats[name].kind == "live"}
+    return found
+
+
+def unreached(subject: Subject, names: set[str]) -> set[str]:
+    """Name the parameters whose missing gradient is a matter of chance: routed elsewhere, or dead in this instance."""
+    elsewhere = routed(subject, names)
+    return elsewhere | _live_in_another_instance(subject, names - elsewhere)
+
+
+def shared_shifts(subject: Subject, names: Collection[str]) -> set[str]:
+    """Name the biases whose gradient cancels: a shift of all scores, which comparisons of scores ignore.
+
+    A ranking loss takes differences, a softmax or a normalisation drops what all entries share; such a
+    bias has no influence in a correct model (CHECKS E12). A weight without influence is a mistake.
+    """
+    from ..probes.provenance import find_zero_gradients
+
+    parameters = subject.named_parameters()
+    biases = [
+        name for name in names if parameters[name].dim() < 2 and "bias" in name.rpartition(".")[2]
+    ]
+    if not biases:
+        return set()
+    with subject.pristine():
+        found = find_zero_gradients(forward_and_loss(subject), subject.model, biases)
+    return {name for name in biases if name in found and found[name].kind in _SHIFTS}
+
+
+def rounding_noise(subject: Subject, names: Collection[str]) -> set[str]:
+    """Name the parameters whose gradient is small beside the largest, and next to nothing in float64: rounding of a zero."""
+    first = subject.gradients()
+    largest = max((s.norm for s in first.stats.values() if math.isfinite(s.norm)), default=0.0)
+    small = {name for name in names if 0.0 < first.stats[name].norm < 1e-5 * largest}
+    norms = _double_norms(subject, 0, 0) if small else None
+    if norms is None:
+        return set()
+    top = max(norms.values(), default=0.0)
+    return {name for name in small if norms.get(name, top) < _STRUCTURAL * top}
+
+
+def _double_norms(subject: Subject, index: int, seed: int) -> dict[str, float] | None:
+    """Gradient norms in float64, or None where the model does not run in it."""
+    with subject.in_double() as model:
+        clear_gradients(model)
+        return _norms_of(subject, model, index, seed)
+
+
+def _norms_of(
+    subject: Subject, model: torch.nn.Module, index: int, seed: int
+) -> dict[str, float] | None:
+    """Gradient norms of a model in float64, or None where it does not run in it."""
+    batch = subject.batch(index).to(dtype=torch.float64).clone()
+    model.train()
+    seed_everything(subject.seed + seed)
+    try:
+        loss = subject.compute_loss(subject.call(model, batch), batch)
+        with subject.phase("backward", batch):
+            loss.backward()
+    except SubjectError:
+        return None
+    return {name: stat.norm for name, stat in gradient_stats(model).items()}

@@ -1,0 +1,64 @@
+"""The outputs of a model in evaluation mode, and how far two sets of them lie apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from .. import trees
+from ..facts import forward_facts
+from ..state import seed_everything
+
+if TYPE_CHECKING:
+    from ..batches import Batch
+    from ..subject import Subject
+
+ROUNDING, ROUNDING_ELSEWHERE = 1e-5, 1e-3
+"""Largest difference, in parts of the largest output, that other memory explains, on the CPU and on other devices."""
+
+
+Outputs = dict[str, torch.Tensor]
+
+
+def outputs_of(subject: Subject, model: nn.Module, batch: Batch | None = None) -> Outputs:
+    """Return the outputs of a batch (the base one) in eval mode, detached, by path.
+
+    Raises:
+        SubjectError: The model raised.
+    """
+    batch = (subject.batch() if batch is None else batch).clone()
+    model.eval()
+    seed_everything(subject.seed)
+    with torch.no_grad():
+        found = trees.tensors(subject.call(model, batch))
+    return {path: trees.dense(tensor).clone() for path, tensor in found.items()}
+
+
+def reference(subject: Subject) -> Outputs:
+    """Return the outputs of the pristine model; cached.
+
+    Raises:
+        SubjectError: The model raised.
+    """
+    if "eval-outputs" not in subject.cache:
+        seen = forward_facts(subject).outputs
+        subject.cache["eval-outputs"] = {path: trees.dense(t) for path, t in seen.items()}
+    found: Outputs = subject.cache["eval-outputs"]
+    return found
+
+
+def gap(a: Outputs, b: Outputs) -> tuple[str, float] | None:
+    """Return the output that differs most and ``max|a - b|``, or None where all are equal up to alignment."""
+    if a.keys() != b.keys():
+        return next(iter(set(a) ^ set(b))), float("inf")
+    found: tuple[str, float] | None = None
+    for path, tensor in a.items():
+        if trees.same(tensor, b[path]):
+            continue
+        distance = trees.worst(tensor, b[path])
+        rounding = ROUNDING if tensor.device.type == "cpu" else ROUNDING_ELSEWHERE
+        if distance > rounding * trees.scale(b[path]) and (found is None or distance > found[1]):
+            found = path, distance
+    return found

@@ -1,0 +1,117 @@
+"""What attributes of modules hold beside parameters and buffers, as plain words that can be compared."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .. import sources, trees
+from ..probes.holdings import holdings
+
+if TYPE_CHECKING:
+    from ..findings import Location
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Piece:
+    """A piece of state outside of the state dict.
+
+    Attributes:
+        name: Qualified name, such as ``head.mean``.
+        kind: ``buffer`` (not persistent), ``tensor`` or ``attribute`` (numbers, texts, lists of them).
+        owner: The module that holds it.
+        key: The attribute of the owner.
+        value: A copy of the tensor, or the text of a plain value.
+    """
+
+    name: str
+    kind: str
+    owner: nn.Module
+    key: str
+    value: torch.Tensor | str
+
+    @property
+    def location(self) -> Location | None:
+        """The line that makes it."""
+        if self.kind == "buffer":
+            patterns = (
+                rf"register_buffer\(\s*[\"']{re.escape(self.key)}[\"']",
+                r"register_buffer\(.*persistent\s*=",
+            )
+            found = (sources.search(type(self.owner), pattern) for pattern in patterns)
+            place = next((line for line in found if line is not None), None)
+            return place or sources.of_assignment(self.owner, self.key, plain=True)
+        return sources.of_assignment(self.owner, self.key, plain=True)
+
+
+def pieces(model: nn.Module) -> dict[str, Piece]:
+    """Take a picture of everything outside of the state dict that could be state."""
+    found: dict[str, Piece] = {}
+    for prefix, owner in model.named_modules():
+        if isinstance(owner, torch.jit.ScriptModule):
+            continue
+        for key in owner._non_persistent_buffers_set:
+            buffer = owner._buffers.get(key)
+            if buffer is not None:
+                name = f"{prefix}.{key}" if prefix else key
+                copy = buffer.detach().clone()
+                found[name] = Piece(name=name, kind="buffer", owner=owner, key=key, value=copy)
+        for key, value in vars(owner).items():
+            if key != "training" and not key.startswith("_") and (text := plain(value)) is not None:
+                name = f"{prefix}.{key}" if prefix else key
+                found[name] = Piece(name=name, kind="attribute", owner=owner, key=key, value=text)
+    for held in holdings(model):
+        if held.kind == "tensor" and held.via != "closure":
+            copy = held.value.detach().clone()
+            found[held.path] = Piece(
+                name=held.path, kind="tensor", owner=held.owner, key=held.name, value=copy
+            )
+    return found
+
+
+def plain(value: Any) -> str | None:
+    """Return the text of a value made of numbers and texts only; None for anything else, and for None."""
+    if value is None:
+        return None
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        value = value.tolist()
+    stack, seen = [value], 0
+    while stack:
+        thing = stack.pop()
+        seen += 1
+        if seen > _LONG:
+            return None
+        if isinstance(thing, list | tuple):
+            stack.extend(thing)
+        elif isinstance(thing, dict):
+            stack.extend((*thing.keys(), *thing.values()))
+        elif not isinstance(thing, bool | int | float | str | None):
+            return None
+    return repr(value)
+
+
+def differing(before: dict[str, Piece], after: dict[str, Piece]) -> list[Piece]:
+    """Return the pieces that are new or have another value, as they are after."""
+    found = []
+    for name, piece in after.items():
+        old = before.get(name)
+        if old is None or type(old.value) is not type(piece.value):
+            found.append(piece)
+        elif isinstance(piece.value, torch.Tensor) and isinstance(old.value, torch.Tensor):
+            if not trees.same(old.value, piece.value):
+                found.append(piece)
+        elif old.value != piece.value:
+            found.append(piece)
+    return found
+
+
+def per_sample(piece: Piece, size: int | None) -> bool:
+    """Say whether a tensor has one entry per sample: a cache or a hidden state of this batch."""
+    return isinstance(piece.value, torch.Tensor) and (size is None or size in piece.value.shape)
+
+
+_LONG = 10_000  # elements from which on a list is a vocabulary and no state

@@ -1,0 +1,20 @@
+"""Names and counts in a sentence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def names_text(names: Iterable[str], most: int = 3) -> str:
+    """Return a few names and how many more there are; the model's own name is empty."""
+    names = [name or "the model itself" for name in names]
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def have(names: list[str], verb: str = "gets") -> str:
+    """Return the verb for one name or several."""
+    return verb if len(names) == 1 else verb.removesuffix("s")
