@@ -41,7 +41,7 @@ def assert_contract(
     __tracebackhide__ = True
     report = contract.check(checks or None, seed=seed, strict=strict)
     if not report.ok:
-        raise ContractViolation(report.causes) from None
+        raise ContractViolation(report.failing) from None
     return report
 
 
@@ -59,7 +59,7 @@ def _hold(
         fields["devices"] = (device,)
     made = Contract(model=model, batch=batch, **{k: v for k, v in fields.items() if v is not None})
     report = made.check(checks, seed=seed)
-    failed = [f for f in report.causes if f.check in checks]
+    failed = [f for f in (*report.causes, *report.with_status("error")) if f.check in checks]
     if failed:
         raise ContractViolation(failed) from None
     _not_vacuous(report.findings, checks)
@@ -234,7 +234,7 @@ def assert_gradcheck(
     )
     report = made.check(seed=seed)
     if not report.ok:
-        raise ContractViolation(report.causes) from None
+        raise ContractViolation(report.failing) from None
     _not_vacuous(report.findings, ("gradcheck",))
 
 

@@ -14,9 +14,12 @@ from .printable import printable, printable_data
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-Status = Literal["violated", "suspicious", "inconclusive", "passed", "not-applicable"]
+Status = Literal["violated", "error", "suspicious", "inconclusive", "passed", "not-applicable"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 """Every status, the most serious first."""
+
+Verdict = Literal["violated", "error", "nothing checked", "ok"]
+"""What a report comes to, the most serious first."""
 
 CulpritKind = Literal[
     "parameter",
@@ -99,8 +102,9 @@ class Finding:
     Attributes:
         check: Name of the check, such as ``gradients-exist``.
         code: Stable kebab-case symptom, such as ``grad-none``.
-        status: ``violated`` fails; ``suspicious`` warns (and fails under strict);
-            ``inconclusive`` could not have failed; the rest need no action.
+        status: ``violated`` fails; ``error`` fails too: the check itself raised, a defect of this package;
+            ``suspicious`` warns (and fails under strict); ``inconclusive`` could not have failed; the rest
+            need no action.
         summary: One sentence that stands alone: name and symptom.
         culprits: What is at fault, the first one first.
         location: The line of the user's code to change or to look at.
@@ -195,13 +199,36 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """True when nothing is violated."""
-        return not any(finding.status == "violated" for finding in self.findings)
+        """True when nothing is violated, no check itself failed, and at least one check reached a verdict.
+
+        A report in which every check was inconclusive or not applicable is not ok: nothing was checked.
+        """
+        return self.verdict == "ok"
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the findings come to, the most serious first."""
+        counts = self.counts()
+        if counts["violated"]:
+            return "violated"
+        if counts["error"]:
+            return "error"
+        return "ok" if counts["passed"] or counts["suspicious"] else "nothing checked"
 
     @property
     def causes(self) -> tuple[Finding, ...]:
         """The violated findings that follow from no other one."""
         return tuple(f for f in self.findings if f.status == "violated" and f.root is None)
+
+    @property
+    def failing(self) -> tuple[Finding, ...]:
+        """Why the report is not ok: causes and errors, else what could not be decided; empty if it is ok."""
+        match self.verdict:
+            case "ok":
+                return ()
+            case "nothing checked":
+                return tuple(self.with_status("inconclusive")) or self.findings
+        return (*self.causes, *self.with_status("error"))
 
     def with_status(self, *statuses: Status) -> Iterator[Finding]:
         """Iterate over the findings of these statuses."""
@@ -221,6 +248,7 @@ class Report:
             {
                 "contract": self.contract,
                 "ok": self.ok,
+                "verdict": self.verdict,
                 "seconds": self.seconds,
                 "environment": dict(self.environment),
                 "findings": [finding.to_dict() for finding in self.findings],

@@ -6,14 +6,13 @@ import contextlib
 import os
 import platform
 import time
-import traceback
 import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from . import sources, verdicts
+from . import outcomes, sources, verdicts
 from .adapters import LoopUnavailableError
 from .checks.registry import Check, catalogue
 from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError, _unknown
@@ -154,7 +153,7 @@ class Runner:
             self.seconds += time.perf_counter() - start
         reason = self.contract.skip.get(case.check.name)
         if reason is not None:
-            found = _skipped(found, reason, case.check.name)
+            found = outcomes.skipped(found, reason, case.check.name)
         made = tuple(
             finding.replace(
                 check=finding.check or case.check.name,
@@ -163,7 +162,7 @@ class Runner:
                 dtype=case.dtype,
                 location=finding.location or self._anywhere(finding, case),
                 reproduce=finding.reproduce
-                or (self.reproduce(case) if finding.status in ("violated", "suspicious") else ""),
+                or (self.reproduce(case) if finding.status in _REPEATED else ""),
             )
             for finding in found
         )
@@ -251,26 +250,26 @@ class Runner:
         if (root := self._lost.get(case.device)) is not None:
             lost = f"not run: the context of {case.device} was lost (see {root.split('/')[0]})"
             return (verdicts.inconclusive(lost, code="blocked", root=root),)
-        subject = self.subject(case)
+        found: list[Finding] = []
         try:
-            found = tuple(case.check.run(subject))
+            subject = self.subject(case)
+            for finding in case.check.run(subject):
+                found.append(finding)  # noqa: PERF402 - what came before an error is kept
+            if not found:
+                raise RuntimeError("the check yielded no finding")
         except SubjectError as error:
-            return (self.crash(case, error, subject),)
+            return (*_acting(found), self.crash(case, error, subject))
         except LoopUnavailableError as error:
             return (
                 verdicts.inconclusive(
                     f"the trainer's loop was not run: {error}", code="loop-unavailable"
                 ),
             )
-        except (
-            Exception
-        ) as error:  # a defect of ours must be seen, and must not hide the other checks
+        except Exception as error:  # must be seen, and must not hide the other checks
             if os.environ.get("TORCHCHECK_DEBUG"):
                 raise
-            return (_internal(case, error),)
-        if not found:
-            return (_internal(case, RuntimeError("the check yielded no finding")),)
-        return found
+            return (*_acting(found), outcomes.internal(case.check.name, error, found))
+        return tuple(found)
 
     def crash(self, case: Case, error: SubjectError, subject: Subject) -> Finding:
         """Explain an exception of the user's code, or point to the finding that did."""
@@ -293,17 +292,22 @@ class Runner:
             )
         model = subject._model
         lost = subject.device.type != "cpu" and is_device_error(cause)
-        # what is run again to explain the error may train and write: it is put back too
-        with contextlib.nullcontext() if model is None or lost else subject.pristine(steps=True):
-            known = explain_error(
-                cause,
-                phase=error.phase,
-                model=model,
-                batch=error.batch,
-                rerun=error.rerun,
-                device=case.device,
-            )
-        known = known.replace(culprits=self._with_batch_line(known.culprits))
+        try:
+            # what is run again to explain the error may train and write: it is put back too
+            with (
+                contextlib.nullcontext() if model is None or lost else subject.pristine(steps=True)
+            ):
+                known = explain_error(
+                    cause,
+                    phase=error.phase,
+                    model=model,
+                    batch=error.batch,
+                    rerun=error.rerun,
+                    device=case.device,
+                )
+            known = known.replace(culprits=self._with_batch_line(known.culprits))
+        except Exception as failure:  # the finding stands without its explanation
+            known = outcomes.unexplained(cause, error.phase, failure).replace(location=place)
         finding = verdicts.explained(
             known,
             location=known.location
@@ -313,7 +317,7 @@ class Runner:
             evidence={
                 **known.evidence,
                 "phase": error.phase,
-                "traceback": traceback.format_exception(cause),
+                "traceback": outcomes.told(cause),
             },
         )
         if finding.code == "out-of-memory":
@@ -365,38 +369,13 @@ _DECLARED = frozenset({"labels", "data", "loading", "reference", "rank_data", "r
 """Families of checks of what the contract declares beside the model."""
 
 
-def _skipped(found: tuple[Finding, ...], reason: str, check: str) -> tuple[Finding, ...]:
-    """Turn the findings of a check that the contract skips into not-applicable, or a stale skip into a failure."""
-    if any(finding.status in ("violated", "suspicious") for finding in found):
-        return tuple(
-            verdicts.not_applicable(f"skipped by the contract: {reason} ({finding.summary})")
-            for finding in found
-            if finding.status in ("violated", "suspicious")
-        )
-    if any(finding.status == "passed" for finding in found):
-        held = next(finding.summary for finding in found if finding.status == "passed")
-        return (
-            verdicts.violated(
-                "skip-stale",
-                f"the skip of {check} is no longer needed: the check passes",
-                observed=held,
-                cause=f"the contract still skips it: {reason}",
-                because="a skip is strict, so that it does not outlive its reason",
-                fix="remove the entry from skip=",
-            ),
-        )
-    return tuple(
-        finding.replace(summary=f"{finding.summary} (skipped by the contract: {reason})")
-        for finding in found
-    )
+_REPEATED = frozenset({"violated", "error", "suspicious"})
+"""What comes with a command that repeats it."""
 
 
-def _internal(case: Case, error: Exception) -> Finding:
-    return verdicts.inconclusive(
-        f"{case.check.name} itself failed with {type(error).__name__}: {message_of(error)}; this is a defect of pytest-torchcheck",
-        code="internal-error",
-        evidence={"traceback": traceback.format_exception(error)},
-    )
+def _acting(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return what a check that did not come to its end had found so far."""
+    return tuple(f for f in found if f.status in ("violated", "suspicious"))
 
 
 def environment(seed: int) -> dict[str, str]:
@@ -462,12 +441,7 @@ def run_contract(
         runner.close()
     findings = (*report.findings, *absent)
     if strict:
-        findings = tuple(
-            f.replace(status="violated")
-            if f.status in ("suspicious", "inconclusive") and f.root is None
-            else f
-            for f in findings
-        )
+        findings = outcomes.strictly(findings)
     return Report(
         contract=report.contract,
         findings=findings,

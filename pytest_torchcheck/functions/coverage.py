@@ -88,7 +88,7 @@ def _plain_rows(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _merged(a: CoverageRow, b: CoverageRow) -> CoverageRow:
-    order = ("violated", "suspicious", "passed", "inconclusive", "not-applicable", NEVER)
+    order = ("violated", "error", "suspicious", "passed", "inconclusive", "not-applicable", NEVER)
     worst = min((a, b), key=lambda r: order.index(r.status) if r.status in order else len(order))
     return CoverageRow(
         name=a.name,

@@ -49,12 +49,9 @@ def judge(findings: Sequence[Finding], *, strict: bool) -> Verdict:
         strict: Whether ``suspicious`` and ``inconclusive`` fail too. What is undecided only because
             something else is broken does not: its cause fails already.
     """
-    hard = {"violated", "suspicious", "inconclusive"} if strict else {"violated"}
+    hard = {"violated", "error"} | ({"suspicious", "inconclusive"} if strict else set())
     failing = tuple(
-        f
-        for f in findings
-        if f.code == "internal-error"  # a defect of ours must not pass for a skip
-        or (f.status in hard and not (f.status == "inconclusive" and f.root))
+        f for f in findings if f.status in hard and not (f.status == "inconclusive" and f.root)
     )
     warning = tuple(f for f in findings if f.status == "suspicious" and f not in failing)
     if failing:
@@ -104,6 +101,7 @@ class ContractNode(pytest.Collector):
         self.contract = contract
         self.replayed = replayed
         self._runner: Runner | None = None
+        self.size = 0  # how many cases there are before a selection; 0 where not all are collected
         # marks stand on the factory: @contract(...) above, @pytest.mark.slow below it
         self.own_markers.extend(markers.own_marks(contract.model))
         self.keywords.update((mark.name, mark) for mark in self.own_markers)
@@ -171,10 +169,9 @@ class ContractNode(pytest.Collector):
                 for case in found
                 if (case.check.name, case.device, case.dtype) == wanted
             ]
-        return [
-            CheckItem.from_parent(self, name=case.id, case=case)
-            for case in cases(self.contract, devices=places)
-        ]
+        found = cases(self.contract, devices=places)
+        self.size = len(found)
+        return [CheckItem.from_parent(self, name=case.id, case=case) for case in found]
 
     def teardown(self) -> None:
         """Put back what the contract's cases used, once the last one is done."""
@@ -471,6 +468,10 @@ class _Records:
         made = record(item, call, report)
         if made is not None:
             setattr(report, RECORD, plain(made))
+        if isinstance(item, CheckItem) and report.skipped and isinstance(report.longrepr, tuple):
+            path, line, reason = report.longrepr  # all checks of a contract have one place
+            named = f"Skipped: {item.case.id}: {str(reason).removeprefix('Skipped: ')}"
+            report.longrepr = (path, line, named)
         return report
 
 
@@ -508,6 +509,8 @@ def record(
         "node": item.nodeid,
         "contract": item.name,
         "case": "",
+        "of": 0,
+        "ran": True,
         "seconds": round(call.duration, 6),
         "environment": {},
         "findings": [
@@ -530,7 +533,7 @@ def _case_record(item: CheckItem, report: pytest.TestReport) -> dict[str, Any]:
             Finding(
                 check=case.check.name,
                 code="not-run",
-                status="inconclusive",
+                status="error" if report.failed else "inconclusive",
                 summary=last,
                 device=case.device,
                 dtype=case.dtype,
@@ -541,6 +544,8 @@ def _case_record(item: CheckItem, report: pytest.TestReport) -> dict[str, Any]:
         "node": node.nodeid,
         "contract": node.contract.name,
         "case": case.id,
+        "of": node.size,
+        "ran": bool(item.findings),
         "seconds": round(report.duration, 6),
         "environment": item.environment,
         "findings": [finding.to_dict() for finding in findings],

@@ -112,7 +112,7 @@ def page_table(rows: Sequence[CoverageRow]) -> Table:
 def _by_urgency(rows: Sequence[CoverageRow]) -> list[CoverageRow]:
     from ..functions.coverage import NEVER
 
-    rank = ("violated", NEVER, "inconclusive", "suspicious", "passed", "not-applicable")
+    rank = ("violated", "error", NEVER, "inconclusive", "suspicious", "passed", "not-applicable")
     return sorted(rows, key=lambda row: rank.index(row.status) if row.status in rank else 0)
 
 
@@ -142,7 +142,13 @@ def lines(
     shown = order if most is None else order[:most]
     cells = [_cells(row) for row in shown]
     widths = [max(len(cell[column]) for cell in cells) for column in range(3)]
-    colours = {"violated": "red", NEVER: "yellow", "inconclusive": "yellow", "passed": "green"}
+    colours = {
+        "violated": "red",
+        "error": "red",
+        NEVER: "yellow",
+        "inconclusive": "yellow",
+        "passed": "green",
+    }
     made = []
     for row, cell in zip(shown, cells, strict=True):
         text = "  ".join(part.ljust(width) for part, width in zip(cell, widths, strict=False))

@@ -12,16 +12,16 @@ import pytest
 from ..printable import printable
 from . import collection, isolation, options
 from .coverage import page_table
+from .summary import Tally, is_red, standing, summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
-    from ..findings import Finding, Report, Status
+    from ..findings import Finding, Report
     from .coverage import Coverage
     from .options import Options
 
 _FORMAT: Final = 1
-_MOST_LISTED: Final = 20  # contracts that hold are listed one by one up to so many
 
 
 class Ledger:
@@ -33,6 +33,7 @@ class Ledger:
         self.order: dict[str, int] = {}
         self.records: dict[str, dict[str, dict[str, Any]]] = {}
         self.outcomes: dict[str, str] = {}
+        self.bare: dict[str, None] = {}  # failed items that said nothing: their process died
         self.coverage: Coverage | None = None
         self.unwritten: dict[Path, str] = {}
 
@@ -54,10 +55,13 @@ class Ledger:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep an item's findings; a second attempt replaces the first."""
         record = getattr(report, collection.RECORD, None)
+        if report.failed and record is None:
+            self.bare[report.nodeid] = None
         if record is None and not self.records:  # the way of every test that has nothing to say
             return
         if report.when == "setup":
             self.records.pop(report.nodeid, None)
+            self.bare.pop(report.nodeid, None)
             self.outcomes.pop(report.nodeid, None)
         if record is not None:
             self.records.setdefault(report.nodeid, {})[str(report.when)] = record
@@ -79,11 +83,36 @@ class Ledger:
         """Return a report per contract, with its node id."""
         return [(node, _report(records)) for node, records in self._by_node().items()]
 
+    def tallies(self) -> dict[str, Tally]:
+        """Return what pytest counts of every contract, by node id."""
+        return {node: self._tally(node, records) for node, records in self._by_node().items()}
+
+    def _tally(self, node: str, records: Sequence[tuple[str, dict[str, Any]]]) -> Tally:
+        from ..findings import Finding
+
+        ids = {nodeid: None for nodeid, _ in records}
+        ids |= {one: None for one in self.bare if one.startswith(f"{node}::")}
+        outcomes = ["failed" if one in self.bare else self.outcomes.get(one, "") for one in ids]
+        ran = [record for _, record in records if record["ran"]]
+        return Tally(
+            passed=outcomes.count("passed"),
+            failed=outcomes.count("failed"),
+            skipped=outcomes.count("skipped"),
+            whole=len(ran) == len(ids) == records[0][1]["of"],
+            told=tuple(
+                Finding.from_dict(found)
+                for nodeid, record in records
+                if self.outcomes.get(nodeid) == "failed"
+                for found in record["findings"]
+                if found["status"] in ("suspicious", "inconclusive") and not found["root"]
+            ),
+        )
+
     def document(self, reports: Sequence[tuple[str, Report]]) -> dict[str, Any]:
         """Return what the JSON file holds."""
         from .. import __version__
 
-        records = self._by_node()
+        records, tallies = self._by_node(), self.tallies()
         contracts = []
         for node, report in reports:
             cases = [
@@ -95,12 +124,13 @@ class Ledger:
                 }
                 for nodeid, record in records[node]
             ]
-            contracts.append({"node": node, "cases": cases, **json.loads(report.to_json())})
+            plain = {**json.loads(report.to_json()), "verdict": standing(report, tallies[node])}
+            contracts.append({"node": node, "cases": cases, **plain})
         return {
             "format": _FORMAT,
             "torchcheck": __version__,
             "settings": _settings(self.settings),
-            "ok": all(report.ok for _, report in reports),
+            "ok": not any(is_red(report, tallies[node]) for node, report in reports),
             "contracts": contracts,
             "functions": []
             if self.coverage is None
@@ -109,7 +139,11 @@ class Ledger:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
-        """Write the report files; where pytest's own cannot be written, keep the summary."""
+        """Fail a run in which nothing was checked; write the reports, and keep the summary where that fails."""
+        if session.exitstatus == pytest.ExitCode.OK and self.records:
+            tallies = self.tallies()
+            if any(is_red(report, tallies[node]) for node, report in self.reports()):
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
         try:
             yield
         except OSError as error:  # such as JUnit's on a full disk, which would end the run here
@@ -164,7 +198,8 @@ class Ledger:
         reports = self.reports()
         if reports and self.config.get_verbosity() >= 0:
             terminalreporter.section("torchcheck", sep="=")
-            for text, markup in summary(reports, verbosity=self.config.get_verbosity()):
+            lines = summary(reports, self.tallies(), verbosity=self.config.get_verbosity())
+            for text, markup in lines:
                 terminalreporter.write_line(text, **markup)
         for path in (self.settings.json, self.settings.html):
             if path is not None and path not in self.unwritten:
@@ -202,76 +237,12 @@ def _settings(settings: Options) -> dict[str, Any]:
     return {name: collection.plain(getattr(settings, name)) for name in names}
 
 
-def summary(
-    reports: Sequence[tuple[str, Report]], *, verbosity: int = 0
-) -> list[tuple[str, dict[str, bool]]]:
-    """Return the lines of the terminal summary with their markup: what is broken first, then what holds."""
-    lines: list[tuple[str, dict[str, bool]]] = []
-    broken = [(node, report) for node, report in reports if not report.ok]
-    sound = [(node, report) for node, report in reports if report.ok]
-    for node, report in broken:
-        lines.append((f"{node}: violated: {_counts(report)}", {"red": True}))
-        lines += [(f"  {text}", {}) for text in _causes(report)]
-    listed = sound if len(sound) <= _MOST_LISTED or verbosity > 0 else []
-    for node, report in listed:
-        doubtful = any(report.with_status("suspicious", "inconclusive"))
-        lines.append((f"{node}: ok: {_counts(report)}", {"yellow" if doubtful else "green": True}))
-        if verbosity > 1:
-            from ..render.terminal import render_measured
-
-            lines += [(f"  {text}".rstrip(), {}) for text in render_measured(report)]
-    checks = sum(
-        len({(f.check, f.device, f.dtype) for f in report.findings}) for _, report in reports
-    )
-    seconds = sum(report.seconds for _, report in reports)
-    total = f"{_count(len(reports), 'contract')}: {len(broken)} violated, {len(sound)} ok"
-    lines.append((f"{total}; {_count(checks, 'check')} in {seconds:.1f} s", {"bold": True}))
-    return lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _counts(report: Report) -> str:
-    counts = report.counts()
-    causes = len(report.causes)
-    parts = [_count(causes, "cause")] if causes else []
-    if counts["violated"] > causes:
-        more = counts["violated"] - causes
-        parts.append(f"{more} that follow{'s' * (more == 1)}")
-    rest: tuple[Status, ...] = ("suspicious", "inconclusive", "passed", "not-applicable")
-    parts += [f"{counts[one]} {one.replace('-', ' ')}" for one in rest if counts[one]]
-    return ", ".join(parts) or "nothing was checked"
-
-
-def _causes(report: Report) -> list[str]:
-    from ..render.terminal import followers
-    from ..render.text import headline, place
-
-    lines = []
-    for cause, follow in followers(report.findings):
-        at = f" ({place(cause.location)})" if cause.location is not None else ""
-        lines.append(f"{headline(cause)}{at}")
-        if follow:
-            lines.append(
-                f"  also failing for it: {', '.join(dict.fromkeys(one.check for one in follow))}"
-            )
-    known = {cause.key for cause in report.causes}
-    lines += [
-        f"{headline(one)} (follows from {one.root})"
-        for one in report.with_status("violated")
-        if one.root is not None and one.root not in known
-    ]
-    return lines
-
-
 def github_annotations(reports: Iterable[Report]) -> list[str]:
-    """Return workflow commands of GitHub Actions: an error per cause, a warning per suspicion."""
+    """Return workflow commands of GitHub Actions: an error per cause and check that failed, a warning per suspicion."""
     lines = []
     for report in reports:
-        for finding in (*report.causes, *report.with_status("suspicious")):
-            level = "error" if finding.status == "violated" else "warning"
+        for finding in (*report.causes, *report.with_status("error", "suspicious")):
+            level = "warning" if finding.status == "suspicious" else "error"
             lines.append(_annotation(level, report.contract, finding))
     return lines
 

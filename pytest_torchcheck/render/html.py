@@ -6,6 +6,7 @@ by colour. It holds what the terminal holds, in the same order, with every measu
 
 from __future__ import annotations
 
+from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from .timeline import timeline_svg
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ..findings import Finding, Report, Status
+    from ..findings import Finding, Report, Status, Verdict
     from .evidence import Block
 
 _STYLE = """
@@ -44,7 +45,7 @@ code, pre, .mono { font-family: ui-monospace, "SF Mono", Consolas, "DejaVu Sans 
 pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }
 article { background: var(--card); border: 1px solid var(--line); border-left: .35rem solid var(--mark, var(--idle));
   border-radius: .4rem; padding: .9rem 1.1rem; margin: 1rem 0; }
-.violated { --mark: var(--bad); } .suspicious { --mark: var(--warn); } .inconclusive { --mark: var(--idle); }
+.violated, .error { --mark: var(--bad); } .suspicious { --mark: var(--warn); } .inconclusive { --mark: var(--idle); }
 .passed { --mark: var(--good); } .not-applicable { --mark: var(--idle); }
 .badge { display: inline-block; border: 1px solid currentColor; border-radius: 1rem; padding: 0 .6rem; font-size: .8rem;
   font-weight: 600; color: var(--mark, var(--idle)); white-space: nowrap; }
@@ -64,8 +65,13 @@ svg line { stroke: var(--line); } svg text { fill: var(--soft); font-size: 12px;
 """.strip()
 
 
-def _badge(status: Status, text: str | None = None) -> str:
-    return f'<span class="badge {status}">{escape(text or STATUS_WORDS[status])}</span>'
+_MARKS: dict[str, Status] = {"ok": "passed", "nothing checked": "inconclusive"}
+"""The status whose colour a verdict has, where they have not the same name."""
+
+
+def _badge(said: Status | Verdict) -> str:
+    mark, words = _MARKS.get(said, said), STATUS_WORDS.get(said, said)
+    return f'<span class="badge {mark}">{escape(words)}</span>'
 
 
 def _is_figure(texts: Iterable[str]) -> bool:
@@ -203,22 +209,23 @@ def _checks(report: Report) -> Table:
 
 
 def _report(report: Report, anchor: str) -> Iterator[str]:
-    verdict = "passed" if report.ok else "violated"
     name = escape(report.contract or "contract")
     yield f'<section aria-labelledby="{anchor}"><h2 id="{anchor}">{name} '
-    yield f"{_badge('passed', 'ok') if report.ok else _badge('violated')}</h2>"
+    yield f"{_badge(report.verdict)}</h2>"
     counts = report.counts()
     told = [f"{counts[status]} {STATUS_WORDS[status]}" for status in STATUSES if counts[status]]
-    if verdict == "violated":
+    if report.verdict == "violated":
         told.insert(0, counted(len(report.causes), "cause"))
     seconds = f" in {report.seconds:.1f} s" if report.seconds else ""
-    yield f'<p class="soft">{", ".join(told) or "nothing checked"}{seconds}</p>'
+    yield f'<p class="soft">{", ".join(told) or "no check ran"}{seconds}</p>'
     for cause, follow in followers(report.findings):
         yield from _finding(cause, follow)
     keys = {cause.key for cause in report.causes}
     for finding in report.with_status("violated"):
         if finding.root is not None and finding.root not in keys:
             yield from _finding(finding)
+    for finding in report.with_status("error"):
+        yield from _finding(finding)
     for finding in report.with_status("suspicious"):
         if finding.root not in keys:
             yield from _finding(finding)
@@ -248,9 +255,9 @@ def _overview(reports: Sequence[Report]) -> Iterator[str]:
     for place, report in enumerate(reports):
         counts = report.counts()
         causes = report.causes
-        first = escape(headline(causes[0])) if causes else ""
+        first = next((escape(headline(one)) for one in (*causes, *report.with_status("error"))), "")
         cells = "".join(f'<td class="figure">{counts[status]}</td>' for status in STATUSES)
-        badge = _badge("passed", "ok") if report.ok else _badge("violated")
+        badge = _badge(report.verdict)
         name = escape(report.contract or "contract")
         yield f'<tr><th scope="row"><a href="#contract-{place}">{name}</a></th><td>{badge}</td>'
         yield f'<td class="figure">{len(causes)}</td>{cells}<td>{first}</td></tr>'
@@ -274,13 +281,15 @@ def render_html(
         A whole HTML document that loads nothing, to be written as UTF-8.
     """
     reports = list(reports)
-    broken = sum(not report.ok for report in reports)
+    verdicts = Counter(report.verdict for report in reports)
     causes = sum(len(report.causes) for report in reports)
-    verdict = (
-        f"{counted(len(reports), 'contract')}, {broken} violated by {counted(causes, 'cause')}"
-        if broken
-        else f"{counted(len(reports), 'contract')}, none violated"
-    )
+    broken = f"{verdicts['violated']} violated by {counted(causes, 'cause')}" if causes else ""
+    told = [
+        counted(len(reports), "contract"),
+        broken or "none violated",
+        *(f"{verdicts[one]} {one}" for one in ("error", "nothing checked") if verdicts[one]),
+    ]
+    verdict = ", ".join(told)
     lines = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',

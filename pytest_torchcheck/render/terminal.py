@@ -125,11 +125,13 @@ def _title(report: Report) -> str:
         parts.append(counted(causes, "cause"))
     if follow:
         parts.append(f"{follow} more {'failure' if follow == 1 else 'failures'} of the same cause")
+    if counts["error"]:
+        parts.append(counted(counts["error"], "error"))
     rest: tuple[Status, ...] = ("suspicious", "inconclusive", "passed", "not-applicable")
     parts += [f"{counts[status]} {STATUS_WORDS[status]}" for status in rest if counts[status]]
-    verdict = "ok" if report.ok else "violated"
     seconds = f" in {report.seconds:.1f} s" if report.seconds else ""
-    return f"{report.contract or 'contract'}: {verdict}; {', '.join(parts) or 'nothing checked'}{seconds}"
+    told = ", ".join(parts) or "no check ran"
+    return f"{report.contract or 'contract'}: {report.verdict}; {told}{seconds}"
 
 
 def followers(findings: Sequence[Finding]) -> tuple[tuple[Finding, tuple[Finding, ...]], ...]:
@@ -197,6 +199,8 @@ def render_report(report: Report, *, verbosity: int = 0, width: int = WIDTH) -> 
             # its cause was found by another contract or process, so it is told in full here
             lines += ["", render_finding(finding, verbosity=verbosity, width=width)]
             lines.append(f"follows from {finding.root}")
+    for finding in report.with_status("error"):
+        lines += ["", render_finding(finding, verbosity=verbosity, width=width)]
     for finding in report.with_status("suspicious"):
         if finding.root in told:
             continue

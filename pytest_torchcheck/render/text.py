@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..findings import Finding, Location, Status
+    from ..findings import Finding, Location
 
-STATUS_WORDS: dict[Status, str] = {
+STATUS_WORDS: dict[str, str] = {
     "violated": "violated",
+    "error": "error",
     "suspicious": "suspicious",
     "inconclusive": "inconclusive",
     "passed": "passed",

@@ -184,10 +184,10 @@ def test_outcomes(pytester: pytest.Pytester, findings: Any) -> None:
             "*== torchcheck ==*",
             "test_models.py::net: violated: 1 cause, 1 suspicious, 2 inconclusive, 3 passed, 2 not applicable",
             "  first.weight got no gradient [[]grad-none[]] (/src/net.py:41)",
-            "1 contract: 1 violated, 0 ok; 7 checks in *",
-            "SKIPPED [[]1[]] test_models.py:*: inconclusive: the batch is empty",
-            "SKIPPED [[]1[]] test_models.py:*: not applicable: no dropout",
-            "SKIPPED [[]1[]] test_models.py:*: inconclusive: the other could not fail",
+            "1 contract: 1 violated, 0 ok; 7 checks (1 failed, 3 passed, 3 skipped) in *",
+            "SKIPPED [[]1[]] test_models.py:*: open: inconclusive: the batch is empty",
+            "SKIPPED [[]1[]] test_models.py:*: idle: not applicable: no dropout",
+            "SKIPPED [[]1[]] test_models.py:*: partly: inconclusive: the other could not fail",
         ]
     )
     shown = result.stdout.str()

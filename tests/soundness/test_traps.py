@@ -71,7 +71,7 @@ def test_trap_2_a_check_that_yields_nothing_is_a_defect(monkeypatch: pytest.Monk
     known = catalogue()["mode-flags"]
     monkeypatch.setattr("pytest_torchcheck.runner.catalogue", lambda: {"mode-flags": Silent(known)})
     (finding,) = linear().check(["mode-flags"]).findings
-    assert (finding.status, finding.code) == ("inconclusive", "internal-error")
+    assert (finding.status, finding.code) == ("error", "internal-error")
 
 
 class Silent:

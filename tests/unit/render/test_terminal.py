@@ -196,7 +196,7 @@ def test_verbosity_of_a_report():
     text = render_report(REPORT, verbosity=2)
     assert "  backward: two steps ran" in text
     assert "  torch  2" in text
-    assert str(Report(contract="net", findings=())) == "net: ok; nothing checked"
+    assert str(Report(contract="net", findings=())) == "net: nothing checked; no check ran"
 
 
 def test_a_follower_whose_cause_is_elsewhere_is_told_in_full():

@@ -1,0 +1,128 @@
+"""What becomes of findings on their way to a report: skips, strictness, and failures of this package itself."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from .diagnosis.explanation import PHASE_WORDS, Explanation, clipped
+from .findings import Finding
+from .printable import message_of
+from .verdicts import not_applicable, violated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .diagnosis.explanation import Phase
+
+_ACTING = ("violated", "suspicious")
+
+
+def internal(check: str, error: BaseException, found: Iterable[Finding] = ()) -> Finding:
+    """Report that a check failed by itself: a defect of this package, and never of the user's code.
+
+    Args:
+        check: Its name.
+        error: What it raised.
+        found: What it had found before, which stays in the report.
+    """
+    reached = sum(finding.status in _ACTING for finding in found)
+    before = "; what it had found before is reported beside this" if reached else ""
+    return Finding(
+        check=check,
+        code="internal-error",
+        status="error",
+        summary=f"{check} itself failed with {type(error).__name__}: {clipped(_said(error), 140)}",
+        observed=f"{_innermost(error)}{before}",
+        cause="a defect of pytest-torchcheck, not of your model: nothing is known of what this check promises",
+        fix="report it to pytest-torchcheck with the traceback (-vv and --torchcheck-json show it) and the model if "
+        f"you can; until it is fixed, --torchcheck-checks='!{check}' leaves the check out",
+        evidence={"traceback": told(error)},
+    )
+
+
+def told(error: BaseException) -> list[Any]:
+    """Return the traceback of an error as plain lines, whatever the error does when it is printed."""
+    try:
+        lines = traceback.format_exception(error)
+    except Exception as failure:  # the user's exception may raise anything from its __str__
+        lines = [
+            *traceback.format_tb(error.__traceback__),
+            f"{type(error).__name__}, which cannot be printed ({type(failure).__name__})",
+        ]
+    return lines
+
+
+def _said(error: BaseException) -> str:
+    return message_of(error).strip().partition("\n")[0]
+
+
+def _innermost(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return "it yielded no finding"
+    last = frames[-1]
+    return f"raised in {last.name}, {last.filename}:{last.lineno}"
+
+
+def unexplained(error: BaseException, phase: Phase, failure: BaseException) -> Explanation:
+    """Say what is certain of the user's exception where explaining it failed.
+
+    Args:
+        error: The exception of the user's code.
+        phase: Where in a training step.
+        failure: What explaining it raised.
+    """
+    return Explanation(
+        code="crash",
+        summary=f"{PHASE_WORDS[phase]} raises {type(error).__name__}: {clipped(_said(error), 140)}",
+        observed=f"explaining it failed with {type(failure).__name__}: {clipped(_said(failure), 140)}; "
+        "that is a defect of pytest-torchcheck, the exception itself is not",
+        because=f"the message is {_said(error)!r}" if _said(error) else "it carries no message",
+        fix="see the traceback in the report",
+        evidence={
+            "traceback of the explanation": told(failure),
+        },
+    )
+
+
+def skipped(found: tuple[Finding, ...], reason: str, check: str) -> tuple[Finding, ...]:
+    """Turn the findings of a check that the contract skips into not-applicable, or a stale skip into a failure.
+
+    A check that failed by itself has not shown that the skip is needed: its error stays as it is.
+    """
+    errors = tuple(finding for finding in found if finding.status == "error")
+    acting = tuple(finding for finding in found if finding.status in _ACTING)
+    if acting:
+        return errors + tuple(
+            not_applicable(f"skipped by the contract: {reason} ({finding.summary})")
+            for finding in acting
+        )
+    if errors:
+        return errors
+    if any(finding.status == "passed" for finding in found):
+        held = next(finding.summary for finding in found if finding.status == "passed")
+        return (
+            violated(
+                "skip-stale",
+                f"the skip of {check} is no longer needed: the check passes",
+                observed=held,
+                cause=f"the contract still skips it: {reason}",
+                because="a skip is strict, so that it does not outlive its reason",
+                fix="remove the entry from skip=",
+            ),
+        )
+    return tuple(
+        finding.replace(summary=f"{finding.summary} (skipped by the contract: {reason})")
+        for finding in found
+    )
+
+
+def strictly(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Count ``suspicious`` and ``inconclusive`` as violated, but for what follows from another finding."""
+    return tuple(
+        f.replace(status="violated")
+        if f.status in ("suspicious", "inconclusive") and f.root is None
+        else f
+        for f in findings
+    )

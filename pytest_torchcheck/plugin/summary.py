@@ -1,0 +1,161 @@
+"""The lines at the end of a run: what every contract came to, and how many of its items failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ..findings import Finding, Report, Status, Verdict
+
+Lines = list[tuple[str, dict[str, bool]]]
+_MOST_LISTED: Final = 20  # contracts that hold are listed one by one up to so many
+_WORST: Final = ("violated", "error", "failed", "nothing checked", "ok")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What pytest counts of one contract.
+
+    Attributes:
+        passed, failed, skipped: How many of its items ended so.
+        whole: Whether every check of the contract ran, none of them left out by a selection.
+        told: Findings of failed items that are not violated, such as suspicions under strict.
+    """
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    whole: bool = False
+    told: tuple[Finding, ...] = ()
+
+
+def standing(report: Report, tally: Tally | None) -> Literal[Verdict, "failed"]:
+    """Return what a contract came to: what its findings say, but never ok where pytest has a failed item."""
+    if tally is not None and tally.failed and report.verdict in ("ok", "nothing checked"):
+        return "failed"
+    return report.verdict
+
+
+def is_red(report: Report, tally: Tally | None) -> bool:
+    """Say whether a contract fails the run.
+
+    One whose checks all ran, and of which none reached a verdict, does: a check that was selected alone and
+    could not decide anything is only a skip, as everywhere in pytest.
+    """
+    stands = standing(report, tally)
+    if stands == "nothing checked":
+        return tally is not None and tally.whole
+    return stands != "ok"
+
+
+def summary(
+    reports: Sequence[tuple[str, Report]],
+    tallies: Mapping[str, Tally] | None = None,
+    *,
+    verbosity: int = 0,
+) -> Lines:
+    """Return the lines of the terminal summary with their markup: what is broken first, then what holds."""
+    tallies = tallies or {}
+    stands = {node: standing(report, tallies.get(node)) for node, report in reports}
+    lines: Lines = []
+    for node, report in reports:
+        if stands[node] not in ("ok", "nothing checked"):
+            lines.append((f"{node}: {stands[node]}: {_counts(report)}", {"red": True}))
+            lines += [(f"  {text}", {}) for text in _reasons(report, tallies.get(node))]
+    for node, report in reports:
+        if stands[node] == "nothing checked":
+            red = is_red(report, tallies.get(node))
+            lines.append(
+                (f"{node}: nothing checked: {_counts(report)}", {"red" if red else "yellow": True})
+            )
+            lines += [(f"  {text}", {}) for text in _undecided(report)]
+    sound = [(node, report) for node, report in reports if stands[node] == "ok"]
+    for node, report in sound if len(sound) <= _MOST_LISTED or verbosity > 0 else []:
+        doubtful = any(report.with_status("suspicious", "inconclusive"))
+        lines.append((f"{node}: ok: {_counts(report)}", {"yellow" if doubtful else "green": True}))
+        if verbosity > 1:
+            from ..render.terminal import render_measured
+
+            lines += [(f"  {text}".rstrip(), {}) for text in render_measured(report)]
+    lines.append((_total(reports, list(stands.values()), tallies), {"bold": True}))
+    return lines
+
+
+def _total(
+    reports: Sequence[tuple[str, Report]], stands: Sequence[str], tallies: Mapping[str, Tally]
+) -> str:
+    parts = [
+        f"{stands.count(one)} {one}"
+        for one in _WORST
+        if one in ("violated", "ok") or stands.count(one)
+    ]
+    checks = sum(
+        len({(f.check, f.device, f.dtype) for f in report.findings}) for _, report in reports
+    )
+    told = _count(checks, "check")
+    if tallies:
+        made = {
+            name: sum(getattr(tally, name) for tally in tallies.values())
+            for name in ("failed", "passed", "skipped")
+        }
+        each = ", ".join(f"{number} {name}" for name, number in made.items() if number)
+        told = f"{_count(sum(made.values()), 'check')} ({each})"
+    seconds = sum(report.seconds for _, report in reports)
+    return f"{_count(len(reports), 'contract')}: {', '.join(parts)}; {told} in {seconds:.1f} s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _counts(report: Report) -> str:
+    counts = report.counts()
+    causes = len(report.causes)
+    parts = [_count(causes, "cause")] if causes else []
+    if counts["violated"] > causes:
+        more = counts["violated"] - causes
+        parts.append(f"{more} that follow{'s' * (more == 1)}")
+    if counts["error"]:
+        parts.append(_count(counts["error"], "error"))
+    rest: tuple[Status, ...] = ("suspicious", "inconclusive", "passed", "not-applicable")
+    parts += [f"{counts[one]} {one.replace('-', ' ')}" for one in rest if counts[one]]
+    return ", ".join(parts) or "no check ran"
+
+
+def _reasons(report: Report, tally: Tally | None) -> list[str]:
+    """Return a line for each cause and error, and for what fails an item though it is no violation."""
+    from ..render.terminal import followers
+    from ..render.text import headline, place
+
+    lines = []
+    for cause, follow in followers(report.findings):
+        at = f" ({place(cause.location)})" if cause.location is not None else ""
+        lines.append(f"{headline(cause)}{at}")
+        if follow:
+            lines.append(
+                f"  also failing for it: {', '.join(dict.fromkeys(one.check for one in follow))}"
+            )
+    known = {cause.key for cause in report.causes}
+    lines += [
+        f"{headline(one)} (follows from {one.root})"
+        for one in report.with_status("violated")
+        if one.root is not None and one.root not in known
+    ]
+    lines += [headline(one) for one in report.with_status("error")]
+    return lines + [headline(one) for one in (() if tally is None else tally.told)]
+
+
+def _undecided(report: Report) -> Iterable[str]:
+    """Return each reason for which a check reached no verdict once, with the checks that give it."""
+    from ..render.text import one_line
+
+    checks: dict[str, list[str]] = {}
+    for finding in report.findings:
+        checks.setdefault(one_line(finding.summary), []).append(finding.check)
+    for reason, names in checks.items():
+        few = list(dict.fromkeys(names))
+        more = f" and {len(few) - 3} more" if len(few) > 3 else ""
+        yield f"{', '.join(few[:3])}{more}: {reason}"
