@@ -19,7 +19,7 @@ from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError,
 from .findings import Culprit, Finding, Location, Report
 from .printable import message_of
 from .state import is_device_error, isolated, repeatable
-from .subject import Subject, SubjectError
+from .subject import NothingToDifferentiate, Subject, SubjectError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -258,6 +258,8 @@ class Runner:
             if not found:
                 raise RuntimeError("the check yielded no finding")
         except SubjectError as error:
+            if isinstance(error.error, NothingToDifferentiate):
+                return (verdicts.not_applicable(str(error.error)), *_acting(found))
             return (*_acting(found), self.crash(case, error, subject))
         except LoopUnavailableError as error:
             return (

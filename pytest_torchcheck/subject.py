@@ -16,6 +16,7 @@ from . import trees
 from .contracts import DTYPES, Contract
 from .printable import message_of
 from .state import ModuleState, device_loss_told, is_lazy, isolated, seed_everything
+from .stepping import take_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,6 +48,10 @@ class SubjectError(Exception):
     ) -> None:
         super().__init__(f"{phase}: {type(error).__name__}: {message_of(error)}")
         self.phase, self.error, self.batch, self.rerun = phase, error, batch, rerun
+
+
+class NothingToDifferentiate(RuntimeError):
+    """The contract declares no loss, and no output is floating-point: there is nothing to train on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -642,8 +647,21 @@ class Subject:
             look(output, loss)
         with self.phase("step", batch):
             for each in optimizers_of(optimizer):
-                each.step()
+                take_step(each, self._closure(model, optimizer, batch))
         return loss.detach()
+
+    def _closure(
+        self, model: nn.Module, optimizer: Any, batch: Batch
+    ) -> Callable[[], torch.Tensor]:
+        """Return what an optimizer calls that evaluates the loss itself."""
+
+        def closure() -> torch.Tensor:
+            for each in optimizers_of(optimizer):
+                each.zero_grad(set_to_none=True)
+            with torch.enable_grad():
+                return self.passes(model, batch.clone())[1]
+
+        return closure
 
     def _made_again(self, model: nn.Module, optimizer: Any) -> Any:
         """Call an optimizer function again that keeps something for the step, such as a second optimizer."""
@@ -756,8 +774,20 @@ def probe_loss(output: Any, seed: int = 0) -> torch.Tensor:
         term = (parts * direction).sum() / math.sqrt(max(values.numel(), 1))
         total = term if total is None else total + term.to(total.dtype)
     if total is None:
-        raise SubjectError("loss", RuntimeError("no output of the model requires a gradient"))
+        raise no_gradient(output)
     return total
+
+
+def no_gradient(output: Any, batch: Batch | None = None) -> SubjectError:
+    """Return the error of an output without a gradient: a mistake only where any of it is floating-point."""
+    if trees.floats(output):
+        error: Exception = RuntimeError("no output of the model requires a gradient")
+    else:
+        error = NothingToDifferentiate(
+            "the contract declares no loss, and no output is a floating-point tensor: "
+            "there is nothing to train on"
+        )
+    return SubjectError("loss", error, batch)
 
 
 def own_loss(output: Any) -> torch.Tensor:

@@ -11,6 +11,7 @@ from .. import trees
 from ..diagnosis import behaviour as explain
 from ..diagnosis import places
 from ..diagnosis.flags import flags
+from ..diagnosis.random_eval import random_in_eval
 from ..diagnosis.unrepeated import unrepeated_batch, unrepeated_build
 from ..facts import copied, forward_facts, outputs
 from ..runs.rows import Rows, output_rows
@@ -297,7 +298,7 @@ def eval_determinism(subject: Subject) -> Iterator[Finding]:
         moved = [p for p in moved if trees.worst(first[p], second[p]) > 4 * floor[p]]
     if moved:
         gap = max(trees.worst(first[p], second[p]) for p in moved if p in second)
-        yield explain.random_in_eval(subject, moved, gap)
+        yield random_in_eval(subject, moved, gap)
         return
     yield passed(f"{len(first)} output tensors are bit-equal over two seeds")
 
@@ -347,15 +348,49 @@ def eval_purity(subject: Subject) -> Iterator[Finding]:
                 for p in moved
                 if trees.worst(first[p], second[p]) > ROUNDING * max(trees.scale(first[p]), 1e-30)
             ]
-    if changed and not all(subject.is_promised("MayChange", name) for name in changed):
+    unpromised = [name for name in changed if not subject.is_promised("MayChange", name)]
+    if unpromised and (moved or _writes_are_read(subject)):
         yield explain.impure(subject, changed)
         return
     if moved:
         yield explain.not_repeatable(subject, moved)
         return
+    if unpromised:
+        yield passed(
+            f"an eval forward writes to {', '.join(unpromised[:3])}, and no output depends on what it writes: "
+            "a counter or a cache"
+        )
+        return
     yield passed(
         f"{len(before)} parameters and buffers are bit-equal after an eval forward, the output repeats"
     )
+
+
+def _writes_are_read(subject: Subject) -> bool:
+    """Say whether an eval forward of another batch changes what the model gives for the base batch, in either mode.
+
+    The other batch is of twice the scale, so that a running maximum moves too.
+    """
+
+    def doubled(_path: str, leaf: object) -> object:
+        wide = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        return leaf.detach() * 2 if wide else leaf
+
+    other = subject.batch(1).map(doubled, targets=False)
+    for train in (False, True):
+        wanted = outputs(subject, train=train)
+        with subject.pristine(steps=False) as model, torch.no_grad():
+            model.eval()
+            try:
+                subject.call(model, other.clone())
+            except SubjectError:
+                return True  # what a second batch does cannot be seen: the write counts
+            model.train(train)
+            seed_everything(subject.seed)
+            again = copied(subject.call(model, subject.batch().clone()))
+        if any(path not in again or not trees.same(t, again[path]) for path, t in wanted.items()):
+            return True
+    return False
 
 
 @check(

@@ -256,43 +256,6 @@ def _size_line(subject: Subject, batch: Batch, single: Batch) -> Place | None:
     return None
 
 
-def random_in_eval(subject: Subject, moved: list[str], gap: float) -> Finding:
-    """Explain randomness in eval mode."""
-    place = places.drawing_line(subject)
-    op = place.op if place else ""
-    dropout = "dropout" in op
-    culprits = (
-        [
-            Culprit(
-                kind="call",
-                name=op,
-                detail="draws in eval mode",
-                location=place.location if place else None,
-            )
-        ]
-        if op
-        else []
-    )
-    if place and place.module:
-        culprits.append(
-            Culprit(kind="module", name=place.module, detail=op, location=place.location)
-        )
-    return violated(
-        "random-in-eval",
-        f"the output is random in eval mode{f': {op} is active' if op else ''}",
-        culprits=culprits or [Culprit(kind="output", name=moved[0], detail="random")],
-        location=place.location if place else _forward_line(subject),
-        observed=f"{names_text(moved)} {have(moved, 'differs')} by up to {gap:.3g} between two seeds",
-        cause="dropout is applied whatever the mode"
-        if dropout
-        else "random numbers are drawn whatever the mode",
-        because=place.fact if place else "same input, eval mode, another seed: another output",
-        fix=f"pass training=self.training to {op}"
-        if dropout
-        else "draw only while self.training, or declare promises.Stochastic(reason=...)",
-    )
-
-
 def impure(subject: Subject, changed: list[str]) -> Finding:
     """Explain buffers or parameters that an eval forward changes."""
     place = places.writing_line(subject, changed[0])

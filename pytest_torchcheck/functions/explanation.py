@@ -164,11 +164,10 @@ def _finding(
     concerned = {b.index for b, _ in group}
     if relation.evidence.get("mutual"):  # the other half of an exchange is told with this one
         concerned.add(named[str(relation.evidence["with"])].index)
-    # what nobody in the model wants may be sloppy; an estimator that never runs backward harms nothing
-    idle = relation.code == "gradcheck-surrogate" and set(call.wanted) <= set(call.optional)
-    unasked = idle or concerned.isdisjoint(call.asked)
+    # what nobody in the model wants may be sloppy
+    unasked = concerned.isdisjoint(call.asked)
     made = target.finding(
-        "suspicious" if unasked else "violated",
+        "suspicious" if unasked or _is_meant(relation, block) else "violated",
         relation.code,
         f"{target.backward} returns {symptom}",
         location=place,
@@ -195,6 +194,22 @@ def _finding(
         told = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
         made = made.replace(because=f"{made.because}; it is computed from {told}")
     return made
+
+
+def _is_meant(relation: Relation, block: Block) -> bool:
+    """Say whether nobody writes such a Function by accident: its only effect is a gradient of its own.
+
+    That is so where forward is locally constant (spikes, rounding), and where forward is the identity and
+    backward multiplies by a constant (gradient reversal and scaling).
+    """
+    if relation.code == "gradcheck-surrogate":
+        return True
+    out, size = block.numerical.shape
+    return (
+        relation.code in ("gradcheck-scale", "gradcheck-sign")
+        and out == size
+        and block.close(block.numerical, torch.eye(out, dtype=torch.float64))
+    )
 
 
 def entry_name(tensor: Tensor, entry: int) -> str:

@@ -28,6 +28,7 @@ from pytest_torchcheck.state import isolated, seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError, clear_gradients
 
 from ..printable import message_of
+from ..stepping import take_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -251,16 +252,14 @@ STOPS.add(_make_optimizer.__code__)
 
 def plain_step(subject: Subject, model: nn.Module, optimizer: Any, batch: Batch) -> None:
     """Do a training step where no loss is declared: the sum of every output, which adds next to nothing."""
-    from pytest_torchcheck.subject import optimizers_of
+    from pytest_torchcheck.subject import no_gradient, optimizers_of
 
     for each in optimizers_of(optimizer):
         each.zero_grad(set_to_none=True)
     output = subject.call(model, batch)
     found = [t for t in trees.floats(output).values() if t.requires_grad]
     if not found:
-        raise SubjectError(
-            "loss", RuntimeError("no output of the model requires a gradient"), batch
-        )
+        raise no_gradient(output, batch)
     total = found[0].sum()
     for tensor in found[1:]:
         total = total + tensor.sum()
@@ -268,7 +267,16 @@ def plain_step(subject: Subject, model: nn.Module, optimizer: Any, batch: Batch)
         (total.real if total.is_complex() else total).backward()
     with subject.phase("step", batch):
         for each in optimizers_of(optimizer):
-            each.step()
+            take_step(each, lambda: _summed(subject, model, batch.clone()))
+
+
+def _summed(subject: Subject, model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Run a forward and backward of the summed outputs, for an optimizer that evaluates the loss itself."""
+    with torch.enable_grad():
+        outputs = trees.floats(subject.call(model, batch)).values()
+        total = torch.stack([t.sum() for t in outputs if t.requires_grad]).sum()
+        (total.real if total.is_complex() else total).backward()
+    return total.detach()
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def test_trap_3_not_a_number_filtered_before_the_comparison() -> None:
     both = first.isfinite() & second.isfinite()
     torch.testing.assert_close(first[both], second[both])  # passes, and half of the rows are NaN
     contract = linear(model=NaNAtRandom, sizes={"B": 16})
-    assert verdict(contract, "eval-determinism") == ("violated", "random-in-eval")
+    assert verdict(contract, "eval-determinism") == ("suspicious", "random-in-eval")
     assert verdict(contract, "gradients-finite")[0] == "violated"
 
 
@@ -160,7 +160,7 @@ def test_trap_5_test_and_reference_share_their_storage() -> None:
     assert torch.equal(first, second)  # passes, and the output is random
     fields: dict[str, Any] = {"inputs": "B 8", "sizes": {"B": 5}}
     assert verdict(Contract(model=lambda: OneOutput(1.0), **fields), "eval-determinism") == (
-        "violated", "random-in-eval",
+        "suspicious", "random-in-eval",
     )  # fmt: skip
     assert (
         verdict(Contract(model=lambda: OneOutput(0.0), **fields), "eval-determinism")[0] == "passed"
@@ -179,7 +179,7 @@ class OneAttribute(OneOutput):
 def test_trap_5_neither_by_an_attribute() -> None:
     fields: dict[str, Any] = {"inputs": "B 8", "sizes": {"B": 5}}
     contract = Contract(model=lambda: OneAttribute(1.0), **fields)
-    assert verdict(contract, "eval-determinism") == ("violated", "random-in-eval")
+    assert verdict(contract, "eval-determinism") == ("suspicious", "random-in-eval")
     contract = Contract(model=lambda: OneAttribute(0.0), **fields)
     assert verdict(contract, "eval-determinism")[0] == "passed"
 

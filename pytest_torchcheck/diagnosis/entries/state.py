@@ -140,7 +140,7 @@ def closure(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=f"{name}.step() was called with no argument",
         cause=f"{name} evaluates the loss several times per step",
         because=scene.said,
-        fix="declare the contract's train_step= with optimizer.step(closure)",
+        fix="pass a closure that clears the gradients, runs forward, loss and backward, and returns the loss",
         culprits=(Culprit(kind="optimizer", name=name, location=place),),
         location=place,
     )

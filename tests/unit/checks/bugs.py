@@ -613,19 +613,21 @@ def dropout_in_eval(buggy: bool) -> Contract:
     return classify(Drops)
 
 
-@bug("eval-purity", "eval-writes", "count", "self.count += 1")
-def counts_in_eval(buggy: bool) -> Contract:
-    class Counts(Net):
+@bug("eval-purity", "eval-writes", "peak", "self.peak.copy_(")
+def scale_written_in_eval(buggy: bool) -> Contract:
+    class Scaled(Net):
         def __init__(self) -> None:
             super().__init__()
+            self.register_buffer("peak", torch.ones(()))
             self.register_buffer("count", torch.zeros(()))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1  # read by nothing: correct in either mode
             if buggy or self.training:
-                self.count += 1
-            return super().forward(x)
+                self.peak.copy_(torch.maximum(self.peak, x.detach().abs().max()))
+            return super().forward(x / self.peak)
 
-    return classify(Counts)
+    return classify(Scaled)
 
 
 @bug("mode-flags", "mode-stuck", "drop")

@@ -133,9 +133,38 @@ def test_a_wrong_gradient_is_found_whether_or_not_the_model_asks_for_it(where):
     assert found == [("violated", "gradcheck-scale")]
 
 
-def test_an_estimator_that_never_runs_backward_is_told_but_harms_nothing():
-    assert gradcheck(Applies(Floor, "raw"))[0] == [("suspicious", "gradcheck-surrogate")]
-    assert gradcheck(Applies(Floor, "behind"))[0] == [("violated", "gradcheck-surrogate")]
+class Reversed(torch.autograd.Function):
+    """Gradient reversal: the identity, whose gradient is negated and scaled."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return -0.5 * g
+
+
+class Wrapped(torch.autograd.Function):
+    """Not the identity: a constant factor of its gradient is a mistake."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+@pytest.mark.parametrize("where", ["raw", "alone", "behind"])
+def test_an_estimator_is_reported_and_does_not_fail(where):
+    assert gradcheck(Applies(Floor, where))[0] == [("suspicious", "gradcheck-surrogate")]
+
+
+def test_a_function_of_the_identity_is_written_for_its_gradient():
+    assert gradcheck(Applies(Reversed, "behind"))[0] == [("suspicious", "gradcheck-scale")]
+    assert gradcheck(Applies(Wrapped, "behind"))[0] == [("violated", "gradcheck-scale")]
 
 
 def test_without_a_backward_and_without_need_of_one():
