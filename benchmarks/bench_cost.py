@@ -16,10 +16,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +29,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_torchcheck import Contract
 from pytest_torchcheck.runner import Runner, cases
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 Made = tuple[nn.Module, torch.Tensor, torch.Tensor]
 

@@ -166,31 +166,23 @@ def _symmetric(subject: Subject) -> Iterator[Finding]:
 def _copies(subject: Subject) -> Iterator[Finding]:
     """Report layers that are copies of each other and get equal gradients: branches that stay one."""
     named = dict(_unit_weights(subject.model))
-    pairs = [
-        (a, b)
-        for (a, one), (b, two) in itertools.combinations(named.items(), 2)
-        if one is not two
-        and one.shape == two.shape
-        and one.flatten()[0] == two.flatten()[0]
-        and torch.equal(one.detach(), two.detach())
-        and not _rows_equal(one.detach(), zero=True)
-    ]
-    pairs = [(a, b) for a, b in pairs if not _is_replicated(subject, a, b)]
-    if not pairs:
+    classes = _equal_weights(named)
+    pairs = (pair for names in classes for pair in itertools.combinations(names, 2))
+    if all(_is_replicated(subject, a, b) for a, b in pairs):
         return
     with subject.backward():
         grads = {n: p.grad for n, p in subject.model.named_parameters() if p.grad is not None}
         twins = [
             (a, b)
-            for a, b in pairs
-            if a in grads
-            and b in grads
-            and trees.scale(grads[a]) > 0
+            for names in classes
+            for a, b in _of_one_size({n: trees.scale(grads[n]) for n in names if n in grads})
+            if not _is_replicated(subject, a, b)
             and trees.worst(grads[a], grads[b]) <= _TWINS * trees.scale(grads[a])
         ]
     if not twins:
         return
-    first, second = twins[0]
+    places = {name: place for place, name in enumerate(named)}
+    first, second = min(twins, key=lambda pair: (places[pair[0]], places[pair[1]]))
     names = sorted({name for pair in twins for name in pair})
     branch = explain.copied_branch(subject, first, second)
     yield violated(
@@ -214,6 +206,37 @@ def _copies(subject: Subject) -> Iterator[Finding]:
         because="equal weights with equal gradients make equal steps, so the branches act as one",
         fix=f"build {branch.name} anew instead of copying it, or initialise each branch by itself",
     )
+
+
+def _equal_weights(named: dict[str, torch.Tensor]) -> list[list[str]]:
+    """Group the names of different weights that hold the same values, unless all their rows are equal too."""
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for name, weight in named.items():
+        key = (weight.shape, weight.dtype, weight.device, weight.flatten()[0].item())
+        alike.setdefault(key, []).append(name)
+    found: list[list[str]] = []
+    for names in alike.values():
+        classes: list[list[str]] = []
+        for name in names if len(names) > 1 else ():
+            one = named[name]
+            same = next((c for c in classes if torch.equal(named[c[0]], one)), None)
+            if same is not None:
+                same += [name] if all(named[n] is not one for n in same) else []
+            elif not _rows_equal(one.detach(), zero=True):
+                classes.append([name])
+        found += [names for names in classes if len(names) > 1]
+    return found
+
+
+def _of_one_size(scales: dict[str, float]) -> Iterator[tuple[str, str]]:
+    """Iterate over the pairs of gradients whose largest magnitudes are as near as those of equal ones."""
+    ranked = sorted((size, name) for name, size in scales.items() if size > 0)
+    order = {name: place for place, name in enumerate(scales)}
+    for place, (size, name) in enumerate(ranked):
+        for larger, other in itertools.islice(ranked, place + 1, None):
+            if larger - size > 2 * _TWINS * larger:
+                break
+            yield (name, other) if order[name] < order[other] else (other, name)
 
 
 def _is_replicated(subject: Subject, a: str, b: str) -> bool:

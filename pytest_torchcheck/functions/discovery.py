@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..record.modes import Kernels
+from ..record.profile import Profiled, pause, resume
 from ..sources import of_frame, of_object, rank
 from .binding import linked_arguments
 from .calls import is_float
@@ -166,24 +167,17 @@ class _Recorder:
     def __init__(self) -> None:
         self.calls: list[RecordedCall] = []
         self.twice: set[Any] = set()
-        self._previous: Any = None
+        self._profiled = Profiled(self._see)
         self._operators = Kernels(self._operator)
         self._seen: dict[tuple[Any, ...], set[int]] = {}
 
     def __enter__(self) -> Self:
         self._operators.__enter__()  # type: ignore[no-untyped-call]
-        self._previous = sys.getprofile()
-        if hasattr(self._previous, "disable"):  # a cProfile.Profile pauses meanwhile
-            self._previous.disable()
-        sys.setprofile(self._see)
+        self._profiled.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if hasattr(self._previous, "enable"):
-            sys.setprofile(None)
-            self._previous.enable()
-        else:
-            sys.setprofile(self._previous)
+        self._profiled.__exit__(*exc)
         self._operators.__exit__(*exc)  # type: ignore[no-untyped-call]
 
     def _see(self, frame: FrameType, event: str, arg: Any) -> None:
@@ -192,13 +186,13 @@ class _Recorder:
                 self._applied(frame)
             elif frame.f_code is _BACKWARD and torch.is_grad_enabled():
                 self.twice.add(frame.f_locals["self"]._forward_cls)
-        if callable(self._previous):
-            self._previous(frame, event, arg)
 
     def _operator(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        hook = pause()
         if is_custom_operator(func):
             name = str(func._schema.name)
             self.add(func, "operator", name, args, kwargs, sys._getframe(2))  # above the mode
+        resume(hook)
         return func(*args, **kwargs)
 
     def _applied(self, frame: FrameType) -> None:

@@ -33,7 +33,9 @@ def keep_checkpoint(subject: Subject, model: nn.Module, made: Any) -> None:
             states = {name: thing.state_dict() for name, thing in things.items()}
             tensors = trees.tensors(states).values()
             if sum(t.nbytes for t in tensors if t.layout == torch.strided) <= _KEPT_BYTES:
-                subject.cache[CHECKPOINT] = copy.deepcopy(states)
+                # what a deep copy meets in its memo it takes: a clone is copied at the speed of memory
+                memo = {id(t): t.detach().clone() for t in tensors if t.layout == torch.strided}
+                subject.cache[CHECKPOINT] = copy.deepcopy(states, memo)
         except (
             Exception
         ):  # a piece may refuse in its own words: the run that needs the states tells

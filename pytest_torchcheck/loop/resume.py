@@ -87,7 +87,7 @@ def is_resumed(subject: Subject) -> tuple[str, ...] | None:
 
     Returns:
         What the checkpoint held; None where the run ends elsewhere. Cost: the steps behind the checkpoint, and
-        the one before it where :func:`keep_checkpoint` did not take it from the steps that run anyway.
+        the one before it where :func:`~pytest_torchcheck.loop.checkpoints.keep_checkpoint` did not take it from the steps that run anyway.
     """
     from ..runs.steps import checksums, trajectory
 
@@ -101,16 +101,17 @@ def is_resumed(subject: Subject) -> tuple[str, ...] | None:
         return None
     with subject.pristine(steps=True) as model, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        held = tuple(states)
         with subject.phase("build"):
-            model.load_state_dict(states["model"])
+            model.load_state_dict(states.pop("model"))
         model.train()
         seed_everything(subject.seed)
         made = subject.make_optimizer(model)
         with subject.phase("step"):
             for name, thing in pieces_of(made).items():
-                thing.load_state_dict(states[name])
+                thing.load_state_dict(states.pop(name))
         _run(subject, model, made, 1, len(known.losses) - 1)
-        return tuple(states) if checksums(model) == known.end else None
+        return held if checksums(model) == known.end else None
 
 
 def _first_step(subject: Subject) -> dict[str, Any] | None:

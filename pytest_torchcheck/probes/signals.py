@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .watch import Watch, in_backward, name_of, tensors_in, version_of
+from .watch import Watch, in_backward, name_of, tensors_in, unseen, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -275,17 +275,20 @@ class SignalWatch(Watch):
         self._outputs[id(output)] = _Output.of(output, name, linear=isinstance(module, LINEAR))
         if len(self.seen.taps) >= _MOST or not self._is_tapped(module):
             return
-        low, high = output.detach().aminmax()
-        tap = Tap(
-            name=name,
-            kind=type(module).__name__,
-            shape=tuple(output.shape),
-            low=float(low),
-            high=float(high),
-            rms=_rms(output),
-            spread=self._spread(output),
-            weighted=any(p.dim() > 1 for p in module.parameters(recurse=False)),
-        )
+        with unseen(output):
+            values = output.detach()
+            low, high = values.aminmax()
+            values = values.float()
+            tap = Tap(
+                name=name,
+                kind=type(module).__name__,
+                shape=tuple(output.shape),
+                low=float(low),
+                high=float(high),
+                rms=_rms(values),
+                spread=self._spread(values),
+                weighted=any(p.dim() > 1 for p in module.parameters(recurse=False)),
+            )
         self.seen.taps.append(tap)
         if output.requires_grad:
             output.register_hook(_measure(tap))
@@ -338,10 +341,13 @@ class SignalWatch(Watch):
         known = self._known(given)
         if given is None or known is None or not known.linear or len(self.seen.squashed) >= _MOST:
             return
-        values = result.detach().float()
-        values = values if "tanh" in name else 2 * values - 1
-        near = values.abs() > _BOUND
-        share = float(near.float().mean())
+        with unseen(result):
+            values = result.detach().float()
+            values = values if "tanh" in name else 2 * values - 1
+            near = values.abs() > _BOUND
+            share = float(near.float().mean())
+            upper = float((near & (values > 0)).float().mean()) / share if share else 0.0
+            scale = _rms(given.detach().float())
         self.seen.squashed.append(
             Squashed(
                 module=self.scopes[-1].name if self.scopes else "",
@@ -349,8 +355,8 @@ class SignalWatch(Watch):
                 location=self.locate(),
                 source=known.module,
                 share=share,
-                upper=float((near & (values > 0)).float().mean()) / share if share else 0.0,
-                scale=_rms(given),
+                upper=upper,
+                scale=scale,
                 size=result.numel(),
             )
         )
@@ -376,11 +382,10 @@ class SignalWatch(Watch):
             and next(module.parameters(), None) is not None
         )
 
-    def _spread(self, output: Tensor) -> float | None:
+    def _spread(self, values: Tensor) -> float | None:
         size, dim = self._size, self._dim
-        if size is None or size < 2 or output.dim() <= dim or output.shape[dim] != size:
+        if size is None or size < 2 or values.dim() <= dim or values.shape[dim] != size:
             return None
-        values = output.detach().float()
         return _rms(values - values.mean(dim, keepdim=True))
 
 
@@ -391,15 +396,14 @@ def _same_function(first: Location | None, second: Location | None) -> bool:
     return (first.file, first.function) == (second.file, second.function)
 
 
-def _rms(tensor: Tensor) -> float:
-    values = tensor.detach().float()
-    norm = float(torch.linalg.vector_norm(values))
-    return norm / math.sqrt(values.numel())
+def _rms(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values)) / math.sqrt(values.numel())
 
 
 def _measure(tap: Tap) -> Callable[[Tensor | None], None]:
     def measure(gradient: Tensor | None) -> None:
         if gradient is not None and gradient.numel():
-            tap.gradient = _rms(gradient)
+            with unseen(gradient):
+                tap.gradient = _rms(gradient.detach().float())
 
     return measure

@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -19,6 +19,7 @@ from torch.overrides import resolve_name
 from .. import sources
 from ..findings import Location
 from ..record.modes import Functions, Observer
+from ..record.profile import pause, resume
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
@@ -120,20 +121,28 @@ class Watch(Observer):
         kwargs: dict[str, Any],
     ) -> Any:
         """Run one torch function between :meth:`before` and :meth:`after`."""
+        hook = pause()
         if func is Tensor.backward or func is torch.autograd.backward:
             for root in tensors_in(args[:1] or kwargs.get("tensors")):
                 self.backward_called(root)
+            resume(hook)
             return func(*args, **kwargs)
         if getattr(func, "__name__", "") == "_set_grad_enabled":
             self._grad_mode_set(bool(args[0]))
+            resume(hook)
             return func(*args, **kwargs)
-        token = self.before(func, args, kwargs)
+        with torch._C.DisableTorchFunction():  # other watches do not see what this one asks
+            token = self.before(func, args, kwargs)
+        resume(hook)
         try:
             result = func(*args, **kwargs)
         except BaseException:  # told on: an interrupt leaves no open operation behind either
             self.raised(func, token)
             raise
-        self.after(func, args, kwargs, result, token)
+        hook = pause()
+        with torch._C.DisableTorchFunction():
+            self.after(func, args, kwargs, result, token)
+        resume(hook)
         return result
 
     # what subclasses override
@@ -223,16 +232,20 @@ class Watch(Observer):
             self._off = (self.locate(), "decorate_context" in between)
 
     def _entered(self, module: nn.Module, args: Any) -> None:
+        hook = pause()
         name = self._names.get(id(module), type(module).__name__)
         self.scopes.append(Scope(name, module))
         with torch._C.DisableTorchFunction():
             self.module_entered(module, args)
+        resume(hook)
 
     def _left(self, module: nn.Module, args: Any, result: Any) -> None:
+        hook = pause()
         if self.scopes and self.scopes[-1].module is module:
             with torch._C.DisableTorchFunction():
                 self.module_left(module, args, result)
             self.scopes.pop()
+        resume(hook)
 
 
 _ENGINE = "_engine_run_backward"  # what both backward and grad of torch.autograd end in
@@ -304,6 +317,14 @@ def readable(tensor: Tensor) -> bool:
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         and type(tensor).__name__ != "FakeTensor"
     )
+
+
+def unseen(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Return a block in which no mode sees, or pays for, what is computed from a tensor without a class of its own."""
+    if type(tensor) in (Tensor, nn.Parameter):
+        block: AbstractContextManager[Any] = torch._C._DisableTorchDispatch()
+        return block
+    return nullcontext()
 
 
 def version_of(tensor: Tensor) -> int | None:
