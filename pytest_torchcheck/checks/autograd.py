@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pytest_torchcheck.loop.recorder import trace_of
+
 from .. import sources, trees
 from ..diagnosis import freezing
 from ..diagnosis import gradients as explain
 from ..diagnosis.tables import parameter_rows
 from ..facts import forward_facts
+from ..probes.provenance import find_stops
+from ..probes.watch import Watch, name_of, tensors_in
 from ..runs.again import forward_and_loss
 from ..runs.looks import _STRUCTURAL, REDRAWS, _double_norms, _norms_of, shared_shifts, unreached
+from ..runs.loss import evidence
+from ..runs.steps import trajectory, untrainable
 from ..state import isolated, seed_everything
-from ..subject import Subject, clear_gradients, gradient_stats
+from ..subject import Subject, SubjectError, clear_gradients, gradient_stats
 from ..verdicts import inconclusive, not_applicable, passed, violated
 from ..wording import names_text
 from .registry import check
@@ -45,8 +51,6 @@ def backward(subject: Subject) -> Iterator[Finding]:
             f"no parameter requires a gradient; the forward ran and gave {_describe(output)}"
         )
         return
-    from ..runs.steps import trajectory
-
     try:
         moved = trajectory(subject)
     except Exception:  # an error of the forward itself comes first
@@ -114,8 +118,6 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
         if not parameter.requires_grad and subject.is_promised("Trainable", name)
     ]
     if untrained:
-        from ..runs.steps import trajectory
-
         # the optimizer function or the step may switch it on
         moved = trajectory(subject).moved
         untrained = [(name, p) for name, p in untrained if not moved.get(name, 0.0)]
@@ -164,8 +166,6 @@ def _is_to_train(subject: Subject) -> bool:
 
     Nor is a frozen model that returns its own loss (a perceptual distance).
     """
-    from ..runs.steps import untrainable
-
     parameters = [name for name, _ in subject.model.named_parameters()]
     return (
         callable(subject.contract.loss)
@@ -183,10 +183,6 @@ def _trained_in_step(subject: Subject, dead: Mapping[str, str]) -> set[str]:
     """
     if subject.contract.train_step is None:
         return set()
-    from pytest_torchcheck.loop.recorder import trace_of
-
-    from ..runs.steps import trajectory
-
     found = set(dead) & trajectory(subject).live
     if any(kind == "none" and name not in found for name, kind in dead.items()):
         touched = {name for event in trace_of(subject).backwards() for name in event.touched}
@@ -301,8 +297,6 @@ def _reached_in_double(subject: Subject, names: list[str], largest: float) -> se
 
     Only their gradients are computed: a cheap look that spares most models the whole step in float64.
     """
-    from ..subject import SubjectError
-
     batch, symbol = subject.batch(), subject.source.batch_symbol
     if symbol is not None and batch.sizes.get(symbol, 0) > 2:
         batch = subject.source.rows(batch, torch.arange(2))
@@ -403,9 +397,6 @@ def sampling_paths(subject: Subject) -> Iterator[Finding]:
 
     A draw that only meets its own log-probability (a policy gradient) is no mistake, nor is a discrete one.
     """
-    from ..probes.provenance import find_stops
-    from ..runs.loss import evidence
-
     if evidence(subject).samples == 0:
         yield not_applicable("the forward draws from no normal distribution with live parameters")
         return
@@ -426,8 +417,6 @@ def sampling_paths(subject: Subject) -> Iterator[Finding]:
 
 def _feeds_parameters(subject: Subject, stop: GraphCut) -> bool:
     """Say whether what is drawn goes on into operations with trainable parameters."""
-    from ..probes.watch import Watch, name_of, tensors_in
-
     fed: list[bool] = []
     drawn: dict[int, torch.Tensor] = {}
     parameters = {id(p) for p in subject.model.parameters() if p.requires_grad}

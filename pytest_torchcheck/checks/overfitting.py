@@ -10,6 +10,7 @@ from torch import nn
 
 from .. import sources, trees
 from ..contracts import Overfit
+from ..diagnosis import overfitting as explain
 from ..findings import Culprit, Finding
 from ..runs.attempts import Attempt, Floor, small_batch
 from ..state import seed_everything
@@ -319,8 +320,6 @@ def _judge(subject: Subject, goal: Overfit, floor: Floor, attempts: list[Attempt
     if math.isnan(best.remaining) or (
         hindrance is None and (declared or best.remaining > _STUCK) and not best.falling
     ):
-        from ..diagnosis import overfitting as explain
-
         return explain.stuck(subject, observed, floor, best, shown)
     reason = hindrance or (
         "the loss was still falling" if best.falling else f"it stopped below {_STUCK:.0%}"
@@ -332,8 +331,6 @@ def _nothing_to_learn(
     subject: Subject, loss: float, floor: Floor, shown: dict[str, Any]
 ) -> Finding:
     """Judge a loss that is at its floor before the first step: constant, or already learnt."""
-    from ..diagnosis import overfitting as explain
-
     few = _CONSTANT * abs(loss)
     # a loss may read the model besides its output: then its gradient tells
     if floor.known and loss and floor.scale <= few and subject.gradients().norm <= few:
@@ -383,8 +380,6 @@ def _own_failed(subject: Subject, own: Attempt, best: Attempt, shown: dict[str, 
         and len(own.losses) > 60
         and own.rates[1] <= own.rates[0]  # neither a warm-up nor unknown
     ):
-        from ..diagnosis import overfitting as explain
-
         return explain.crawling(subject, own, best, place, shown)
     return passed(
         f"{best.name} learns the batch, {best.losses[0]:.4g} -> {best.losses[-1]:.4g} in {len(best.losses)} steps; "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from pytest_torchcheck.loop.recorder import trace_of
+
 from ..diagnosis import optimizers as explain
 from ..diagnosis.whole_names import compared_whole
 from ..runs.looks import REDRAWS, rounding_noise, shared_shifts, unreached
@@ -72,8 +74,6 @@ def _applied_twice(subject: Subject, names: Iterable[str]) -> list[str]:
     shared = set(names)
     if not shared or subject.contract.train_step is None:
         return sorted(shared)
-    from pytest_torchcheck.loop.recorder import trace_of
-
     applied: dict[tuple[int, str], set[int]] = {}
     for step in trace_of(subject).optimizer_steps():
         for place in step.fresh:

@@ -11,7 +11,10 @@ import torch
 from .. import sources, trees
 from ..data.tracing import find_line, line_of
 from ..findings import Culprit, Finding
+from ..probes.watch import Watch, name_of
+from ..specs.compare import mismatch
 from ..state import is_device_error
+from ..subject import SubjectError
 from ..verdicts import explained, suspicious, violated
 from ..wording import have, names_text
 from . import places
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from ..batches import Batch
     from ..findings import Location
     from ..runs.rows import Rows
-    from ..subject import Subject, SubjectError
+    from ..subject import Subject
     from .explanation import Explanation
 
 
@@ -143,7 +146,6 @@ def _explained(subject: Subject, batch: Batch, error: SubjectError) -> Explanati
 def _smallest(subject: Subject, batch: Batch, error: SubjectError) -> tuple[Batch, SubjectError]:
     """Shrink a batch at which the model raises, sizes first; return it with its own error."""
     from ..strategies.minimise import minimise
-    from ..subject import SubjectError
 
     raised = {_kind(error): error}
 
@@ -189,8 +191,6 @@ def single_shape(
 
 
 def _squeezing_line(subject: Subject, batch: Batch) -> Place | None:
-    from ..probes.watch import Watch, name_of
-
     found: list[Place] = []
 
     class Squeezes(Watch):
@@ -478,8 +478,6 @@ def anomaly_left_on(subject: Subject, *, by_build: bool) -> Finding:
 
 def output_mismatch(subject: Subject, batch: Batch, output: Any) -> Finding | None:
     """Compare an output with its declared spec; None where it fits."""
-    from ..specs.compare import mismatch
-
     found = mismatch(subject.contract.output, output, batch.sizes)
     where = _forward_line(subject)
     if found is None:

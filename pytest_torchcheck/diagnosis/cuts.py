@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from ..probes.provenance import find_cut, find_stops
 from ..runs.again import forward_and_loss
 
 if TYPE_CHECKING:
@@ -55,8 +56,6 @@ FIXES = {
 
 def last_stop(subject: Subject) -> GraphCut | None:
     """Return the operation nearest to the loss that loses the gradients on the way to it; None where none does."""
-    from ..probes.provenance import find_stops
-
     with subject.pristine():
         stops = find_stops(forward_and_loss(subject), subject.model)
     last = max(
@@ -69,8 +68,6 @@ def last_stop(subject: Subject) -> GraphCut | None:
 
 def _shared_cut(subject: Subject) -> GraphCut | None:
     """Return the operation that cuts most of the parameters off, such as an ``.item()`` on the way to the loss."""
-    from ..probes.provenance import find_cut
-
     trainable = {n: p for n, p in subject.named_parameters().items() if p.requires_grad}
     with subject.pristine():
         cuts = find_cut(forward_and_loss(subject), subject.model, trainable)

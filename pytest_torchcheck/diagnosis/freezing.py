@@ -16,6 +16,7 @@ from torch import nn
 from .. import sources
 from ..culprits import parameter
 from ..findings import Culprit, Finding, Location
+from ..loop.closures import functions_of
 from ..probes.recording import SWITCHES
 from ..probes.watch import name_of
 from ..record.modes import Observer
@@ -181,8 +182,6 @@ def culprits_of(places: list[Location]) -> list[Culprit]:
 
 def files_of_model(subject: Subject) -> set[str]:
     """Return the user's files that hold the model's classes and the contract's functions."""
-    from ..loop.closures import functions_of
-
     contract = subject.contract
     things: list[object] = [type(module) for module in subject.model.modules()]
     model = contract.model if not isinstance(contract.model, nn.Module) else None

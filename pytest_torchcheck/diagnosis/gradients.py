@@ -12,14 +12,23 @@ import torch
 from .. import sources
 from ..culprits import parameter
 from ..findings import Culprit, Finding
+from ..probes.aliasing import find_alias
+from ..probes.doubled import find_doubled
+from ..probes.finiteness import find_nonfinite
+from ..probes.provenance import find_cut, find_zero_gradients
+from ..probes.watch import Watch, name_of
 from ..runs.again import forward_and_loss
+from ..runs.looks import REDRAWS
 from ..state import seed_everything
 from ..subject import SubjectError
 from ..trees import dense
 from ..verdicts import violated
 from ..wording import have, names_text
+from . import cutting, unused
 from .cuts import CAUSES, FIXES
 from .explanation import counted, on_line
+from .losses import initialisation_line, loss_line
+from .siblings import called_instead, read_instead
 from .tables import layer_rows
 from .zeroing import zeroing_lines
 
@@ -35,8 +44,6 @@ if TYPE_CHECKING:
 
 def missing(subject: Subject, names: list[str], total: int) -> Iterator[Finding]:
     """Explain parameters whose gradient is None, one finding for each place that loses them."""
-    from ..probes.provenance import find_cut
-
     parameters = subject.named_parameters()
     with subject.pristine():
         cuts = find_cut(
@@ -63,9 +70,6 @@ def _place(cut: GraphCut | None) -> tuple[Any, ...]:
 def _missing(
     subject: Subject, names: list[str], total: int, kind: str, cut: GraphCut | None
 ) -> Finding:
-    from . import cutting, unused
-    from .losses import loss_line
-
     op = cut.op if cut is not None else None
     location = cut.location if cut is not None else sources.of_parameter(subject.model, names[0])
     if op is not None and op.name == "nn.Parameter" and location is not None:
@@ -142,14 +146,10 @@ def _missing(
 
 def _called_instead(subject: Subject, name: str) -> Sibling | None:
     """Return the sibling that is used in the place of a parameter, or of the layer that owns it."""
-    from .siblings import called_instead, read_instead
-
     return read_instead(subject, name) or called_instead(subject, name)
 
 
 def _looks() -> int:
-    from ..runs.looks import REDRAWS
-
     return len(REDRAWS)
 
 
@@ -157,8 +157,6 @@ def zero(
     subject: Subject, names: list[str], total: int, *, rounding: list[str]
 ) -> Iterator[Finding]:
     """Explain parameters whose gradient is exactly zero, or rounding noise of zero."""
-    from ..probes.provenance import find_cut, find_zero_gradients
-
     parameters = subject.named_parameters()
     groups: dict[Any, list[str]] = defaultdict(list)
     found: dict[str, Any] = {}
@@ -181,8 +179,6 @@ def zero(
         culprits = [parameter(subject, name, f"gradient {size}") for name in group]
         kind = getattr(at, "kind", "other")
         if kind == "inactive":
-            from .losses import initialisation_line
-
             # a rectifier without a positive input was pushed there by what its layer starts with
             culprits = [replace(c, location=initialisation_line(subject, c.name)) for c in culprits]
         zeros = _zero_parameters(subject, group) if kind == "times-zero" else []
@@ -227,8 +223,6 @@ def zero(
 
 def _given_twice(subject: Subject, at: Any) -> tuple[str, str, list[Culprit]] | None:
     """Say which line joins one slice of a result with itself while another one is never read: cause, fix, culprits."""
-    from ..probes.doubled import find_doubled
-
     with subject.pristine():
         found = find_doubled(forward_and_loss(subject), subject.model, at.op)
     if found is None or found.joining.location is None:
@@ -290,8 +284,6 @@ def non_finite(
     subject: Subject, *, outputs: list[str], grads: list[str], loss: float | None
 ) -> Iterator[Finding]:
     """Explain NaN and infinity in outputs, loss or gradients by the first operation that makes them."""
-    from ..probes.finiteness import find_nonfinite
-
     run = forward_and_loss(subject, backward=True) if loss is not None else _forward_only(subject)
     with subject.pristine():
         at = find_nonfinite(run, subject.model)
@@ -469,8 +461,6 @@ def changed_inputs(subject: Subject, changed: list[str], *, train: bool) -> Iter
 
 def _alias(subject: Subject, path: str, write: Any, *, train: bool) -> Alias | None:
     """Find the line by which an input gets the name that is written to."""
-    from ..probes.aliasing import find_alias
-
     batch = subject.batch().clone()
     with subject.pristine() as model, torch.no_grad():
         model.train(train)
@@ -480,8 +470,6 @@ def _alias(subject: Subject, path: str, write: Any, *, train: bool) -> Alias | N
 
 def _writer(subject: Subject, path: str, *, train: bool) -> tuple[Any, str]:
     """Find the line that first changes an input, by watching its values after every operation."""
-    from ..probes.watch import Watch, name_of
-
     batch = subject.batch().clone()
     target = dict(batch.tensors())[path]
     version = target._version

@@ -9,12 +9,17 @@ import torch
 
 from .. import sources
 from ..findings import Culprit, Finding, Location
+from ..probes.divergence import find_recompute_divergence
+from ..probes.provenance import find_cut, find_zero_gradients
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
 from ..verdicts import violated
 from ..wording import names_text
+from . import unused
 from .explanation import counted
 from .gradients import LOSSES_OF_VALUES
+from .omitted import edit, without_input
+from .overwritten import argument_overwritten
 
 if TYPE_CHECKING:
     from ..probes.provenance import GraphCut, ZeroGradient
@@ -69,10 +74,6 @@ def _left_out(
     subject: Subject, path: str, name: str, lost: GraphCut | ZeroGradient | None
 ) -> tuple[str, list[Culprit]]:
     """Return the edit and lines where an input, or what is computed from it, is lost: bound anew, or not given to a call."""
-    from . import unused
-    from .omitted import edit, without_input
-    from .overwritten import argument_overwritten
-
     if lost is not None and lost.location is not None and lost.kind == "not-reaching-loss":
         return unused.bound(subject, lost.location)[1:]
     batch = subject.batch().clone()
@@ -99,8 +100,6 @@ def _left_out(
 
 def _lost(subject: Subject, path: str) -> GraphCut | ZeroGradient | None:
     """Return the operation behind which a floating input no longer counts, where one of the user's lines has it."""
-    from ..probes.provenance import find_cut, find_zero_gradients
-
     batch = subject.batch().clone()
     leaf = dict(batch.input_leaves())[path]
     if not leaf.is_floating_point():
@@ -130,7 +129,6 @@ def recomputed(
     subject: Subject, gradients: dict[str, float], missing: list[str], regions: int
 ) -> Finding:
     """Explain a step that differs between kept and recomputed activations."""
-    from ..probes.divergence import find_recompute_divergence
 
     def run() -> torch.Tensor:
         batch = subject.batch().clone()

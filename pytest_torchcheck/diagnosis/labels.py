@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..findings import Culprit, Finding
+from ..runs.loss import evidence
 from ..verdicts import violated
 from .heads import head_culprits, layer_of, widened
 from .losses import declared_loss_line
@@ -149,8 +150,6 @@ def counted(subject: Subject, path: str, ignore: int, share: float, largest: flo
 
 def _made_lines(subject: Subject) -> tuple[Culprit, ...]:
     """Return where the targets of the loss are made: within the loss, else where they are handed over."""
-    from ..runs.loss import evidence
-
     within = next((u.target_place for u in evidence(subject).consumed if u.target_place), None)
     if within is not None:
         return (Culprit(kind="target", name="targets", detail="made here", location=within),)

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import sources, trees
+from ..data.tracing import find_line
 from ..findings import Culprit, Finding, Location
 from ..loop.closures import functions_of
 from ..probes.losses import LINEAR, Broadcast, LogOf
 from ..probes.watch import version_of
 from ..state import seed_everything
 from ..verdicts import suspicious, violated
+from .cuts import CAUSES, FIXES, last_stop
 from .losses_called import criterion_culprits
 from .returns import forward_returned, loss_returned
 
@@ -110,8 +112,6 @@ def recreated(subject: Subject) -> Finding:
 
 def disconnected(subject: Subject) -> Finding:
     """Explain a loss that requires no gradient by the last operation that loses one on the way to it."""
-    from .cuts import CAUSES, FIXES, last_stop
-
     cut = last_stop(subject)
     place = None if cut is None else cut.region or cut.location
     culprits = [_culprit(subject, "requires_grad=False")]
@@ -547,8 +547,6 @@ def changed_arguments(
 
 def _mutating_line(subject: Subject, path: str) -> Location | None:
     """Return the line of the user's code that first writes to a target or to the output."""
-    from ..data.tracing import find_line
-
     batch = subject.batch().clone()
     output = subject.forward(batch, train=True)
     tensor = (trees.tensors(batch.targets, "targets") | trees.tensors(output))[path]

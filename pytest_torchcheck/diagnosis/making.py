@@ -13,6 +13,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from .. import sources
+from ..data.tracing import find_line, line_of
 from ..state import seed_everything
 from ..subject import SubjectError
 
@@ -69,8 +70,6 @@ def making(subject: Subject) -> Making:
 
 
 def _watched(subject: Subject) -> Making:
-    from ..data.tracing import find_line, line_of
-
     made = Making()
     if subject.contract.optimizer is None:
         return made
@@ -112,8 +111,6 @@ def _watched(subject: Subject) -> Making:
 
 def _called(frame: FrameType, line: int) -> tuple[Location, ...]:
     """Return the line of a frame and the user's line that runs it, where both are of the optimizer function."""
-    from ..data.tracing import line_of
-
     places = [line_of(frame.f_code, line)]
     caller = frame.f_back
     if caller is not None and sources.rank(caller.f_code.co_filename) == 2:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from ..findings import Culprit
+from ..probes.hiding import find_hiding
 from .explanation import on_line
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ def not_hidden(
         length: Number of positions.
         side: Where those others stand.
     """
-    from ..probes.hiding import find_hiding
-
     found = find_hiding(trace, op, kept=kept, length=length, side=side)
     if found is None or found.op.location is None:
         return None

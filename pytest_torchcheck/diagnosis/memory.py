@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_torchcheck.findings import Culprit, Finding, Location
+from pytest_torchcheck.measure.budget import search
+from pytest_torchcheck.measure.memory import attempt
+from pytest_torchcheck.measure.steps import track
+from pytest_torchcheck.probes.memory.fake import Unmeasurable
 from pytest_torchcheck.probes.memory.profile import Holding, MemoryProfile, build_profile
+from pytest_torchcheck.subject import SubjectError
 from pytest_torchcheck.units import format_bytes, format_flops
 
 from ..verdicts import suspicious, violated
@@ -201,12 +206,6 @@ def with_live_tensors(finding: Finding, subject: Subject, sizes: Mapping[str, in
         subject: The subject whose step raised it.
         sizes: Of the batch that did not fit.
     """
-    from pytest_torchcheck.measure.budget import search
-    from pytest_torchcheck.measure.memory import attempt
-    from pytest_torchcheck.measure.steps import track
-    from pytest_torchcheck.probes.memory.fake import Unmeasurable
-    from pytest_torchcheck.subject import SubjectError
-
     known = subject.contract.source.symbols if subject.contract.source is not None else {}
     at = {name: size for name, size in sizes.items() if name in known}
     moment: OutOfMemory | None = subject.cache.get("out-of-memory")

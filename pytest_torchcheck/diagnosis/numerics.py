@@ -15,6 +15,7 @@ from ..specs.domains import Uniform
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
 from ..verdicts import explained
+from .errors import explain_error
 from .explanation import listed
 from .gradients import evidence_of, remedy, writers
 
@@ -311,8 +312,6 @@ def transposed(batch: Batch) -> Batch:
 
 def moved(subject: Subject, kind: str, error: SubjectError) -> Finding:
     """Report a crash that another memory layout of the input causes."""
-    from .errors import explain_error
-
     with subject.pristine():
         known = explain_error(
             error.error,

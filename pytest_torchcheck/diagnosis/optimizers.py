@@ -10,6 +10,7 @@ from .. import sources
 from ..culprits import parameter
 from ..findings import Culprit, Finding, Location
 from ..loop.rebinding import is_trained, where_rebound
+from ..probes.watch import Watch, name_of, tensors_in
 from ..state import seed_everything
 from ..subject import SubjectError, optimizers_of
 from ..verdicts import inconclusive, violated
@@ -469,8 +470,6 @@ def _entry(subject: Subject, name: str) -> Culprit | None:
     step = subject.contract.train_step
     if step is not None and not inspect.isfunction(step):
         return None
-    from ..probes.watch import Watch, name_of, tensors_in
-
     code = step.__code__ if step is not None else None
     found: dict[str, Culprit] = {}
 

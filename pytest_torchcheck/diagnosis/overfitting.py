@@ -9,7 +9,11 @@ import torch
 
 from .. import sources, trees
 from ..findings import Culprit, Finding, Location
+from ..probes.stepwise import Stepwise
+from ..probes.watch import Watch
 from ..runs.again import forward_and_loss
+from ..runs.attempts import small_batch
+from ..runs.loss import evidence
 from ..state import seed_everything
 from ..verdicts import suspicious, violated
 from .explanation import on_line
@@ -93,8 +97,6 @@ def stuck(
 
 def _stepwise(subject: Subject) -> list[Culprit]:
     """Return the operations of forward and loss that hand no gradient on, with the module that was built so."""
-    from ..probes.stepwise import Stepwise
-
     with subject.pristine() as model, Stepwise(model) as watch:
         forward_and_loss(subject)()
     found = []
@@ -165,8 +167,6 @@ _RANGES = {
 
 def _out_of_reach(subject: Subject) -> Culprit | None:
     """Return the activation that makes the output, where its range excludes targets of the output's shape."""
-    from ..runs.loss import evidence
-
     maker = evidence(subject).producer
     if maker is None or maker.kind not in _RANGES:
         return None
@@ -191,8 +191,6 @@ def _out_of_reach(subject: Subject) -> Culprit | None:
 
 def _contradiction(subject: Subject) -> Culprit | None:
     """Return the samples of the batch whose inputs hardly differ, and whose targets do."""
-    from ..runs.attempts import small_batch
-
     batch = small_batch(subject)
     symbol = subject.source.batch_symbol
     size = min(_COMPARED, 0 if symbol is None else batch.sizes.get(symbol, 0))
@@ -268,8 +266,6 @@ def _blind_axis(subject: Subject) -> tuple[str, int, Location | None, str] | Non
 
 def _stretched(subject: Subject, size: int) -> tuple[Location | None, str]:
     """Find the operation that adds one row of a larger table to every position of an axis."""
-    from ..probes.watch import Watch
-
     tables = {
         id(t): name
         for name, t in (*subject.model.named_buffers(), *subject.model.named_parameters())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from .. import sources
 from ..findings import Culprit
+from ..probes.lengthening import first_lengthening
 from . import places
 from .explanation import on_line
 from .mask_hiding import not_hidden
@@ -43,8 +44,6 @@ def lengthening_line(
         side: Where they stand.
         real: Which positions of ``batch`` are no padding, bool [samples, positions]; None where that is not known.
     """
-    from ..probes.lengthening import first_lengthening
-
     (base, other), allowed = places.recorded(subject, [batch, longer])
     found = first_lengthening(
         base, other, length=length, extra=extra, side=side, allowed=allowed or 1e-4, real=real

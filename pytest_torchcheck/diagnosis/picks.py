@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..probes.divergence import record
+from ..runs.again import forward_and_loss
+
 if TYPE_CHECKING:
     import torch
 
@@ -28,9 +31,6 @@ def picking(subject: Subject, op: Op) -> list[Op]:
     Returns:
         Up to three, one for each line; none where the indices are not used, or where it gives none.
     """
-    from ..probes.divergence import record
-    from ..runs.again import forward_and_loss
-
     with subject.pristine() as model:
         trace = record(forward_and_loss(subject), model)
         return _users(trace, op)

@@ -12,10 +12,20 @@ import torch
 from .. import sources
 from ..data.tracing import find_line, line_of
 from ..findings import Culprit
-from ..probes.divergence import Divergence
+from ..probes.divergence import (
+    Divergence,
+    first_divergence,
+    first_mixing,
+    first_place_dependence,
+    first_spread,
+    record,
+)
+from ..probes.randomness import find_draws
+from ..probes.tracing import narrow
 from ..probes.watch import Watch, name_of, tensors_in
 from ..state import seed_everything
 from ..subject import SubjectError
+from .mask_hiding import not_hidden
 from .place import Place
 
 if TYPE_CHECKING:
@@ -48,8 +58,6 @@ def eval_run(
 
 def _draws(subject: Subject, *, train: bool) -> tuple[Draw, ...]:
     """List what one forward draws and seeds; the seeding before it is not part of it."""
-    from ..probes.randomness import find_draws
-
     copy = subject.batch().clone()
     with subject.pristine() as model, torch.no_grad():
         model.train(train)
@@ -233,8 +241,6 @@ def first_difference(
     align: Literal["none", "prefix", "suffix"] = "none",
 ) -> Place | None:
     """Return the first operation whose output differs between two runs."""
-    from ..probes.divergence import first_divergence, record
-
     with subject.pristine() as model:
         return place_of(
             first_divergence(
@@ -253,8 +259,6 @@ def mixing_line(subject: Subject) -> Place | None:
 
 
 def _mixing_line(subject: Subject) -> Place | None:
-    from ..probes.divergence import first_mixing
-
     batch, other = subject.batch(), subject.batch(1)
     size = batch.sizes[subject.source.batch_symbol or ""]
     axes = subject.source.axes(subject.source.batch_symbol or "")
@@ -364,8 +368,6 @@ def place_dependence(
         axes: For entries of sets in place of samples, by path, the dimension along which they stand: a view that
             scatters them is told then.
     """
-    from ..probes.divergence import first_place_dependence
-
     size = next((batch.tensors()[path].shape[dim] for path, dim in (axes or {}).items()), 0)
     changed = [with_entry(batch, turned, axes or {}, n) for n in range(min(size, _SAMPLES))]
     (base, permuted, *runs), allowed = recorded(subject, [batch, turned, *changed])
@@ -392,9 +394,6 @@ def leaking_line(
         length: Length of the sequence.
         side: Which side changed.
     """
-    from ..probes.divergence import first_spread
-    from .mask_hiding import not_hidden
-
     (base, *runs), allowed = recorded(subject, [batch, *changed.values()])
     found = first_spread(
         base, dict(zip(changed, runs, strict=True)), length, side=side, allowed=allowed
@@ -432,9 +431,6 @@ def recorded(subject: Subject, batches: list[Batch]) -> tuple[list[Trace], float
     Returns:
         The traces, and the relative difference that is rounding: 0.0 where they are in the model's own dtype.
     """
-    from ..probes.divergence import record
-    from ..probes.tracing import narrow
-
     try:
         with subject.in_double() as model:
             wide = [batch.to(dtype=torch.float64) for batch in batches]

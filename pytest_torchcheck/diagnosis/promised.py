@@ -8,6 +8,7 @@ import torch
 
 from .. import sources
 from ..findings import Culprit, Finding
+from ..probes.mask_axes import find_query_mask
 from ..state import seed_everything
 from ..verdicts import violated
 from . import padded, places
@@ -128,8 +129,6 @@ def _query_mask(
     subject: Subject, promise: PaddingInvariant, batch: Batch, length: int
 ) -> LaidMask | None:
     """Return the padding mask that lies along the queries of an attention, where there is one."""
-    from ..probes.mask_axes import find_query_mask
-
     copy = batch.clone()
     named = [key for key in (promise.mask,) if key is not None]
     arguments = [copy.kwargs.get(key) if isinstance(key, str) else copy.args[key] for key in named]

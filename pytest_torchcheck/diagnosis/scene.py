@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .. import sources
+from .. import sources, trees
 from ..findings import Culprit, Location
 from ..printable import message_of
 from .building import building_line
@@ -291,8 +291,6 @@ class Scene:
     @cached_property
     def inputs(self) -> dict[str, Any]:
         """The tensors that the model is called with, by the names of its ``forward``."""
-        from .. import trees
-
         batch = self.batch
         if batch is None:
             return {}

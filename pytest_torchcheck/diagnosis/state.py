@@ -22,6 +22,8 @@ from ..runs.pieces import plain
 from ..state import is_lazy
 from ..verdicts import suspicious, violated
 from .explanation import listed
+from .hidden import hidden
+from .portability import Portability
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -278,8 +280,6 @@ def explain_lost(
     subject: Subject, lost: list[Lost], difference: tuple[str, float], *, confirmed: bool
 ) -> Finding:
     """Explain outputs that differ after a strict load into another instance."""
-    from .hidden import hidden
-
     path, distance = difference
     observed = (
         f"{path} differs by {distance:.3g} after state_dict was saved, and loaded with strict=True"
@@ -349,9 +349,6 @@ def explain_lost(
 
 def _root(subject: Subject, names: list[str]) -> str | None:
     """Return the finding of another check that has already named the same attributes."""
-    from .hidden import hidden
-    from .portability import Portability
-
     trained = hidden(subject).trained
     for holding in trained.values():
         if any(name.startswith(holding.path) for name in names):

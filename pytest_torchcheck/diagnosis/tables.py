@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..probes.activations import watch_activations
 from ..subject import SubjectError
 
 if TYPE_CHECKING:
@@ -60,8 +61,6 @@ def layer_rows(subject: Subject, run: Callable[[], object]) -> list[dict[str, An
         subject: The model, inside :meth:`~pytest_torchcheck.subject.Subject.pristine`.
         run: Forward, loss and backward.
     """
-    from ..probes.activations import watch_activations
-
     try:
         seen = watch_activations(run, subject.model)
     except (SubjectError, RuntimeError):

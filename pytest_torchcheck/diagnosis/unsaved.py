@@ -14,6 +14,7 @@ from torch import nn
 
 from .. import sources
 from ..findings import Culprit, Finding
+from ..runs.outputs import gap, outputs_of
 from ..runs.pieces import Piece, per_sample, pieces
 from ..state import seed_everything
 from ..verdicts import violated
@@ -42,8 +43,6 @@ def lost_by_training(subject: Subject, changed: list[Piece]) -> Finding | None:
     Raises:
         SubjectError: The model raised.
     """
-    from ..runs.outputs import gap
-
     symbol = subject.source.batch_symbol
     size = subject.batch().sizes.get(symbol) if symbol is not None else None
     kept = [piece for piece in changed if not per_sample(piece, size)]
@@ -100,8 +99,6 @@ def _train(
     Returns:
         The outputs, the state dict, and the values of direct attributes by name.
     """
-    from ..runs.outputs import outputs_of
-
     with subject.pristine() as model:
         before = {id(m): dict(vars(m)) for m in model.modules()}
         model.train()
@@ -145,8 +142,6 @@ def _restored(
     subject: Subject, saved: dict[str, Any], carried: dict[str, tuple[nn.Module, str, Any]]
 ) -> Outputs:
     """Load a state dict into the pristine model, carry some attributes over, and evaluate another batch."""
-    from ..runs.outputs import outputs_of
-
     with subject.pristine(steps=True) as model:
         model.load_state_dict(saved, strict=False)
         for module, key, value in carried.values():
@@ -159,8 +154,6 @@ def drawn_anew(subject: Subject, expected: Outputs) -> Iterator[Finding]:
 
     The source says that it is drawn; a run with other values says that the outputs depend on it.
     """
-    from ..runs.outputs import gap, outputs_of
-
     for piece in pieces(subject.model).values():
         line = draws_at_random(piece.owner, piece.key)
         if line is None:

@@ -9,6 +9,7 @@ from ..runs.again import forward_and_loss
 from .handed import handed_on, passed_by
 from .omitted import edit, without_names
 from .overwritten import overwritten
+from .picks import RANKING, picking
 from .unread import unread, unread_names, unread_values
 
 if TYPE_CHECKING:
@@ -87,8 +88,6 @@ def _passed_by(subject: Subject, place: Location, unused: str) -> list[Culprit]:
 
 def picked(subject: Subject, op: Op, place: Location) -> tuple[str, str, list[Culprit]]:
     """Say what uses the indices that a ranking gave and whether its values are left unread: cause, fix, culprits."""
-    from .picks import RANKING, picking
-
     if op.name.rpartition(".")[2] not in RANKING:
         return "", "", []
     users = picking(subject, op)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from .. import sources
+from ..data.tracing import find_line
 from ..findings import Culprit, Finding
 from ..loop.closures import functions_of
 from ..state import seed_everything
@@ -82,8 +83,6 @@ def compared_whole(subject: Subject) -> Finding | None:
 
 def _made(subject: Subject, model: nn.Module, tests: list[_Test], found: dict[Location, _Unmet]) -> Any:  # fmt: skip
     """Make the optimizer, and note at each test, as its function has run it, whether any name met it."""
-    from ..data.tracing import find_line
-
     made: list[Any] = []
     met: set[Location] = set()
 

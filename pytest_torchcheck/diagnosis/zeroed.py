@@ -9,6 +9,7 @@ import torch
 
 from .. import trees
 from ..probes.watch import Watch
+from ..runs.steps import STEPS
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients, optimizers_of
 
@@ -34,8 +35,6 @@ class ZeroAtStep:
 
 def zero_at_step(subject: Subject, names: list[str]) -> ZeroAtStep | None:
     """Run some steps again and see whether gradients are zero, and not None, as the optimizer steps."""
-    from ..runs.steps import STEPS
-
     seen = _gradients_at_step(subject, names, STEPS)
     if seen is None or len(seen.zero) < STEPS or not all(seen.zero):
         return None

@@ -18,10 +18,12 @@ from torch import nn
 
 from pytest_torchcheck import trees
 from pytest_torchcheck.data.contents import Contents, Held
+from pytest_torchcheck.data.describing import describe_leaf
 from pytest_torchcheck.data.generators import generator_state, is_generator, set_generator_state
 from pytest_torchcheck.state import ModuleState, seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError, schedulers_of
 
+from ..runs.steps import checksums, trajectory
 from .checkpoints import CHECKPOINT, pieces_of
 from .closures import ClosureState
 from .patches import listening
@@ -89,8 +91,6 @@ def is_resumed(subject: Subject) -> tuple[str, ...] | None:
         What the checkpoint held; None where the run ends elsewhere. Cost: the steps behind the checkpoint, and
         the one before it where :func:`~pytest_torchcheck.loop.checkpoints.keep_checkpoint` did not take it from the steps that run anyway.
     """
-    from ..runs.steps import checksums, trajectory
-
     known = trajectory(subject)
     states = subject.cache.pop(
         CHECKPOINT, None
@@ -375,8 +375,6 @@ Plain = dict[str, tuple[Any, Held | None]]
 
 def _plain(thing: Any) -> Plain:
     """Return the values that an object holds outside of its ``state_dict``, by path, as digests."""
-    from pytest_torchcheck.data.describing import describe_leaf
-
     found: Plain = {}
     contents = Contents(thing)
     for held in contents.arrays:

@@ -13,6 +13,7 @@ from pytest_torchcheck.contracts import Contract
 from pytest_torchcheck.findings import ContractViolation, Culprit, Finding
 from pytest_torchcheck.measure.memory import attempt
 from pytest_torchcheck.measure.steps import StepKind, subject_for, track
+from pytest_torchcheck.probes.memory.fake import Unmeasurable
 from pytest_torchcheck.probes.memory.profile import CATEGORIES, MemoryProfile, build_profile
 from pytest_torchcheck.probes.memory.tracker import PHASES, STOPS, MemoryTracker
 from pytest_torchcheck.state import isolated, seed_everything
@@ -129,8 +130,6 @@ def _name(thing: Any, default: str) -> str:
 def _profile(
     contract: Contract, at: Mapping[str, int] | None, step: StepKind, seed: int
 ) -> MemoryProfile:
-    from pytest_torchcheck.probes.memory.fake import Unmeasurable
-
     subject = subject_for(contract, seed=seed)
     try:
         return attempt(lambda: track(subject, at=at, fake=True, step=step)).profile

@@ -25,7 +25,13 @@ from pytest_torchcheck.probes.memory.fake import (
 from pytest_torchcheck.probes.memory.profile import MemoryProfile, build_profile
 from pytest_torchcheck.probes.memory.tracker import STOPS, MemoryTracker
 from pytest_torchcheck.state import isolated, seed_everything
-from pytest_torchcheck.subject import Subject, SubjectError, clear_gradients
+from pytest_torchcheck.subject import (
+    Subject,
+    SubjectError,
+    clear_gradients,
+    no_gradient,
+    optimizers_of,
+)
 
 from ..printable import message_of
 from ..stepping import take_step
@@ -252,8 +258,6 @@ STOPS.add(_make_optimizer.__code__)
 
 def plain_step(subject: Subject, model: nn.Module, optimizer: Any, batch: Batch) -> None:
     """Do a training step where no loss is declared: the sum of every output, which adds next to nothing."""
-    from pytest_torchcheck.subject import no_gradient, optimizers_of
-
     for each in optimizers_of(optimizer):
         each.zero_grad(set_to_none=True)
     output = subject.call(model, batch)

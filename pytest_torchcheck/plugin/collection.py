@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from .. import sources
+from ..findings import ContractViolation, Finding
+from ..render.terminal import render_finding
+from ..render.text import headline
 from . import fixtures, markers, options
 from .options import ACCELERATORS, Options
 from .parts import TorchcheckWarning
@@ -20,7 +24,6 @@ if TYPE_CHECKING:
 
     from ..artifacts import Artifact
     from ..contracts import Contract
-    from ..findings import Finding
     from ..runner import Case, Runner
 
 TextRepr = Any  # pytest names the type of a failure's representation only privately
@@ -64,9 +67,6 @@ def judge(findings: Sequence[Finding], *, strict: bool) -> Verdict:
 
 def render_failure(findings: Iterable[Finding], *, verbosity: int = 0) -> str:
     """Return what a failed item shows: each cause in full, what follows from an earlier one in a line."""
-    from ..render.terminal import render_finding
-    from ..render.text import headline
-
     texts = []
     for finding in findings:
         if finding.root is None:
@@ -228,8 +228,6 @@ class CheckItem(pytest.Item):
 
     def take_over(self, findings: list[dict[str, Any]]) -> None:
         """Replace what the case found by what it found in another process."""
-        from ..findings import Finding
-
         made = self.parent.runner.findings
         del made[len(made) - len(self.findings) :]
         self.findings = tuple(map(Finding.from_dict, findings))
@@ -239,8 +237,6 @@ class CheckItem(pytest.Item):
         self, excinfo: pytest.ExceptionInfo[BaseException], *_: Any, **__: Any
     ) -> TextRepr:
         """Show the rendered finding alone: the frames would be this plugin's."""
-        from ..findings import ContractViolation
-
         if isinstance(excinfo.value, ContractViolation):
             return represent(excinfo, verbosity=self.config.get_verbosity())
         if isinstance(excinfo.value, TorchcheckWarning):  # -W error
@@ -279,8 +275,6 @@ def _properties(contract: str, case: Case, findings: Sequence[Finding]) -> list[
 
 def raise_verdict(verdict: Verdict, item: pytest.Item) -> None:
     """Warn, fail or skip."""
-    from ..findings import ContractViolation
-
     for finding in verdict.warning:
         item.warn(TorchcheckWarning(render_failure([finding])))
     if verdict.failing:
@@ -520,8 +514,6 @@ def record(
 
 
 def _case_record(item: CheckItem, report: pytest.TestReport) -> dict[str, Any]:
-    from ..findings import Finding
-
     case, node = item.case, item.parent
     findings = item.findings
     if not findings:  # it did not run: no device, a lost context, an error of this plugin
@@ -578,8 +570,6 @@ def register(config: pytest.Config) -> None:
     """Collect contracts where asked to; findings of assertions are recorded in any case."""
     settings = config.stash[options.KEY]
     if settings.packages:
-        from .. import sources
-
         sources.count_as_own(settings.packages)
         config.add_cleanup(lambda: sources.count_as_own(()))
     config.pluginmanager.register(_Records(), "torchcheck-records")

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+from ..findings import Location
+from ..render.evidence import Table
+from ..render.text import place
 from . import isolation, options
 
 if TYPE_CHECKING:
@@ -13,7 +16,6 @@ if TYPE_CHECKING:
 
     from ..findings import Report
     from ..functions.coverage import CoverageRow
-    from ..render.evidence import Table
     from .options import Options
 
 _MOST_ROWS = 40
@@ -100,8 +102,6 @@ class Coverage:
 
 def page_table(rows: Sequence[CoverageRow]) -> Table:
     """Lay out the whole table for the page, what needs attention first."""
-    from ..render.evidence import Table
-
     return Table(
         title="custom Functions",
         columns=("Function", "where", "verdict", "contracts"),
@@ -117,9 +117,6 @@ def _by_urgency(rows: Sequence[CoverageRow]) -> list[CoverageRow]:
 
 
 def _cells(row: CoverageRow) -> tuple[str, str, str, str]:
-    from ..findings import Location
-    from ..render.text import place
-
     where = place(Location(file=row.file, line=row.line)) if row.file else row.module
     return (row.name, where, row.status.replace("-", " "), ", ".join(row.contracts))
 

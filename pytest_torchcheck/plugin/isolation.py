@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import pytest
 
 from .. import hardware
+from ..findings import Finding
 from ..printable import message_of
 from . import options
 from .collection import RECORD, CheckItem, record
@@ -25,7 +26,6 @@ from .markers import DeviceNeed, relative_nodeid
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
 
-    from ..findings import Finding
 
 Mode = Literal["isolated", "replay"]
 
@@ -406,7 +406,6 @@ class _OnCpu:
             self.recorder.findings += known["findings"]
             return
         from ..diagnosis.errors import explain_error
-        from ..findings import Finding
 
         error = next(
             (e for e in _chain(call.excinfo.value) if any(e is r for r in self.raised)), None
@@ -537,8 +536,6 @@ def explain_loss(item: pytest.Item, lost: str, error: BaseException | None) -> F
         lost: What synchronising raised.
         error: What the test raised by itself, or None.
     """
-    from ..findings import Finding
-
     config = item.config
     nodeid = relative_nodeid(config, item.nodeid)
     raised = "" if error is None else f"; the test raised {type(error).__name__}"

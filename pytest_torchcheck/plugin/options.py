@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import pytest
 
+from ..units import parse_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -153,8 +155,6 @@ def _seconds(text: str) -> float:
 
 
 def _size(text: str) -> int:
-    from ..units import parse_bytes
-
     return parse_bytes(text, what="the size")
 
 

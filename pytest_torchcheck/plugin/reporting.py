@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from ..printable import printable
+from ..findings import Finding, Report, strict_json
+from ..printable import message_of, printable
+from ..render.html import render_html
+from ..render.terminal import render_finding
 from . import collection, isolation, options
 from .coverage import page_table
 from .summary import Tally, is_red, standing, summary
@@ -17,7 +20,6 @@ from .summary import Tally, is_red, standing, summary
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
-    from ..findings import Finding, Report
     from .coverage import Coverage
     from .options import Options
 
@@ -88,8 +90,6 @@ class Ledger:
         return {node: self._tally(node, records) for node, records in self._by_node().items()}
 
     def _tally(self, node: str, records: Sequence[tuple[str, dict[str, Any]]]) -> Tally:
-        from ..findings import Finding
-
         ids = {nodeid: None for nodeid, _ in records}
         ids |= {one: None for one in self.bare if one.startswith(f"{node}::")}
         outcomes = ["failed" if one in self.bare else self.outcomes.get(one, "") for one in ids]
@@ -161,13 +161,9 @@ class Ledger:
             self._write(self.settings.html, lambda: self._html(reports))
 
     def _json(self, reports: Sequence[tuple[str, Report]]) -> str:
-        from ..findings import strict_json
-
         return strict_json(self.document(reports)) + "\n"
 
     def _html(self, reports: Sequence[tuple[str, Report]]) -> str:
-        from ..render.html import render_html
-
         tables = []
         if self.coverage is not None and self.coverage.rows():
             tables.append(page_table(self.coverage.rows()))
@@ -175,8 +171,6 @@ class Ledger:
 
     def _write(self, path: Path, make: Callable[[], str]) -> None:
         """Write a report file; where that fails, the summary says so, and says what was found all the same."""
-        from ..printable import message_of
-
         try:
             text = make()
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,8 +208,6 @@ class Ledger:
 
 
 def _report(records: Sequence[tuple[str, dict[str, Any]]]) -> Report:
-    from ..findings import Finding, Report
-
     found = [Finding.from_dict(entry) for _, record in records for entry in record["findings"]]
     if records[0][1]["case"]:
         from ..diagnosis.folding import fold
@@ -248,8 +240,6 @@ def github_annotations(reports: Iterable[Report]) -> list[str]:
 
 
 def _annotation(level: str, contract: str, finding: Finding) -> str:
-    from ..render.terminal import render_finding
-
     fields = [f"title={_escape(f'{contract}: {finding.check}', field=True)}"]
     if finding.location is not None:
         root = os.environ.get("GITHUB_WORKSPACE") or str(Path.cwd())

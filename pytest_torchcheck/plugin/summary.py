@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from ..render.terminal import followers, render_measured
+from ..render.text import headline, one_line, place
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -77,8 +80,6 @@ def summary(
         doubtful = any(report.with_status("suspicious", "inconclusive"))
         lines.append((f"{node}: ok: {_counts(report)}", {"yellow" if doubtful else "green": True}))
         if verbosity > 1:
-            from ..render.terminal import render_measured
-
             lines += [(f"  {text}".rstrip(), {}) for text in render_measured(report)]
     lines.append((_total(reports, list(stands.values()), tallies), {"bold": True}))
     return lines
@@ -127,9 +128,6 @@ def _counts(report: Report) -> str:
 
 def _reasons(report: Report, tally: Tally | None) -> list[str]:
     """Return a line for each cause and error, and for what fails an item though it is no violation."""
-    from ..render.terminal import followers
-    from ..render.text import headline, place
-
     lines = []
     for cause, follow in followers(report.findings):
         at = f" ({place(cause.location)})" if cause.location is not None else ""
@@ -150,8 +148,6 @@ def _reasons(report: Report, tally: Tally | None) -> list[str]:
 
 def _undecided(report: Report) -> Iterable[str]:
     """Return each reason for which a check reached no verdict once, with the checks that give it."""
-    from ..render.text import one_line
-
     checks: dict[str, list[str]] = {}
     for finding in report.findings:
         checks.setdefault(one_line(finding.summary), []).append(finding.check)

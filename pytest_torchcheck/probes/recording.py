@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..sources import of_frame
 from .watch import Op, Watch, in_backward, name_of, readable, storage_of, tensors_in, version_of
 
 if TYPE_CHECKING:
@@ -432,8 +433,6 @@ class Recorder(Watch):
             self._made_inside[id(tensor)] = call
 
     def _line_above(self, frame: FrameType) -> Location | None:
-        from ..sources import of_frame
-
         return of_frame(frame.f_back, until=self._until)
 
     def _sampler(self) -> str:

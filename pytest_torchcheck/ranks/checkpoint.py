@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from .comparing import _digests, _quiet, ties
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -20,8 +22,6 @@ PREFIXES = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapp
 
 def stage(rank: Rank, *, unused: bool) -> None:
     """Save on every rank, as training does; load into a plain model that starts otherwise."""
-    from .comparing import _digests, _quiet, ties
-
     program = rank.program
     folder = rank.folder / "checkpoints"
     folder.mkdir(exist_ok=True)

@@ -10,6 +10,8 @@ from torch import nn
 
 from pytest_torchcheck import trees
 
+from .comparing import _compare, _quiet, _worst, ties
+
 if TYPE_CHECKING:
     from .stage import Rank
 
@@ -19,8 +21,6 @@ Gradients = dict[str, torch.Tensor]
 
 def stage(rank: Rank) -> None:
     """Shard, step, save and load; each part leaves what it found, so that an error later hides nothing."""
-    from .comparing import _compare, _quiet, _worst, ties
-
     program = rank.program
     plain = _quiet(rank.build())
     before = ties(plain)
@@ -189,8 +189,6 @@ def _load_full(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
 
 def _on_meta(rank: Rank, model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     """Build on meta, shard, give memory, load; what is then not as it was is named."""
-    from .comparing import _quiet, ties
-
     program = rank.program
     with torch.device("meta"):
         made = program.model()

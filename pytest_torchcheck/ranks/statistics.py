@@ -11,6 +11,8 @@ from torch import nn
 
 from pytest_torchcheck import trees
 
+from .comparing import _compare, _gradients_of, _sample_mean
+
 if TYPE_CHECKING:
     from .stage import Rank
 
@@ -40,8 +42,6 @@ def stage(rank: Rank) -> None:
 
     Gradients are those of a mean over samples, so that the ranks' average is the whole batch's.
     """
-    from .comparing import _compare, _gradients_of, _sample_mean
-
     program = rank.program
 
     def once(model: nn.Module, called: nn.Module, batch: Any) -> Any:

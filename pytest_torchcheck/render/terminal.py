@@ -10,6 +10,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from ..findings import STATUSES, Finding, Report, Status
+from .evidence import blocks
 from .text import STATUS_WORDS, counted, fields, headline, one_line
 
 if TYPE_CHECKING:
@@ -81,8 +82,6 @@ def render_finding(
 
 def render_evidence(finding: Finding, *, verbosity: int = 1, width: int = WIDTH) -> list[str]:
     """Return the measurements of a finding as lines: curves, tables, chains; empty if there are none."""
-    from .evidence import blocks
-
     lines: list[str] = []
     for block in blocks(finding, verbosity=verbosity):
         lines += ["", f"{block.title}:"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..probes.provenance import find_zero_gradients
 from ..state import isolated, seed_everything
 from ..subject import Subject, SubjectError, clear_gradients, gradient_stats
 from .again import forward_and_loss
@@ -84,8 +85,6 @@ def shared_shifts(subject: Subject, names: Collection[str]) -> set[str]:
     A ranking loss takes differences, a softmax or a normalisation drops what all entries share; such a
     bias has no influence in a correct model (CHECKS E12). A weight without influence is a mistake.
     """
-    from ..probes.provenance import find_zero_gradients
-
     parameters = subject.named_parameters()
     biases = [
         name for name in names if parameters[name].dim() < 2 and "bias" in name.rpartition(".")[2]

@@ -10,7 +10,7 @@ import torch
 
 from .. import trees
 from ..functions.discovery import RecordedCall, recording
-from ..probes.holdings import Holding, holdings
+from ..probes.holdings import Holding, graph_leaves, holdings
 from ..probes.recomputation import watch_checkpointing
 from ..probes.signals import Signals, SignalWatch
 from ..state import seed_everything
@@ -221,8 +221,6 @@ def _strangers(
 
 def _reaches(tensor: torch.Tensor, model: torch.nn.Module) -> bool:
     """Say whether a tensor that was computed from leaves has sent a gradient to one that is not registered."""
-    from ..probes.holdings import graph_leaves
-
     if tensor.grad_fn is None:
         return False
     registered = {id(p) for p in model.parameters()}

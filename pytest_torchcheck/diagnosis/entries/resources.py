@@ -13,6 +13,7 @@ from ...findings import Culprit
 from ...printable import message_of
 from ...state import is_range_error
 from ...units import format_bytes
+from ..errors import explain_scene
 from ..explanation import Explanation, describe, times
 from ..scene import Scene
 from ..table import entry
@@ -116,8 +117,6 @@ def out_of_memory(scene: Scene, match: re.Match[str]) -> Explanation | None:
        r"vectorized_gather_kernel|Assertion `.*(?:index|t >= 0|srcIndex).*` failed")  # fmt: skip
 def device_assert(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A CUDA kernel that found a wrong index: the line is not the one of the message, so run on the CPU."""
-    from ..errors import explain_scene
-
     kind = "an illegal access" if "illegal" in match[0] else "a device-side assert"
     again = _on_the_cpu(scene)
     if again is not None and is_range_error(again.error):  # nothing else loses a context
@@ -187,8 +186,6 @@ def _on_the_cpu(scene: Scene) -> Scene | None:
 )
 def library(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A failure inside a CUDA library: it mostly follows from a shape, an index or memory."""
-    from ..errors import explain_scene
-
     status = match[1]
     again = _on_the_cpu(scene)
     if again is not None and (found := explain_scene(again)) is not None:
