@@ -72,7 +72,9 @@ def step_protocol(subject: Subject) -> Iterator[Finding]:
         yield from found
         return
     steps, passes = trace.optimizer_steps(), trace.backwards()
-    if not steps and not passes:
+    if not steps and (told := _moved_by_hand(subject)):
+        yield passed(told)
+    elif not steps and not passes:
         yield inconclusive(
             "the step calls no backward and no torch optimizer", code="nothing-recorded"
         )
@@ -84,6 +86,19 @@ def step_protocol(subject: Subject) -> Iterator[Finding]:
             "applied once",
             evidence={"calls": [event.name for event in trace.events[:40]]},
         )
+
+
+def _moved_by_hand(subject: Subject) -> str:
+    """Say how many parameters the user's own step moves without a torch optimizer; empty where none moves."""
+    if subject.contract.train_step is None:
+        return ""
+    from .updates import trajectory
+
+    moved = trajectory(subject).moved
+    count = sum(size > 0.0 for size in moved.values())
+    if not count:
+        return ""
+    return f"no torch optimizer steps; the step itself updates {count} of {len(moved)} parameters"
 
 
 def _placed(subject: Subject, finding: Finding, function: Any = None) -> Finding:

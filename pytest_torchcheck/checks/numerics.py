@@ -11,6 +11,7 @@ from .. import sources, trees
 from ..batches import Batch, relayout
 from ..diagnosis import numerics as explain
 from ..diagnosis import precision
+from ..facts import forward_facts
 from ..findings import Culprit, Finding
 from ..runs.outputs import reference
 from ..subject import Subject, SubjectError
@@ -217,6 +218,12 @@ def layout_invariance(subject: Subject) -> Iterator[Finding]:
     kinds += ["channels_last"] if any(t.dim() in (4, 5) for t in leaves) else []
     if not kinds:
         yield not_applicable("no input has a layout to change")
+        return
+    if forward_facts(subject).consumed:
+        yield inconclusive(
+            "the output is random in eval mode, so layouts cannot be compared",
+            code="not-deterministic",
+        )
         return
     expected = reference(subject)
     findings = []

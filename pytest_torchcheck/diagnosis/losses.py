@@ -447,7 +447,7 @@ def hot_start(subject: Subject, used: Consumed, uniform: float, gain: float) -> 
     assert used.weight is not None
     place = initialisation_line(subject, used.weight)
     weight = subject.named_parameters()[used.weight]
-    return violated(
+    return suspicious(
         "loss-at-start",
         f"the first cross entropy is {used.entropy:.2f}, far above the {uniform:.2f} of a uniform guess: "
         f"{used.weight} is initialised too large",
@@ -459,7 +459,7 @@ def hot_start(subject: Subject, used: Consumed, uniform: float, gain: float) -> 
         cause=f"the weight that makes the logits scales a unit input by {gain:.2f}; the usual is below 1",
         because=f"{used.weight} {list(weight.shape)} has an RMS of {float(weight.detach().float().square().mean().sqrt()):.3g} "
         f"at fan-in {weight[0].numel()}",
-        fix=f"initialise it smaller, e.g. nn.init.normal_({used.weight}, std=0.02)",
+        fix=f"initialise it smaller, e.g. nn.init.normal_({used.weight}, std=0.02), unless this start is meant",
     )
 
 

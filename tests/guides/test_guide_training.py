@@ -223,7 +223,7 @@ ROW_35 = (
             make=lambda b: contract(Net, optimizer=rate(1e-7 if b else 0.5), sizes={"B": 4}), checks=("overfit",),
             code="optimizer-crawls", status="suspicious", says=("99.99", "raise the learning rate")),
     Symptom(name="a first loss far above it", make=lambda b: contract(lambda: Huge(b)), checks=("loss-at-start",),
-            code="loss-at-start", says=("far above the 1.10 of a uniform guess",)),
+            code="loss-at-start", status="suspicious", says=("far above the 1.10 of a uniform guess",)),
 )  # fmt: skip
 
 

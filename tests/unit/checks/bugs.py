@@ -30,16 +30,17 @@ class Bug:
     build: Callable[[bool], Contract]
     culprit: str = ""
     line: str = ""
+    status: str = "violated"
 
 
 BUGS: dict[str, Bug] = {}
 
 
 def bug(
-    check: str, code: str, culprit: str = "", line: str = ""
+    check: str, code: str, culprit: str = "", line: str = "", status: str = "violated"
 ) -> Callable[[Callable[[bool], Contract]], Any]:
     def register(build: Callable[[bool], Contract]) -> Callable[[bool], Contract]:
-        BUGS[build.__name__] = Bug(check, code, build, culprit, line)
+        BUGS[build.__name__] = Bug(check, code, build, culprit, line, status)
         return build
 
     return register
@@ -464,7 +465,13 @@ def negated_squared_error(buggy: bool) -> Contract:
     )
 
 
-@bug("loss-at-start", "loss-at-start", "head.weight", "nn.init.normal_(self.head.weight")
+@bug(
+    "loss-at-start",
+    "loss-at-start",
+    "head.weight",
+    "nn.init.normal_(self.head.weight",
+    "suspicious",
+)
 def head_with_unit_weights(buggy: bool) -> Contract:
     class Hot(nn.Module):
         def __init__(self) -> None:
