@@ -169,7 +169,11 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f".{_HOME[name]}", __name__), name)
         globals()[name] = value
         return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name.startswith("_"):  # Python itself looks for what need not be there
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .nearest import unknown
+
+    raise AttributeError(unknown(__name__, name, __all__))
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,14 +13,19 @@ from torch import nn
 from . import sources
 from .adapters import Adapted, AdapterError, Declared, Loop, adapt
 from .batches import Batch, BatchSource
+from .declared_names import unknown_inputs, unknown_names
 from .factories import class_built, class_of
 from .late import resolve
-from .promises import Promise
+from .nearest import unknown
+from .promises import MayChange, Promise
 from .specs import SpecError, as_spec_tree
 from .specs.annotations import specs_of_forward
 from .units import parse_bytes, parse_flops
 
 if TYPE_CHECKING:
+    from typing import Self
+
+    from .declared_names import UnknownNameError
     from .findings import Location, Report
     from .promises import _Names
 
@@ -115,6 +119,15 @@ class Contract:
         skip: ``{"check-name": "reason"}``; a skip that is no longer needed fails.
         name: Name in reports; by default that of the function, the variable or the model's class.
     """
+
+    def __new__(cls, *given: Any, **fields: Any) -> Self:
+        """Refuse what is no field, as any other misuse, before Python refuses it in its own words."""
+        if given:
+            raise DeclarationError(
+                f"a contract takes its fields by name, such as Contract(model=...); got {given[0]!r} without one"
+            )
+        _known(fields)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -211,6 +224,7 @@ class Contract:
                 raise DeclarationError(
                     f"growth: no input has the symbol {unknown[0]!r}; symbols are: {', '.join(sorted(symbols)) or 'none'}"
                 )
+        _names_known(self)
         if callable(self.loss) and targets is None and batch is None:
             raise DeclarationError(
                 "loss: loss(output, targets) needs targets; declare targets=Labels('B', classes=10) "
@@ -389,9 +403,7 @@ def contract(**fields: Any) -> Callable[[Callable[[], nn.Module]], Contract]:
         raise DeclarationError(
             "model: @contract takes the decorated factory as the model; leave model= out"
         )
-    unknown = sorted(set(fields) - _FIELDS)
-    if unknown:
-        raise DeclarationError(_unknown("field", unknown[0], sorted(_FIELDS)))
+    _known(fields)
 
     def declare(factory: Callable[[], nn.Module]) -> Contract:
         if not callable(factory):
@@ -412,10 +424,11 @@ _FIELDS: Final = {
 }  # fmt: skip
 
 
-def _unknown(what: str, name: object, allowed: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(name), allowed, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{what}: unknown name {name!r}{hint} Allowed are: {', '.join(allowed)}"
+def _known(fields: Iterable[str]) -> None:
+    """Refuse a field that a contract does not have."""
+    wrong = sorted(set(fields) - _FIELDS - {"model"})
+    if wrong:
+        raise DeclarationError(unknown("field", wrong[0], ["model", *sorted(_FIELDS)]))
 
 
 def _model(model: Any, dataset: Any, functions: Any) -> Any:
@@ -519,6 +532,17 @@ def _promises(promises: Any) -> tuple[Promise, ...]:
     return made
 
 
+def _names_known(contract: Contract) -> None:
+    """Refuse promises that name what a model or an input that is known already does not have."""
+    wrong: Iterable[UnknownNameError] = ()
+    if isinstance(contract.model, nn.Module):
+        told = [p for p in contract.promises if not isinstance(p, MayChange)]  # a forward may add
+        wrong = unknown_names(told, contract.model)
+    form = None if contract.source is None else contract.source.form
+    for error in (*wrong, *(() if form is None else unknown_inputs(contract.promises, form))):
+        raise DeclarationError(str(error))
+
+
 def _with_own(declared: tuple[Promise, ...], own: Any) -> tuple[Promise, ...]:
     """Add the promises that an adapter's trainer makes, where the user makes none of that kind."""
     kinds = {type(promise) for promise in declared}
@@ -578,7 +602,7 @@ def _loader(loader: Any) -> Any:
     )
     for name in loader:
         if name not in allowed and name not in ("train", "eval"):
-            raise DeclarationError(_unknown("loader", name, allowed))
+            raise DeclarationError(unknown("loader", name, allowed))
     return dict(loader)
 
 
@@ -597,7 +621,7 @@ def _memory(memory: Any) -> dict[str, int]:
     allowed = (*PHASES, *CATEGORIES)
     for name in memory:
         if name not in allowed:
-            raise DeclarationError(_unknown("memory", name, allowed))
+            raise DeclarationError(unknown("memory", name, allowed))
     if not memory:
         raise DeclarationError(
             f"memory: the mapping is empty; allowed keys are: {', '.join(allowed)}"
@@ -648,7 +672,7 @@ def _dtypes(dtypes: Any) -> tuple[str, ...] | None:
     for dtype in dtypes:
         text = str(dtype).removeprefix("torch.")
         if text not in DTYPES:
-            raise DeclarationError(_unknown("dtypes", text, tuple(DTYPES)))
+            raise DeclarationError(unknown("dtypes", text, tuple(DTYPES)))
         made.append(text)
     if not made:
         raise DeclarationError(f"dtypes: is empty; allowed are {', '.join(DTYPES)}")
@@ -694,7 +718,7 @@ def _skip(skip: Any) -> dict[str, str]:
     known = tuple(catalogue())
     for name, reason in skip.items():
         if name not in known:
-            raise DeclarationError(_unknown("skip", name, known))
+            raise DeclarationError(unknown("skip", name, known))
         if not isinstance(reason, str) or not reason.strip():
             raise DeclarationError(
                 f"skip[{name!r}]: needs a reason, a non-empty str; got {reason!r}"

@@ -6,13 +6,14 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from .diagnosis.explanation import PHASE_WORDS, Explanation, clipped
-from .findings import Finding
+from .findings import Culprit, Finding
 from .printable import message_of
 from .verdicts import not_applicable, violated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from .declared_names import UnknownNameError
     from .diagnosis.explanation import Phase
 
 _ACTING = ("violated", "suspicious")
@@ -83,6 +84,19 @@ def unexplained(error: BaseException, phase: Phase, failure: BaseException) -> E
         evidence={
             "traceback of the explanation": told(failure),
         },
+    )
+
+
+def misnamed(error: UnknownNameError) -> Explanation:
+    """Say what a promise names and the model does not have."""
+    return Explanation(
+        code="unknown-name",
+        summary=error.problem,
+        observed=f"there are: {error.listed}",
+        cause="the name is misspelt, or what it named has another name now",
+        because="a promise that names nothing holds nothing, and would pass without a look",
+        fix=f"write {error.near!r}" if error.near else "name one of those that there are",
+        culprits=(Culprit(kind="promise", name=error.given),),
     )
 
 

@@ -5,12 +5,17 @@ A project adds its own by subclassing :class:`Promise` and writing :meth:`Promis
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
+from .nearest import unknown
+
 if TYPE_CHECKING:
+    from typing import Self
+
     from .findings import Finding
     from .subject import Subject
 
@@ -47,10 +52,26 @@ __all__ = [
 ]
 
 
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):  # Python itself looks for what need not be there
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(unknown("pytest_torchcheck.promises", name, __all__))
+
+
 class Promise:
     """Base of all promises; subclass it to add one of your own."""
 
     __slots__ = ()
+
+    def __new__(cls, *_: Any, **fields: Any) -> Self:
+        """Refuse an unknown argument as any other misuse, before Python refuses it in its own words."""
+        taken = inspect.signature(cls.__init__).parameters
+        if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+            allowed = [name for name in taken if name != "self"]
+            for name in fields:
+                if name not in taken:
+                    raise PromiseError(unknown(f"{cls.__name__}()", name, allowed))
+        return super().__new__(cls)
 
     def verify(self, subject: Subject) -> Iterable[Finding]:
         """Check a promise of your own; the built-in ones are checked by the catalogue.

@@ -15,8 +15,10 @@ import torch
 from . import outcomes, sources, verdicts
 from .adapters import LoopUnavailableError
 from .checks.registry import Check, catalogue
-from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError, _unknown
+from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError
+from .declared_names import UnknownNameError
 from .findings import Culprit, Finding, Location, Report
+from .nearest import unknown
 from .printable import message_of
 from .state import is_device_error, isolated, repeatable
 from .subject import NothingToDifferentiate, Subject, SubjectError
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .batches import Batch
+    from .diagnosis.explanation import Explanation
 
 DEFAULT_EXAMPLES: Final = 8
 
@@ -275,8 +278,6 @@ class Runner:
 
     def crash(self, case: Case, error: SubjectError, subject: Subject) -> Finding:
         """Explain an exception of the user's code, or point to the finding that did."""
-        from .diagnosis.errors import explain_error
-
         cause = error.error
         if self.artifacts is not None:
             self._failing_batch = error.batch
@@ -287,29 +288,16 @@ class Runner:
             f"{place.file}:{place.line}" if place else "",
         )
         if (root := self._crashes.get(key)) is not None and root.split("/")[0] != case.check.name:
+            told = f"the {error.phase} raises {key[0]}"
+            if isinstance(cause, UnknownNameError):
+                told = cause.problem
             return verdicts.inconclusive(
-                f"could not be checked: the {error.phase} raises {key[0]} (see {root.split('/')[0]})",
+                f"could not be checked: {told} (see {root.split('/')[0]})",
                 code="blocked",
                 root=root,
             )
-        model = subject._model
         lost = subject.device.type != "cpu" and is_device_error(cause)
-        try:
-            # what is run again to explain the error may train and write: it is put back too
-            with (
-                contextlib.nullcontext() if model is None or lost else subject.pristine(steps=True)
-            ):
-                known = explain_error(
-                    cause,
-                    phase=error.phase,
-                    model=model,
-                    batch=error.batch,
-                    rerun=error.rerun,
-                    device=case.device,
-                )
-            known = known.replace(culprits=self._with_batch_line(known.culprits))
-        except Exception as failure:  # the finding stands without its explanation
-            known = outcomes.unexplained(cause, error.phase, failure).replace(location=place)
+        known = self._explanation(case, error, subject, lost)
         finding = verdicts.explained(
             known,
             location=known.location
@@ -332,6 +320,32 @@ class Runner:
         if lost:
             self._lost[case.device] = self._crashes[key]
         return finding
+
+    def _explanation(
+        self, case: Case, error: SubjectError, subject: Subject, lost: bool
+    ) -> Explanation:
+        """Say what the user's exception means; it stands without an explanation where explaining fails."""
+        from .diagnosis.errors import explain_error
+
+        cause, model = error.error, subject._model
+        if isinstance(cause, UnknownNameError):
+            return outcomes.misnamed(cause)
+        # what is run again to explain the error may train and write: it is put back too
+        kept = model is not None and not lost
+        try:
+            with subject.pristine(steps=True) if kept else contextlib.nullcontext():
+                known = explain_error(
+                    cause,
+                    phase=error.phase,
+                    model=model,
+                    batch=error.batch,
+                    rerun=error.rerun,
+                    device=case.device,
+                )
+            return known.replace(culprits=self._with_batch_line(known.culprits))
+        except Exception as failure:
+            found = outcomes.unexplained(cause, error.phase, failure)
+            return found.replace(location=sources.of_error(cause))
 
     def _with_batch_line(self, culprits: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
         """Point targets that no line of the failing call makes to what the contract's own batch function returns."""
@@ -407,14 +421,14 @@ def run_contract(
     known = tuple(catalogue())
     for name in checks or ():
         if name not in known:
-            raise DeclarationError(_unknown("checks", name, known))
+            raise DeclarationError(unknown("checks", name, known))
     if examples is not None and (
         isinstance(examples, bool) or not isinstance(examples, int) or examples < 1
     ):
         raise DeclarationError(f"examples: must be a whole number of at least 1; got {examples!r}")
     for device in devices or ():
         if device.partition(":")[0] not in DEVICE_TYPES:
-            raise DeclarationError(_unknown("devices", device, DEVICE_TYPES))
+            raise DeclarationError(unknown("devices", device, DEVICE_TYPES))
     runner = Runner(contract, seed=seed, examples=examples, strict=strict)
     chosen = [
         case

@@ -14,6 +14,7 @@ from torch import nn
 
 from . import trees
 from .contracts import DTYPES, Contract
+from .declared_names import unknown_inputs, unknown_names
 from .printable import message_of
 from .state import ModuleState, device_loss_told, is_lazy, isolated, seed_everything
 from .stepping import take_step
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .batches import Batch, BatchSource
+    from .declared_names import UnknownNameError
 
 Phase = Literal["build", "batch", "forward", "loss", "backward", "step", "data"]
 LossKind = Literal["user", "probe"]
@@ -173,6 +175,7 @@ class Subject:
         self._model: nn.Module | None = None
         self._original: ModuleState | None = None
         self._state: ModuleState | None = None
+        self._misnamed: tuple[UnknownNameError, ...] | None = None  # None: not looked at yet
         self._depth = 0
         self._touched = False  # parameters may have been changed since the state was taken
         self._forward_writes = False  # a forward alone changes parameters
@@ -200,7 +203,21 @@ class Subject:
         if self._model is None:
             self._prepare()
         assert self._model is not None
+        if self._misnamed is None:
+            self._misnamed = ()
+            self._misnamed = tuple(self._unknown_names(self._model))
+        for error in self._misnamed:
+            raise SubjectError("build", error)
         return self._model
+
+    def _unknown_names(self, model: nn.Module) -> Iterator[UnknownNameError]:
+        """Find what promises name and the model does not have, nor makes in its first forward."""
+        found = list(unknown_names(self.contract.promises, model))
+        if any("MayChange" in error.given for error in found):
+            with contextlib.suppress(SubjectError), self.pristine(), torch.no_grad():
+                self.call(model.eval(), self.batch().clone())
+                found = list(unknown_names(self.contract.promises, model))
+        yield from found
 
     @property
     def state(self) -> ModuleState:
@@ -308,7 +325,7 @@ class Subject:
                 self._state.restore(parameters=True)
         if self._original is not None:
             self._original.restore(parameters=True)
-        self._model = self._state = self._original = None
+        self._model = self._state = self._original = self._misnamed = None
         self.cache.clear()
 
     # -- isolation ------------------------------------------------------------------------------
@@ -406,6 +423,8 @@ class Subject:
             with self.phase("batch"):
                 base = self.source.base(self.seed)
                 chosen = base if index == 0 else self.source.distinct(base, self.seed + index)
+                for error in unknown_inputs(self.contract.promises, chosen):
+                    raise error
             self.cache[key] = self.place(chosen)
         found: Batch = self.cache[key]
         return found

@@ -108,6 +108,13 @@ class BatchSource:
         return bool(self._specs) and any(not span.fixed for span in self.symbols.values())
 
     @property
+    def form(self) -> Batch | None:
+        """A batch as far as it is known without running anything: its leaves may be specs."""
+        if self._batch is None:
+            return self._form
+        return self._real_zero if is_fixed(self._batch) else None
+
+    @property
     def specs(self) -> Mapping[str, TensorSpec]:
         """The spec of every tensor that has one, by its path in a batch."""
         return self._specs

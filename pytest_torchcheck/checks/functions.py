@@ -18,6 +18,7 @@ from ..functions.engine import check_call
 from ..functions.modules import check_module
 from ..functions.operators import check_operator, definition_of, shadow_of
 from ..functions.target import Surrogate
+from ..nearest import nearest
 from ..runs.observation import observe
 from ..state import isolated
 from ..subject import Subject, SubjectError
@@ -285,13 +286,14 @@ def gradcheck(subject: Subject) -> Iterator[Finding]:
         assert isinstance(promise, promises.StraightThrough)
         for name in promise.functions:
             if not any(fnmatchcase(n, name) or n.rpartition(".")[2] == name for n in names):
+                near = nearest(name, names)
                 yield suspicious(
                     "surrogate-unknown",
                     f"promises.StraightThrough names {name}, which the model does not apply",
                     observed=f"applied: {', '.join(sorted(names)) or 'no custom Function'}",
                     cause="the Function has another name, or is no longer used",
                     because="every Function that the model applies was recorded",
-                    fix="correct the name, or remove the promise",
+                    fix=f"write {near!r}" if near else "correct the name, or remove the promise",
                 )
 
 

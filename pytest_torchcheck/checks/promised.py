@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import promises, trees
+from ..declared_names import UnknownNameError
 from ..diagnosis import promised as explain
 from ..specs.sequences import Lengths
 from ..state import seed_everything
@@ -17,7 +19,7 @@ from .behaviour import EXACT, ROUNDING, beyond_rounding
 from .registry import check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from ..batches import Batch
     from ..findings import Finding
@@ -93,7 +95,15 @@ def _causal(subject: Subject, promise: promises.Causal) -> Finding:
         )
     length = tensor.shape[promise.dim]
     positions = sorted({0, length // 2, length - 2})
-    base = trees.pick(subject.forward(batch), promise.output)
+    output = subject.forward(batch)
+    try:
+        base = trees.pick(output, promise.output)
+    except KeyError:
+        given = f"Causal(output={promise.output!r})"
+        names = output if isinstance(output, Mapping) else trees.tensors(output)
+        raise SubjectError(
+            "build", UnknownNameError(given, "output", promise.output, names)
+        ) from None
     if not isinstance(base, torch.Tensor) or base.dim() <= promise.output_dim:
         return inconclusive(
             "the chosen output is no tensor with that time dimension", code="no-output"
