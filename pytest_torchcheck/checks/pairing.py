@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ..findings import Finding
     from ..subject import Subject
 
-_PROBES = 4
+_PROBES = 8
+_GOLDEN = (5**0.5 - 1) / 2
 _SAME = 1e-4
 """Relative change of a loss that the order of a sum explains, with a wide margin."""
 
@@ -69,6 +70,7 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
         return {p: trees.dense(g) for p, g in zip(leaves, found, strict=True) if g is not None}
 
     seen = 0
+    batch_dim = subject.contract.batch_dim
     try:
         base = slopes(batch.targets)
         for path, dim, name in fitting:
@@ -76,7 +78,7 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
                 continue
             reached = _reached(base[path], dim, own[name], path, leaves[path], batch, slopes)
             seen += len(reached)
-            if len(reached) < 2 or _one_distance(reached, own[name].shape):
+            if len(reached) < 2 or _one_distance(reached, own[name].shape, batch_dim):
                 continue
             if _matched(subject, output, batch, own[name]):
                 continue  # targets in any order: the loss looks for their outputs itself
@@ -101,7 +103,12 @@ def _class_axis(leaf: torch.Tensor, target: torch.Tensor) -> int | None:
         return -1 if leaf.shape == target.shape else None
     # integers of the output's own shape may be indices into it (a list of labels, an order)
     axes = [d for d in range(leaf.dim()) if leaf.shape[:d] + leaf.shape[d + 1 :] == target.shape]
-    return axes[0] if len(axes) == 1 and leaf.shape[axes[0]] > 1 else None
+    axes = [d for d in axes if leaf.shape[d] > 1]
+    if (
+        len(axes) > 1
+    ):  # sizes that are equal by chance: classes stand second, as torch's losses take them, or last
+        axes = [d for d in axes if d in (1, leaf.dim() - 1)][:1]
+    return axes[0] if axes else None
 
 
 Place = tuple[int, ...]
@@ -119,7 +126,8 @@ def _reached(
     """Change single targets; return for each the positions of the output whose gradient changed."""
     found: dict[Place, set[Place]] = {}
     for number in range(_PROBES):
-        flat = target.numel() * (2 * number + 1) // (2 * _PROBES)
+        # spread over the targets, and at uneven distances: no period of the shape is met by all of them
+        flat = int(target.numel() * ((number + 0.5) * _GOLDEN % 1))
         place = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), target.shape))
         other = _other(target, place, leaf.shape[dim] if dim >= 0 else 0)
         if other is None:
@@ -155,10 +163,13 @@ def _other(target: torch.Tensor, place: Place, classes: int) -> torch.Tensor | N
     return None if torch.equal(changed, target) else changed
 
 
-def _one_distance(reached: dict[Place, set[Place]], shape: torch.Size) -> bool:
+def _one_distance(
+    reached: dict[Place, set[Place]], shape: torch.Size, batch_dim: int | None
+) -> bool:
     """Say whether one distance leads from every changed target to an output.
 
-    Axes may be read backward, and axes of one size may be exchanged: time may come first in one of the two.
+    It may be along one axis other than the batch's, as that of a next-token loss; an axis may be read backward, and
+    axes of one size may be exchanged: time may come first in one of the two.
     """
     axes = range(len(shape))
     orders = [
@@ -167,13 +178,16 @@ def _one_distance(reached: dict[Place, set[Place]], shape: torch.Size) -> bool:
         if all(shape[a] == shape[b] for a, b in zip(axes, order, strict=True))
     ]
     for order, signs in itertools.product(orders, itertools.product((1, -1), repeat=len(shape))):
+        backward = [axis for axis, sign in zip(axes, signs, strict=True) if sign < 0]
         common: set[Place] | None = None
         for place, where in reached.items():
             moved = [sign * place[axis] for sign, axis in zip(signs, order, strict=True)]
             distances = {tuple(w - p for w, p in zip(item, moved, strict=True)) for item in where}
             common = distances if common is None else common & distances
-        if common:
-            return True
+        for distance in common or ():
+            along = [axis for axis, step in zip(axes, distance, strict=True) if step]
+            if len({*along, *backward}) <= 1 and batch_dim not in (*along, *backward):
+                return True
     return False
 
 
@@ -185,17 +199,14 @@ def _matched(subject: Subject, output: Any, batch: Batch, target: torch.Tensor) 
         with torch.no_grad():
             return float(subject.compute_loss(output, replace(batch, targets=targets)))
 
+    def is_same(other: torch.Tensor) -> bool:
+        changed = trees.substitute(batch.targets, {id(target): other})
+        return abs(value(changed) - base) <= _SAME * max(abs(base), 1e-6)
+
     base = value(batch.targets)
     for axis in range(target.dim()):
-        if torch.equal(target.flip(axis), target):
-            continue
-        flipped = target.flip(axis)
-        changed = (
-            flipped
-            if batch.targets is target
-            else trees.substitute(batch.targets, {id(target): flipped})
-        )
-        if abs(value(changed) - base) <= _SAME * max(abs(base), 1e-6):
+        orders = [target.flip(axis), target.roll(1, axis)]  # one of them may agree by chance
+        if not any(torch.equal(o, target) for o in orders) and all(map(is_same, orders)):
             return True
     return False
 

@@ -55,6 +55,7 @@ FAMILIES = (
     "loss",
     "labels",
     "pairing",
+    "targets",
     "arguments",
     "influence",
     "behaviour",
