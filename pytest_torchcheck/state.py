@@ -33,7 +33,7 @@ _LOSSES = (
     "CUDA error: misaligned address",
 )
 _RANGE = re.compile(
-    r"(?:index|indices|target|label|class|element)\w*\b.{0,60}out of (?:range|bounds|data bounds)|out of range: tried to"
+    r"(?:index|indices|target|label|class|element)\w{0,30}\b.{0,60}out of (?:range|bounds|data bounds)|out of range: tried to"
     r"|Class values must be|probability tensor contains|multinomial distribution|should be between 0 and 1"
     r"|Expected p_in|repeats can not be negative",
     re.I | re.S,

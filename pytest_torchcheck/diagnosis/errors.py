@@ -70,7 +70,7 @@ def explain_scene(scene: Scene) -> Explanation | None:
             continue
         if entry.phases and scene.phase not in entry.phases:
             continue
-        if (match := entry.pattern.search(scene.message)) is None:
+        if (match := entry.pattern.search(scene.searched)) is None:
             continue
         if (found := entry.explain(scene, match)) is not None:
             return found

@@ -32,6 +32,9 @@ _RESHAPES = frozenset({"flatten", "view", "reshape", "unflatten", "squeeze", "un
                        "__getitem__", "long", "int", "to", "contiguous", "clone", "repeat", "view_as", "clamp",
                        "type_as", "movedim", "transpose", "permute"})  # fmt: skip
 
+SEARCHED = 10_000
+"""Characters of a message that patterns are searched in; what follows is data, such as printed tensors."""
+
 
 class Scene:
     """One error and what is known of it.
@@ -72,6 +75,11 @@ class Scene:
         """The message's first line, cut at 160 characters."""
         line = next((text.strip() for text in self.message.splitlines() if text.strip()), "")
         return line if len(line) <= 160 else line[:157] + "..."
+
+    @property
+    def searched(self) -> str:
+        """The part of the message that patterns are searched in: torch's own words come first."""
+        return self.message[:SEARCHED]
 
     @property
     def said(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import sys
 from dataclasses import dataclass
@@ -226,6 +227,10 @@ class CheckItem(pytest.Item):
             self.add_report_section("call", "torchcheck", f"the batch is not saved: {problem}")
         raise_verdict(judge(_settle(node.runner, self.findings), strict=node.settings.strict), self)
 
+    def teardown(self) -> None:
+        """Let go of the findings: the report carries them, and pytest keeps every item."""
+        self.findings, self.environment = (), {}
+
     def take_over(self, findings: list[dict[str, Any]]) -> None:
         """Replace what the case found by what it found in another process."""
         made = self.parent.runner.findings
@@ -432,7 +437,16 @@ def _refuse_outer_mark(
 
 _HERE: Final = os.path.dirname(os.path.abspath(__file__))
 RECORD: Final = "torchcheck"
-"""Attribute of a report under which an item's findings travel, as plain types."""
+"""Attribute of a report under which an item's findings travel, as JSON: pytest keeps every report."""
+
+
+def read_record(report: pytest.TestReport | None) -> dict[str, Any] | None:
+    """Return what :func:`record` made of an item's phase, or None where it had nothing to say."""
+    text: str | None = getattr(report, RECORD, None)
+    if text is None:
+        return None
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 class _Records:
@@ -461,7 +475,7 @@ class _Records:
             report.longrepr = represent(call.excinfo)
         made = record(item, call, report)
         if made is not None:
-            setattr(report, RECORD, plain(made))
+            setattr(report, RECORD, json.dumps(plain(made)))
         if isinstance(item, CheckItem) and report.skipped and isinstance(report.longrepr, tuple):
             path, line, reason = report.longrepr  # all checks of a contract have one place
             named = f"Skipped: {item.case.id}: {str(reason).removeprefix('Skipped: ')}"

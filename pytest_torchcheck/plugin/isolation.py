@@ -20,7 +20,7 @@ from .. import hardware
 from ..findings import Finding
 from ..printable import message_of
 from . import options
-from .collection import RECORD, CheckItem, record
+from .collection import CheckItem, read_record, record
 from .markers import DeviceNeed, relative_nodeid
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Result:
 
     def findings_of(self, phase: str) -> list[dict[str, Any]]:
         """Return the findings that a case of a contract reported, as plain types."""
-        record = getattr(self.reports.get(phase), RECORD, None) or {"findings": []}
+        record = read_record(self.reports.get(phase)) or {"findings": []}
         found: list[dict[str, Any]] = record["findings"]
         return found
 

@@ -33,7 +33,7 @@ class Ledger:
         self.config = config
         self.settings: Options = config.stash[options.KEY]
         self.order: dict[str, int] = {}
-        self.records: dict[str, dict[str, dict[str, Any]]] = {}
+        self.records: dict[str, dict[str, str]] = {}  # as JSON, of which pytest's report holds the same
         self.outcomes: dict[str, str] = {}
         self.bare: dict[str, None] = {}  # failed items that said nothing: their process died
         self.coverage: Coverage | None = None
@@ -77,7 +77,7 @@ class Ledger:
         last = len(self.order)
         grouped: dict[str, list[tuple[str, dict[str, Any]]]] = {}
         for nodeid in sorted(self.records, key=lambda one: (self.order.get(one, last), one)):
-            for record in self.records[nodeid].values():
+            for record in map(json.loads, self.records[nodeid].values()):
                 grouped.setdefault(record["node"], []).append((nodeid, record))
         return grouped
 

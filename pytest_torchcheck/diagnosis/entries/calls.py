@@ -39,7 +39,7 @@ def _signature(cls: type[Any]) -> str:
     return ", ".join(names)
 
 
-@entry(r"([\w.<>]+)\.forward\(\) (missing \d+ required .*|got an unexpected keyword argument .*|takes .* positional arguments? but .*|got multiple values for argument .*|got some positional-only .*)",
+@entry(r"(?<![\w.<>])([\w.<>]+)\.forward\(\) (missing \d+ required .*|got an unexpected keyword argument .*|takes .* positional arguments? but .*|got multiple values for argument .*|got some positional-only .*)",
        types=("TypeError",))  # fmt: skip
 def signature(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A forward that is called with other arguments than it takes."""
@@ -199,7 +199,7 @@ def no_super(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 
 @entry(
-    r"(\w+)\(\)?:? ?argument '(\w+)' (?:\(position \d+\) )?must be (?:a )?Tensor,? not (\w[\w.]*)",
+    r"(?<!\w)(\w+)\(\)?:? ?argument '(\w+)' (?:\(position \d+\) )?must be (?:a )?Tensor,? not (\w[\w.]*)",
     types=("TypeError",),
 )
 def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:

@@ -167,7 +167,7 @@ def collate_type(scene: Scene, match: re.Match[str]) -> Explanation | None:
 @entry(
     r"Can't (?:pickle|get) (?:local object )?(?:<(?:function|class) |')?(?P<what>[\w.]*<locals>[\w.<>]*|<lambda>|[\w.]*<lambda>|[\w.]+)",
     r"cannot pickle '(?P<what>[\w.]+)' object",
-    r"(?P<what>[\w.<>]+) objects? (?:is|are) not pickl?able",
+    r"(?<![\w.<>])(?P<what>[\w.<>]+) objects? (?:is|are) not pickl?able",
     types=("PicklingError", "AttributeError", "TypeError"),
 )
 def pickling(scene: Scene, match: re.Match[str]) -> Explanation | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...findings import Location
     from ..history import Fact, Op
 
-_WORD = r"([A-Za-z][\w:. ]*?)"
+_WORD = r"([A-Za-z][\w:. ]{0,40}?)"
 _FACTORIES = frozenset(
     {"zeros", "ones", "empty", "full", "arange", "linspace", "tensor", "as_tensor", "from_numpy", "eye", "rand",
      "randn", "new_zeros", "new_ones", "new_full", "new_tensor", "double", "float", "half", "bfloat16", "to",
@@ -285,13 +285,13 @@ def written(scene: Scene, match: re.Match[str]) -> Explanation | None:
     )
 
 
-@entry(r"\"?(\w+)\"? not implemented for '(\w+)'",
-       r"(\S+): Low precision dtypes not supported\. Got (\w+)",
-       r"(\S+): Expected a floating point or complex tensor as input\. Got (\w+)",
+@entry(r"\"?(?<!\w)(\w+)\"? not implemented for '(\w+)'",
+       r"(?<!\S)(\S+): Low precision dtypes not supported\. Got (\w+)",
+       r"(?<!\S)(\S+): Expected a floating point or complex tensor as input\. Got (\w+)",
        r"(mean|var|std)\(\).*[Ii]nput dtype must be either a floating point or complex dtype\. Got: (\w+)",
        r"result type (\w+) can't be cast to the desired output type (\w+)",
        r"(?:Subtra|Nega)(ction|tion), the `-` operator, (?:with|on) (?:an?|two) (bool)",
-       r"(\w+)\(?\)?:? does not support (bool) input",
+       r"(?<!\w)(\w+)\(?\)?:? does not support (bool) input",
        r"(multinomial) only supports floating-point dtypes for input, got: (\w+)",
        r"Expected (theta) to have floating point type, but got (\S+)",
        r"(view_as_complex) is only supported for half, float and double tensors, but got a tensor of scalar type: (\w+)",
@@ -341,7 +341,7 @@ def kernel(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 @entry(r"masked_fill_? only supports boolean masks, but got (?:mask with )?dtype (\w+)",
        r"only supports boolean masks.*?(\w+)$",
-       r"Expected attn_mask dtype to be bool or .*got attn_mask\.dtype: (.+?) and",
+       r"Expected attn_mask dtype to be bool or .{0,200}got attn_mask\.dtype: (.{1,60}?) and",
        r"Expected attn_mask dtype to be bool or .*got.*?(\w+)",
        r"where expected condition to be a boolean tensor, but got a tensor with dtype (\w+)",
        r"masked_select: expected BoolTensor for mask()")  # fmt: skip

@@ -24,7 +24,7 @@ def _line(place: Location | None) -> str:
 
 @entry(r"[Ff]unction (\w+)Backward returned an (?:incorrect number of gradients \(expected (\d+), got (\d+)\))",
        r"[Ff]unction (\w+)Backward returned an invalid gradient at index (\d+) - (got .*)",
-       r"(\w+)\.forward: expected Tensor or tuple of Tensor .*()()",
+       r"(?<!\w)(\w+)\.forward: expected Tensor or tuple of Tensor .*()()",
        r"()Legacy autograd function with non-static forward method()")  # fmt: skip
 def function_returns(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A custom autograd Function whose backward returns the wrong things."""

@@ -272,7 +272,7 @@ def bounds(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 @entry(r"tensors used as indices must be long, int, byte or bool tensors",
        r"for argument #1 'indices' to have one of the following scalar types: Long, Int; but got (\S+) instead",
-       r"\w+\(\):? [Ee]xpected dtype int(?:32)?(?:/int64|64| or int64)? for index",
+       r"(?<!\w)\w+\(\):? [Ee]xpected dtype int(?:32)?(?:/int64|64| or int64)? for index",
        r"[Ee]xpected a long tensor for index, but got \w+", r"dtype of indices should be Long but got \w+",
        r"only integer tensors of a single element can be converted to an index")  # fmt: skip
 def index_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:

@@ -114,7 +114,7 @@ def out_of_memory(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 
 @entry(r"device-side assert triggered", r"CUDA error: (?:an illegal memory access|unspecified launch failure|misaligned address)",
-       r"vectorized_gather_kernel|Assertion `.*(?:index|t >= 0|srcIndex).*` failed")  # fmt: skip
+       r"vectorized_gather_kernel|Assertion `.{0,300}(?:index|t >= 0|srcIndex).{0,300}` failed")  # fmt: skip
 def device_assert(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A CUDA kernel that found a wrong index: the line is not the one of the message, so run on the CPU."""
     kind = "an illegal access" if "illegal" in match[0] else "a device-side assert"

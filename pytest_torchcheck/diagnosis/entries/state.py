@@ -25,7 +25,7 @@ def _line(place: Location | None) -> str:
 
 
 @entry(
-    r"(\w+) does not support sparse gradients",
+    r"(?<!\w)(\w+) does not support sparse gradients",
     r"add\(sparse, dense\) is not supported()",
     r"(SparseAdam) does not support dense gradients",
 )

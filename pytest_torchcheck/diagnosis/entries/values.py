@@ -42,7 +42,7 @@ def one_value(scene: Scene, match: re.Match[str]) -> Explanation | None:
     )
 
 
-@entry(r"Expected (?:parameter|value argument) (\w*) ?\(?(?:Tensor of shape|.*?).*? to (?:satisfy the constraint|be within the support) ?\(?(.*?)\)?(?:,|$)",
+@entry(r"Expected (?:parameter|value argument) (\w*) ?\(?.{0,1000}? to (?:satisfy the constraint|be within the support) ?\(?(.*?)\)?(?:,|$)",
        r"probability tensor contains either `inf`, `nan` or element < 0()()")  # fmt: skip
 def distribution(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A distribution whose parameters are outside its domain, often NaN."""
