@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .findings import Location
 from .prose import in_code
+from .weak import by_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -197,7 +198,7 @@ def is_own_class(cls: type) -> bool:
     return _is_own_class(cls)
 
 
-@functools.lru_cache(maxsize=1024)
+@by_class
 def _is_own_class(cls: type) -> bool:
     if cls.__module__ == "builtins" or not hasattr(cls, "__dict__"):
         return False
@@ -524,7 +525,7 @@ _SETTING = frozenset({"setattr", "__setattr__"})
 _REGISTERING = _SETTING | {"register_buffer", "register_parameter", "register_module", "add_module"}
 
 
-@functools.lru_cache(maxsize=512)
+@by_class
 def _assignments(cls: type, plain: bool) -> tuple[dict[str, int], dict[str, int]]:
     """Return the line that assigns each attribute in a class's methods, and in its body.
 

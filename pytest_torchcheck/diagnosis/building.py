@@ -7,7 +7,6 @@ one class further up does. The classes' source is parsed, nothing is run.
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import textwrap
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from .. import sources
+from ..weak import by_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ class Origin:
     constant: bool
 
 
-@functools.lru_cache(maxsize=256)
+@by_class
 def _parsed(cls: type) -> tuple[str, int, ast.ClassDef] | None:
     """Return file, line offset and syntax tree of a class of the user's, or None."""
     try:

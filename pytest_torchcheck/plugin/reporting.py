@@ -33,7 +33,9 @@ class Ledger:
         self.config = config
         self.settings: Options = config.stash[options.KEY]
         self.order: dict[str, int] = {}
-        self.records: dict[str, dict[str, str]] = {}  # as JSON, of which pytest's report holds the same
+        self.records: dict[
+            str, dict[str, str]
+        ] = {}  # as JSON, of which pytest's report holds the same
         self.outcomes: dict[str, str] = {}
         self.bare: dict[str, None] = {}  # failed items that said nothing: their process died
         self.coverage: Coverage | None = None

@@ -260,7 +260,7 @@ def name_of(func: Callable[..., Any]) -> str:
     if known is not None:
         return known
     full: str | None = resolve_name(func)
-    if full is None:
+    if not (is_torchs := full is not None):
         full = f"{getattr(func, '__module__', None) or 'torch'}.{getattr(func, '__name__', func)}"
     for start, short in (
         ("torch.nn.functional.", "F."),
@@ -270,7 +270,8 @@ def name_of(func: Callable[..., Any]) -> str:
         if full.startswith(start):
             full = short + full[len(start) :]
     full = full.removesuffix(".__get__")
-    _NAMES[func] = full
+    if is_torchs:  # a function of the user's may hold a model
+        _NAMES[func] = full
     return full
 
 

@@ -52,7 +52,7 @@ _graph_task = torch._C._current_graph_task_id
 _sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 _ranks: dict[CodeType, int] = {}
-_wrappers: dict[type, bool] = {}
+_wrappers: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
 class Allocation:
