@@ -69,12 +69,11 @@ def _specs(declared: Declared) -> tuple[dict[str, TensorSpec], dict[str, Any]]:
     config, cls = model.config, type(model)
     inputs: dict[str, TensorSpec] = {}
     sizes: dict[str, Any] = {"B": (2, 4)}
-    if model.main_input_name == "input_ids":
+    vocab = getattr(config, "vocab_size", None)
+    if model.main_input_name == "input_ids" and isinstance(vocab, int):
         longest = getattr(config, "max_position_embeddings", None) or LENGTH
         sizes["T"] = (2, max(2, min(LENGTH, longest)))
-        inputs["input_ids"] = Tokens(
-            "B T", vocab=config.vocab_size, special=_special(config), pad=None
-        )
+        inputs["input_ids"] = Tokens("B T", vocab=vocab, special=_special(config), pad=None)
     elif model.main_input_name == "pixel_values" and isinstance(
         getattr(config, "image_size", None), int
     ):

@@ -320,8 +320,8 @@ class _Contracts:
     ) -> ContractNode | None:
         """Make a collector of a contract."""
         contracts = sys.modules.get("pytest_torchcheck.contracts")
-        if contracts is None:  # nobody has declared one yet, and asking must not import torch
-            return None
+        if contracts is None or not self.settings.enabled:
+            return None  # nobody has declared one yet, and asking must not import torch
         if isinstance(obj, pytest.MarkDecorator):
             _refuse_outer_mark(collector, name, obj, contracts.Contract)
         if not isinstance(obj, contracts.Contract) or self._seen_elsewhere(collector, obj):
@@ -587,5 +587,5 @@ def register(config: pytest.Config) -> None:
         sources.count_as_own(settings.packages)
         config.add_cleanup(lambda: sources.count_as_own(()))
     config.pluginmanager.register(_Records(), "torchcheck-records")
-    if settings.enabled:
+    if settings.enabled or settings.models:
         config.pluginmanager.register(_Contracts(settings), "torchcheck-contracts")

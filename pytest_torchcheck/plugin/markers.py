@@ -14,6 +14,7 @@ import pytest
 from ..units import format_bytes, parse_bytes
 from . import options
 from .options import ACCELERATORS, Options
+from .parsing import parse_device
 from .parts import activate, part
 
 
@@ -180,7 +181,7 @@ def torchcheck(
     places = (devices,) if isinstance(devices, str) else tuple(devices)
     for place in places:
         try:
-            options.parse_device(place)
+            parse_device(place)
         except (TypeError, ValueError) as error:
             raise MarkerError(f"devices: {error}") from None
     kinds = dtypes if isinstance(dtypes, list | tuple) else (dtypes,)

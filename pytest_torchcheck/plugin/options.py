@@ -6,37 +6,33 @@ Every pytest run loads this module, so its values are named tuples: a dataclass 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import pytest
 
-from ..units import parse_bytes
+from .parsing import (
+    Require,
+    parse_check,
+    parse_device,
+    parse_loss,
+    parse_number,
+    parse_package,
+    parse_require,
+    parse_seconds,
+    parse_share,
+    parse_size,
+    parse_target,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-Kind = Literal["flag", "text", "list", "int", "float"]
+Kind = Literal["flag", "text", "list", "texts", "int", "float"]
 Share = Literal["auto", "on", "off"]
 
 ACCELERATORS: Final = ("cuda", "xpu", "mps")
-
-
-class Require(NamedTuple):
-    """Devices without which the run is an error.
-
-    Attributes:
-        device: Type of the accelerator, such as ``cuda``.
-        number: How many of them.
-    """
-
-    device: str
-    number: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.device}:{self.number}"
 
 
 class Options(NamedTuple):
@@ -61,6 +57,9 @@ class Options(NamedTuple):
         leak: Bytes of device memory that an item may leave behind; None does not look.
         isolated_timeout: Seconds for an item that runs in a process of its own.
         probe_timeout: Seconds for the process that probes the devices.
+        models: Models to hold to inferred contracts, such as ``package.module:name``.
+        inputs: Specs of their inputs, for each of them or for all.
+        loss: Name of their loss.
         sources: Where each value came from, by field.
     """
 
@@ -82,6 +81,9 @@ class Options(NamedTuple):
     leak: int | None = None
     isolated_timeout: float = 600.0
     probe_timeout: float = 60.0
+    models: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    loss: str | None = None
     sources: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -100,6 +102,7 @@ _INI_TYPES: Final[dict[Kind, Any]] = {
     "flag": "bool",
     "text": "string",
     "list": "args",
+    "texts": "linelist",
     "int": "int" if _NUMBERS else "string",
     "float": "float" if _NUMBERS else "string",
 }
@@ -131,76 +134,6 @@ class Setting(NamedTuple):
     env: str | None = None
 
 
-def _number(low: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if value < low:
-            raise ValueError(f"allowed is a whole number of at least {low}")
-        return value
-
-    return parse
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ValueError("allowed is a number of seconds above 0")
-    return value
-
-
-def _size(text: str) -> int:
-    return parse_bytes(text, what="the size")
-
-
-def _share(text: str) -> str:
-    if text not in ("auto", "on", "off"):
-        raise ValueError("allowed are auto, on and off")
-    return text
-
-
-def parse_device(text: str) -> str:
-    """Return a device's name, or raise ValueError with what is allowed."""
-    if re.fullmatch(r"(cpu|meta|cuda|xpu|mps)(:\d+)?", text) is None:
-        raise ValueError(f"{text!r} is no device; allowed are cpu, cuda, cuda:0, xpu, mps and meta")
-    return text
-
-
-def _check(text: str) -> str:
-    if re.fullmatch(r"!?[a-z0-9]+(-[a-z0-9]+)*", text) is None:
-        raise ValueError(
-            f"{text!r} is no name of a check; allowed are names such as overfit and !overfit"
-        )
-    return text
-
-
-def _package(text: str) -> str:
-    if not text.isidentifier():
-        raise ValueError(
-            f"{text!r} is no importable package; allowed are top-level names such as mylib"
-        )
-    return text
-
-
-def parse_require(text: str) -> Require | None:
-    """Return what ``cuda[:n]`` requires, or None for an empty text.
-
-    Raises:
-        ValueError: Anything else.
-    """
-    if not text:
-        return None
-    match = re.fullmatch(r"(cuda|xpu|mps)(?::([1-9]\d*))?", text)
-    if match is None:
-        raise ValueError("allowed are cuda, cuda:2, xpu and mps, with the number of devices from 1")
-    return Require(device=match[1], number=int(match[2] or 1))
-
-
 SETTINGS: Final = (
     Setting(
         name="enabled", flag="--torchcheck", kind="flag", ini="torchcheck",
@@ -211,11 +144,11 @@ SETTINGS: Final = (
         help="fail on findings that are suspicious or inconclusive",
     ),
     Setting(
-        name="seed", flag="--torchcheck-seed", kind="int", parse=_number(0), metavar="N", ini="torchcheck_seed",
+        name="seed", flag="--torchcheck-seed", kind="int", parse=parse_number(0), metavar="N", ini="torchcheck_seed",
         help="decides every random choice; the same seed gives the same verdict (0)",
     ),
     Setting(
-        name="examples", flag="--torchcheck-examples", kind="int", parse=_number(1), metavar="N", ini="torchcheck_examples",
+        name="examples", flag="--torchcheck-examples", kind="int", parse=parse_number(1), metavar="N", ini="torchcheck_examples",
         help="batches drawn per shape-sensitive check and per test marked batches",
     ),
     Setting(
@@ -223,11 +156,11 @@ SETTINGS: Final = (
         ini="torchcheck_devices", help="run on these devices only, such as cpu,cuda (those declared or present)",
     ),
     Setting(
-        name="checks", flag="--torchcheck-checks", kind="list", parse=_check, metavar="NAMES",
+        name="checks", flag="--torchcheck-checks", kind="list", parse=parse_check, metavar="NAMES",
         ini="torchcheck_checks", help="run these checks only, such as backward,overfit, or all but one: !overfit",
     ),
     Setting(
-        name="packages", flag="--torchcheck-packages", kind="list", parse=_package, metavar="NAMES",
+        name="packages", flag="--torchcheck-packages", kind="list", parse=parse_package, metavar="NAMES",
         ini="torchcheck_packages", help="installed packages that count as your own code: findings name their lines",
     ),
     Setting(
@@ -252,7 +185,7 @@ SETTINGS: Final = (
         help="stop with an error unless so many GPUs work; a test skipped for lack of one is then an error",
     ),
     Setting(
-        name="min_gpu_tests", flag="--torchcheck-min-gpu-tests", kind="int", parse=_number(0), metavar="N",
+        name="min_gpu_tests", flag="--torchcheck-min-gpu-tests", kind="int", parse=parse_number(0), metavar="N",
         ini="torchcheck_min_gpu_tests", help="fail unless so many tests have really computed on a GPU (0)",
     ),
     Setting(
@@ -260,20 +193,35 @@ SETTINGS: Final = (
         help="whether the markers cuda, xpu and mps are this plugin's; false leaves a project's own alone (true)",
     ),
     Setting(
-        name="share", flag="--torchcheck-share", parse=_share, metavar="auto|on|off", ini="torchcheck_share",
+        name="share", flag="--torchcheck-share", parse=parse_share, metavar="auto|on|off", ini="torchcheck_share",
         help="give each xdist worker a GPU and its share of the cores; auto: where torchcheck is used (auto)",
     ),
     Setting(
-        name="leak", flag="--torchcheck-leak", parse=_size, metavar="SIZE", ini="torchcheck_leak",
+        name="leak", flag="--torchcheck-leak", parse=parse_size, metavar="SIZE", ini="torchcheck_leak",
         help="warn when a test leaves more GPU memory behind than this, such as 16MiB; an error under strict",
     ),
     Setting(
-        name="isolated_timeout", flag="--torchcheck-isolated-timeout", kind="float", parse=_seconds, metavar="SECONDS",
+        name="isolated_timeout", flag="--torchcheck-isolated-timeout", kind="float", parse=parse_seconds, metavar="SECONDS",
         ini="torchcheck_isolated_timeout", help="deadline of a test that runs in a process of its own (600)",
     ),
     Setting(
-        name="probe_timeout", flag="--torchcheck-probe-timeout", kind="float", parse=_seconds, metavar="SECONDS",
+        name="probe_timeout", flag="--torchcheck-probe-timeout", kind="float", parse=parse_seconds, metavar="SECONDS",
         ini="torchcheck_probe_timeout", help="deadline of the process that probes the GPUs (60)",
+    ),
+    Setting(
+        name="models", flag="--torchcheck-model", kind="texts", parse=parse_target, metavar="PACKAGE.MODULE:NAME",
+        help="check this model without a test file: a name, or a call with literals such as "
+        "\"timm:create_model('resnet18')\"; may be given several times",
+    ),
+    Setting(
+        name="inputs", flag="--torchcheck-inputs", kind="texts", metavar="SPECS",
+        help="the inputs of --torchcheck-model, such as 'B 3 64 64' or 'Tokens(\"B T\", vocab=100)', once for all "
+        "models or once for each (inferred)",
+    ),
+    Setting(
+        name="loss", flag="--torchcheck-loss", parse=parse_loss, metavar="NAME",
+        help="the loss of --torchcheck-model: a function of torch.nn.functional such as cross_entropy, or output "
+        "where the model returns its own (chosen from the output)",
     ),
 )  # fmt: skip
 
@@ -331,7 +279,14 @@ def add(parser: pytest.Parser) -> None:
                     help=f"the opposite of {setting.flag}",
                 )
             else:
-                group.addoption(setting.flag, dest=dest, metavar=setting.metavar, help=setting.help)
+                action = "append" if setting.kind == "texts" else "store"
+                group.addoption(
+                    setting.flag,
+                    dest=dest,
+                    metavar=setting.metavar,
+                    help=setting.help,
+                    action=action,
+                )
         if setting.ini is not None:
             # the default None tells an unset key from one that repeats the default
             parser.addini(setting.ini, setting.help, type=_INI_TYPES[setting.kind], default=None)
@@ -366,6 +321,10 @@ def build(config: pytest.Config) -> Options:
         raise pytest.UsageError(f"--torchcheck-replay: no such file: {values['replay']}")
     if values.get("replay") is not None:
         values["enabled"] = True
+    if not values.get("models") and (lone := [n for n in ("inputs", "loss") if n in values]):
+        raise pytest.UsageError(
+            f"--torchcheck-{lone[0]} belongs to a model; give --torchcheck-model as well"
+        )
     return Options(**values, sources=sources)
 
 
@@ -393,6 +352,8 @@ def _value(setting: Setting, raw: Any) -> Any:
         if not any(names):
             raise ValueError("give at least one name")
         return tuple(setting.parse(name) for name in names if name)
+    if setting.kind == "texts":
+        return tuple(setting.parse(text) for text in raw)
     return setting.parse(str(raw))
 
 
@@ -406,7 +367,7 @@ def header(options: Options) -> str:
             continue
         if isinstance(value, bool):
             value = str(value).lower()
-        elif setting.kind == "list":
+        elif setting.kind in ("list", "texts"):
             value = ",".join(value)
         parts.append(f"{setting.name.replace('_', '-')} {value} ({source})")
     return ", ".join(parts)

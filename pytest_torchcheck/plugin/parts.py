@@ -15,7 +15,15 @@ class TorchcheckWarning(pytest.PytestWarning):
 
 
 _PREPARING: Final = ("markers", "fixtures")
-_WATCHING: Final = ("collection", "isolation", "devices", "reporting", "coverage", "workers")
+_WATCHING: Final = (
+    "collection",
+    "models",
+    "isolation",
+    "devices",
+    "reporting",
+    "coverage",
+    "workers",
+)
 _LOADED: Final = pytest.StashKey[bool]()
 _ACTIVE: Final = pytest.StashKey[bool]()
 

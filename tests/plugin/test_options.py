@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_torchcheck.plugin import markers, options
-from pytest_torchcheck.plugin.options import SETTINGS, Options, Require
+from pytest_torchcheck.plugin.options import SETTINGS, Options
+from pytest_torchcheck.plugin.parsing import Require
 
 
 def built(pytester: pytest.Pytester, *arguments: str) -> Options:

@@ -1,0 +1,251 @@
+"""From a model to a declaration: inputs, sizes, targets and loss, each with where it was taken from."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from .. import sources
+from ..contracts import Contract, DeclarationError
+from ..specs import SpecError, as_spec_tree
+from ..specs.annotations import specs_of_forward
+from ..state import isolated
+from .code import code_of
+from .facts import facts_of
+from .options import Candidate, candidates, required
+from .outcome import Loss, Outcome, outcome_of
+from .trial import copier, try_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .trial import Accepted
+
+
+class Uninferable(ValueError):
+    """What a model takes cannot be told; the message holds the shortest line that would do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inferred:
+    """A declaration, as values and as code.
+
+    Attributes:
+        model: The module, or its factory.
+        inputs: Specs; None where the contract takes them itself (annotations of ``forward``, an adapter).
+        sizes: Ranges of symbols.
+        targets: Spec of the targets.
+        loss: The loss with its code.
+        output: Shape of the output.
+        batch_dim: Where the batch is.
+        because: What the inputs were taken from.
+    """
+
+    model: Any
+    inputs: Any = None
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    targets: Any = None
+    loss: Loss | None = None
+    output: str | None = None
+    batch_dim: int | None = 0
+    because: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a :class:`~pytest_torchcheck.Contract`, without the model."""
+        values = {
+            "inputs": self.inputs,
+            "sizes": dict(self.sizes) or None,
+            "targets": self.targets,
+            "loss": None if self.loss is None else self.loss.function,
+        }
+        found = {name: value for name, value in values.items() if value is not None}
+        return found if self.batch_dim == 0 else {**found, "batch_dim": self.batch_dim}
+
+    def contract(self, *, name: str | None = None) -> Contract:
+        """Return the contract.
+
+        Raises:
+            DeclarationError: It does not hold together.
+        """
+        made = Contract(model=self.model, name=name, **self.fields())
+        made.location = sources.of_object(_maker(self.model)) or made.location
+        return made
+
+    def lines(self) -> list[str]:
+        """Return the declaration as code, one field a line; of what the contract takes itself, nothing."""
+        found = []
+        if self.inputs is not None:
+            found.append(f"inputs={code_of(self.inputs)},")
+        if self.sizes:
+            found.append(f"sizes={code_of(dict(self.sizes))},")
+        if self.targets is not None:
+            found.append(f"targets={code_of(self.targets)},")
+        if self.loss is not None:
+            found.append(f"loss={self.loss.code},")
+        if self.batch_dim != 0:
+            found.append(f"batch_dim={self.batch_dim},")
+        return found
+
+
+def _maker(model: Any) -> Any:
+    """Return what a user would call the model: its class or function."""
+    while isinstance(model, functools.partial):
+        model = model.args[0] if model.args and isinstance(model.args[0], type) else model.func
+    return type(model) if isinstance(model, nn.Module) else model
+
+
+def infer(
+    model: nn.Module | Callable[[], nn.Module],
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    inputs: Any = None,
+    loss: str | None = None,
+) -> Inferred:
+    """Work out what to declare for a model.
+
+    Args:
+        model: A module (it is copied, never run itself), or a factory.
+        arguments: What the model was built with, by name, where that is known.
+        inputs: Specs of the inputs, where they are given: then targets and loss alone are inferred.
+        loss: Name of a loss, one of :data:`.target.LOSSES`; chosen from the output by default.
+
+    Returns:
+        The declaration. Its inputs ran, in eval and in train mode, at several sizes.
+
+    Raises:
+        Uninferable: Nothing that was tried ran; the message says what to declare.
+        DeclarationError: The factory raises, or returns no module.
+    """
+    built = _built(model)
+    make = copier(model) if isinstance(model, nn.Module) else model
+    if inputs is None and loss in (None, "output"):
+        own = _of_contract(model, loss)
+        if own is not None:
+            return own
+    found = _given(inputs) if inputs is not None else [*_annotated(built), *_example(built)]
+    accepted, error = try_all(make, found) if found else (None, "")
+    if accepted is None and inputs is None:
+        accepted, error = try_all(make, candidates(built, facts_of(built, arguments)))
+    if accepted is None:
+        raise Uninferable(_advice(built, error, given=inputs))
+    return _declared(model, accepted, loss, given=inputs is not None)
+
+
+def _built(model: Any) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return model
+    try:
+        with isolated():
+            made = model()
+    except Exception as error:  # a factory may raise anything
+        told = f"{type(error).__name__}: {error}"
+        raise DeclarationError(f"model: building it failed: {told}") from error
+    if not isinstance(made, nn.Module):
+        raise DeclarationError(
+            f"model: allowed is what returns an nn.Module; it returned {type(made).__name__}"
+        )
+    return made
+
+
+def _of_contract(model: Any, loss: str | None) -> Inferred | None:
+    """Return what a contract takes from an adapter that knows the model's data and loss, or None."""
+    try:
+        made = Contract(model=model)
+    except DeclarationError:
+        return None
+    if made.adapted is None or made.loss is None:
+        return None
+    if made.batch is not None or made.source is None:
+        return Inferred(model=model, because=f"the adapter {made.adapted.name!r}")
+    written = Loss(code='"output"', function="output") if made.loss == "output" else None
+    try:
+        batch, maker = made.source.base(0), _built(model)
+        with isolated():
+            made.invoke(maker.train(), batch)
+    except Exception:  # the adapter's guess does not run: the search may find better
+        return None
+    return Inferred(
+        model=model,
+        inputs=made.inputs,
+        sizes=dict(made.sizes or {}),
+        targets=made.targets,
+        loss=written,
+        because=f"the adapter {made.adapted.name!r}, from the model's configuration",
+    )
+
+
+def _given(inputs: Any) -> list[Candidate]:
+    tree = as_spec_tree(inputs, "inputs")
+    return [
+        Candidate(inputs=tree, sizes={}, batch_dim=dim, why="the given inputs")
+        for dim in (0, None, 1)
+    ]
+
+
+def _annotated(model: nn.Module) -> list[Candidate]:
+    """Return what the annotations of ``forward`` say, or nothing."""
+    try:
+        inputs, _ = specs_of_forward(type(model).forward)
+    except SpecError:
+        return []
+    return [Candidate(inputs=inputs, sizes={}, batch_dim=0, why="the annotations of forward")]
+
+
+def _example(model: nn.Module) -> list[Candidate]:
+    """Return specs of an example that the model carries, as a LightningModule does."""
+    example = getattr(model, "example_input_array", None)
+    if isinstance(example, Tensor):
+        example = (example,)
+    if not isinstance(example, tuple) or not all(isinstance(e, Tensor) for e in example):
+        return []
+    specs = tuple(
+        " ".join(["B", *map(str, leaf.shape[1:])]) for leaf in example if leaf.is_floating_point()
+    )
+    if len(specs) != len(example):
+        return []
+    inputs = as_spec_tree(specs[0] if len(specs) == 1 else specs, "inputs")
+    return [Candidate(inputs=inputs, sizes={}, batch_dim=0, why="its example_input_array")]
+
+
+def _declared(model: Any, found: Accepted, loss: str | None, *, given: bool) -> Inferred:
+    outcome: Outcome | None = outcome_of(found, loss=loss)
+    if outcome is None and loss is not None:
+        shapes = {path: list(leaf.shape) for path, leaf in found.runs[0].outputs.items()}
+        raise Uninferable(
+            f"loss {loss}: no output has a shape that it takes; the model returns {shapes}. "
+            "Leave the loss out to let it be chosen, or write a contract with your own loss"
+        )
+    why = found.candidate.why or "the model's first layers"
+    return Inferred(
+        model=model,
+        inputs=found.candidate.inputs,
+        sizes=found.sizes,
+        targets=None if outcome is None else outcome.targets,
+        loss=None if outcome is None else outcome.loss,
+        output=None if outcome is None else outcome.output,
+        batch_dim=found.source.batch_dim,
+        because=why if given else f"{why}, tried at several sizes",
+    )
+
+
+def _advice(model: nn.Module, error: str, *, given: Any) -> str:
+    """Return what to declare for a model of which nothing ran."""
+    kind = type(model).__name__
+    names = required(model)
+    seen = f"; the first guess raised {error.rstrip('.')}" if error else ""
+    if given is not None:
+        return (
+            f"inputs: {kind}.forward does not run on {code_of(as_spec_tree(given, 'inputs'))}{seen}"
+        )
+    if len(names) == 1:
+        example = '"B 3 64 64"'
+    else:
+        example = "'{" + ", ".join(f'"{name}": "B ..."' for name in names) + "}'"
+    return (
+        f"inputs: what {kind}.forward({', '.join(names)}) takes could not be told from its layers{seen}. "
+        f"Say it: --torchcheck-inputs {example}, with the shapes of your data; "
+        'Tokens("B T", vocab=100) stands for ids'
+    )

@@ -1,0 +1,231 @@
+"""The loss and its targets, from the output that was seen."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.nn.functional as F
+
+from ..specs import Floats, Labels, Probabilities, SpecError, UnitVectors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from ..specs import TensorSpec
+    from .trial import Accepted
+
+CLASSES: Final = ("cross_entropy", "nll_loss")
+BINARY: Final = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss with the code that stands for it.
+
+    Attributes:
+        code: Such as ``F.cross_entropy`` or ``lambda output, targets: F.mse_loss(output.logits, targets)``.
+        function: What is called; ``"output"`` where the model returns its own.
+    """
+
+    code: str
+    function: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an output is trained by.
+
+    Attributes:
+        loss: The loss.
+        targets: Spec of its targets; None where the model returns its own loss.
+        output: Spec of the output as a shape, where it is one tensor of a known shape.
+    """
+
+    loss: Loss
+    targets: TensorSpec | None = None
+    output: str | None = None
+
+
+def outcome_of(found: Accepted, *, loss: str | None = None) -> Outcome | None:
+    """Return a loss and targets for what a model returns.
+
+    Args:
+        found: The candidate that ran.
+        loss: One of :data:`.target.LOSSES`, or None to choose.
+
+    Returns:
+        None where no float output with a gradient has a shape that is known at other sizes.
+    """
+    first = found.runs[0].outputs
+    if loss == "output" or (loss is None and _is_loss(found)):
+        return Outcome(loss=Loss(code='"output"', function="output"))
+    single = next(iter(first.items())) if len(first) == 1 else None
+    for path in found.trains:
+        leaf = first.get(path)
+        if leaf is None or not leaf.is_floating_point() or leaf.ndim == 0:
+            continue
+        dims = _dims(found, path)
+        if dims is None:
+            continue
+        made = _loss(loss or _choice(leaf, dims, path), leaf, dims, path, found)
+        if made is not None:
+            shown = " ".join(dims) if single is not None and single[0] == "output" else None
+            return Outcome(loss=made[0], targets=made[1], output=shown)
+    return None
+
+
+def _is_loss(found: Accepted) -> bool:
+    """Say whether a model returns one number that carries a gradient, alone or under the name ``loss``."""
+    first = found.runs[0].outputs
+    scalars = [path for path, leaf in first.items() if leaf.ndim == 0 and path in found.trains]
+    return any(path in ("output", "output.loss", "output['loss']") for path in scalars)
+
+
+def _dims(found: Accepted, path: str) -> tuple[str, ...] | None:
+    """Return the shape of an output in the symbols of the inputs, or None where a size follows none of them."""
+    seen = [
+        (run.sizes, tuple(run.outputs[path].shape)) for run in found.runs if path in run.outputs
+    ]
+    if len(seen) < len(found.runs) or len({len(shape) for _, shape in seen}) != 1:
+        return None
+    dims = []
+    for axis in range(len(seen[0][1])):
+        dim = _dim([(sizes, shape[axis]) for sizes, shape in seen])
+        if dim is None:
+            return None
+        dims.append(dim)
+    return tuple(dims)
+
+
+def _dim(seen: Sequence[tuple[Mapping[str, int], int]]) -> str | None:
+    values = {value for _, value in seen}
+    symbols = list(seen[0][0])
+    for symbol in symbols:
+        pairs = {(sizes[symbol], value) for sizes, value in seen}
+        if len({size for size, _ in pairs}) > 1 and all(size == value for size, value in pairs):
+            return symbol
+    if len(values) == 1:
+        return str(values.pop())
+    if len(values) > 2:
+        return next((text for symbol in symbols if (text := _relation(symbol, seen))), None)
+    return None
+
+
+def _relation(symbol: str, seen: Sequence[tuple[Mapping[str, int], int]]) -> str | None:
+    """Return how a size follows from one symbol, where it is shifted, doubled or divided; all runs must agree."""
+    pairs = [(sizes[symbol], value) for sizes, value in seen]
+    shifts = {value - size for size, value in pairs}
+    if len(shifts) == 1:
+        shift = shifts.pop()
+        return f"{symbol}+{shift}" if shift > 0 else f"{symbol}-{-shift}"
+    for factor in (2, 3, 4, 8):
+        if all(value == factor * size for size, value in pairs):
+            return f"{factor}*{symbol}"
+        if all(value == size // factor for size, value in pairs):
+            return f"{symbol}//{factor}"
+    return None
+
+
+def _choice(leaf: Tensor, dims: tuple[str, ...], path: str) -> str:
+    """Choose a loss: cross entropy for scores of classes per sample, squared error for the rest."""
+    named = path == "output" or "logits" in path or path == "output[0]"
+    classes = leaf.ndim == 2 and dims[-1].isdigit() and int(dims[-1]) > 1
+    if not (named and classes):
+        return "mse_loss"
+    if _is_constant(leaf):  # a head that starts at zero tells nothing of its range
+        return "cross_entropy"
+    if bool((leaf >= 0).all()) or _is_unit(leaf):
+        return "mse_loss"
+    return "nll_loss" if bool((leaf.exp().sum(-1) - 1).abs().max() < 1e-3) else "cross_entropy"
+
+
+def _loss(
+    name: str, leaf: Tensor, dims: tuple[str, ...], path: str, found: Accepted
+) -> tuple[Loss, TensorSpec] | None:
+    function: Callable[..., Any] = getattr(F, name)
+    if name not in CLASSES:
+        return _picked(name, function, path), _values(name, leaf, dims)
+    if leaf.ndim < 2:
+        return None
+    vocab = any(
+        getattr(spec, "vocab", None) == leaf.shape[-1] for spec in found.source.specs.values()
+    )
+    last = leaf.ndim > 2 and (vocab or not dims[1].isdigit()) and dims[-1].isdigit()
+    axis = leaf.ndim - 1 if last else 1
+    if not dims[axis].isdigit() or int(dims[axis]) < 2:
+        return None
+    rest = [dim for i, dim in enumerate(dims) if i != axis]
+    targets = Labels(" ".join(rest), classes=int(dims[axis]))
+    return _picked(name, function, path, ".movedim(-1, 1)" if last else ""), targets
+
+
+def _values(name: str, leaf: Tensor, dims: tuple[str, ...]) -> TensorSpec:
+    """Return values that the output can reach, as far as those that were seen tell."""
+    shape = " ".join(dims)
+    if name in BINARY:
+        return Floats(shape, low=0.0, high=1.0)
+    if leaf.shape[-1] > 1 and _is_unit(leaf):
+        return UnitVectors(shape)
+    if leaf.shape[-1] > 1 and _is_distribution(leaf):
+        return Probabilities(shape)
+    bounds = _bounded(leaf)
+    return Floats(shape) if bounds is None else Floats(shape, low=bounds[0], high=bounds[1])
+
+
+def _is_distribution(leaf: Tensor) -> bool:
+    return bool((leaf >= 0).all()) and bool((leaf.sum(-1) - 1).abs().max() < 1e-3)
+
+
+def _is_unit(leaf: Tensor) -> bool:
+    return leaf.shape[-1] > 1 and bool((leaf.norm(dim=-1) - 1).abs().max() < 1e-3)
+
+
+def _is_constant(leaf: Tensor) -> bool:
+    return bool((leaf == leaf.flatten()[:1]).all())
+
+
+def _bounded(leaf: Tensor) -> tuple[float, float] | None:
+    """Return the range that an output seems to keep to: what a sigmoid, a softmax, a ReLU or a tanh gives."""
+    if not leaf.numel() or not bool(torch.isfinite(leaf).all()) or _is_constant(leaf):
+        return None
+    low, high = float(leaf.min()), float(leaf.max())
+    if low >= 0:
+        return 0.0, 1.0
+    return (-1.0, 1.0) if low >= -1 and high <= 1 else None
+
+
+_SAFE: Final = re.compile(r"output(\.[A-Za-z_]\w*|\[\d+\]|\['[^']*'\])*")
+
+
+def _picked(name: str, function: Callable[..., Any], path: str, change: str = "") -> Loss:
+    """Return a loss of the tensor at a path of the output."""
+    if path == "output" and not change:
+        return Loss(code=f"F.{name}", function=function)
+    if _SAFE.fullmatch(path) is None:
+        raise SpecError(f"the output {path} has no simple name")
+    pick = _getter(path)
+
+    def loss(output: Any, targets: Any) -> Any:
+        chosen = pick(output)
+        return function(chosen.movedim(-1, 1) if change else chosen, targets)
+
+    return Loss(code=f"lambda output, targets: F.{name}({path}{change}, targets)", function=loss)
+
+
+def _getter(path: str) -> Callable[[Any], Any]:
+    steps = re.findall(r"\.([A-Za-z_]\w*)|\[(\d+)\]|\['([^']*)'\]", path)
+
+    def get(output: Any) -> Any:
+        for attribute, index, key in steps:
+            if attribute:
+                output = getattr(output, attribute)
+            else:
+                output = output[int(index)] if index else output[key]
+        return output
+
+    return get

@@ -1,0 +1,117 @@
+"""What the values of settings may be: each parser returns the value, or raises ValueError with what is allowed."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..infer import target
+from ..units import parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Require(NamedTuple):
+    """Devices without which the run is an error.
+
+    Attributes:
+        device: Type of the accelerator, such as ``cuda``.
+        number: How many of them.
+    """
+
+    device: str
+    number: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.device}:{self.number}"
+
+
+def parse_number(low: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers of at least ``low``."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if value < low:
+            raise ValueError(f"allowed is a whole number of at least {low}")
+        return value
+
+    return parse
+
+
+def parse_seconds(text: str) -> float:
+    """Return a number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ValueError("allowed is a number of seconds above 0")
+    return value
+
+
+def parse_size(text: str) -> int:
+    """Return a number of bytes."""
+    return parse_bytes(text, what="the size")
+
+
+def parse_share(text: str) -> str:
+    """Return how xdist workers share the GPUs."""
+    if text not in ("auto", "on", "off"):
+        raise ValueError("allowed are auto, on and off")
+    return text
+
+
+def parse_device(text: str) -> str:
+    """Return a device's name, or raise ValueError with what is allowed."""
+    if re.fullmatch(r"(cpu|meta|cuda|xpu|mps)(:\d+)?", text) is None:
+        raise ValueError(f"{text!r} is no device; allowed are cpu, cuda, cuda:0, xpu, mps and meta")
+    return text
+
+
+def parse_check(text: str) -> str:
+    """Return the name of a check, with or without a leading ``!``."""
+    if re.fullmatch(r"!?[a-z0-9]+(-[a-z0-9]+)*", text) is None:
+        raise ValueError(
+            f"{text!r} is no name of a check; allowed are names such as overfit and !overfit"
+        )
+    return text
+
+
+def parse_package(text: str) -> str:
+    """Return the name of a top-level package."""
+    if not text.isidentifier():
+        raise ValueError(
+            f"{text!r} is no importable package; allowed are top-level names such as mylib"
+        )
+    return text
+
+
+def parse_target(text: str) -> str:
+    """Return what names a model; it is not imported yet."""
+    target.parse_target(text)
+    return text
+
+
+def parse_loss(text: str) -> str:
+    """Return the name of a loss."""
+    if text not in target.LOSSES:
+        raise ValueError(f"choose from {', '.join(target.LOSSES)}")
+    return text
+
+
+def parse_require(text: str) -> Require | None:
+    """Return what ``cuda[:n]`` requires, or None for an empty text.
+
+    Raises:
+        ValueError: Anything else.
+    """
+    if not text:
+        return None
+    match = re.fullmatch(r"(cuda|xpu|mps)(?::([1-9]\d*))?", text)
+    if match is None:
+        raise ValueError("allowed are cuda, cuda:2, xpu and mps, with the number of devices from 1")
+    return Require(device=match[1], number=int(match[2] or 1))

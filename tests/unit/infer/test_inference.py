@@ -1,0 +1,202 @@
+"""What is declared for models that say nothing: each was run at the sizes that are declared."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_torchcheck import DeclarationError, Floats
+from pytest_torchcheck.infer.inference import Uninferable, infer
+
+
+class Convolutions(nn.Module):
+    """Its linear layer fits one side alone: 20."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(2, 4, 3, stride=2), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(4 * 31 * 31, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+class Reader(nn.Module):
+    def __init__(self, longest: int = 12) -> None:
+        super().__init__()
+        self.max_len = longest
+        self.table = nn.Embedding(23, 8)
+        self.places = nn.Parameter(torch.randn(longest, 8))
+        self.head = nn.Linear(8, 23)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.table(tokens) + self.places[: tokens.shape[1]])
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(5, 4), nn.Linear(7, 4)
+
+    def forward(self, a: Tensor, b: Tensor) -> dict[str, Tensor]:
+        return {"score": (self.left(a) * self.right(b)).sum(-1)}
+
+
+class Attentive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        return self.attention(h, h, h)[0]
+
+
+class Graph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(9, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.linear(x)
+        return h.index_add(0, edge_index[1], h[edge_index[0]])
+
+
+class Weights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 7, 11))
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.einsum("bi,ijk,bk->bj", a, self.weight, b)
+
+
+class Noised(nn.Module):
+    """Takes an image and a step, as denoisers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 3, 3, padding=1)
+        self.step = nn.Embedding(1000, 3)
+
+    def forward(self, sample: Tensor, t: Tensor) -> Tensor:
+        return self.convolution(sample) + self.step(t)[:, :, None, None]
+
+
+class Own(nn.Module):
+    """Returns its own loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.linear(x) - x).pow(2).mean()
+
+
+CASES: list[tuple[Any, str]] = [
+    (lambda: nn.Linear(4, 2), 'inputs="B 4", targets=Labels("B", classes=2), loss=F.cross_entropy,'),
+    (lambda: nn.Linear(4, 1), 'inputs="B 4", targets=Floats("B 1", low=-1.0, high=1.0), loss=F.mse_loss,'),
+    (Convolutions, 'inputs="B 2 64 64", targets=Labels("B", classes=3), loss=F.cross_entropy,'),
+    (TwoInputs, "loss=lambda output, targets: F.mse_loss(output['score'], targets),"),
+    (TwoInputs, 'inputs={"a": "B 5", "b": "B 7"}'),
+    (Attentive, 'inputs="B T 6", sizes={"T": (2, 16)}'),
+    (Graph, 'inputs={"x": "N 9", "edge_index": Edges("2 E", nodes="N")}'),
+    (Graph, "batch_dim=None,"),
+    (Weights, 'inputs={"a": "B 3", "b": "B 11"}'),
+    (Noised, 'inputs={"sample": "B 3 64 64", "t": Ints("B", high=1000)}'),
+    (Own, 'inputs="B 4", loss="output",'),
+    (lambda: nn.LSTM(3, 5), 'inputs="T B 3"'),
+    (lambda: nn.LSTM(3, 5), "batch_dim=1,"),
+    (lambda: nn.Conv1d(3, 4, 3), 'targets="B 4 T-2"'),
+    (lambda: nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(-1)), "loss=F.nll_loss,"),
+    (lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1)), 'targets=Probabilities("B 3"), loss=F.mse_loss,'),
+    (lambda: nn.Sequential(nn.LazyLinear(6), nn.BatchNorm1d(6)), 'sizes={"B": (2, 8)}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "expected"), CASES)
+def test_what_is_declared(model: Any, expected: str) -> None:
+    torch.manual_seed(3)
+    inferred = infer(model)
+    assert expected in " ".join(inferred.lines())
+    report = inferred.contract().check(["backward"])
+    assert report.ok, str(report)
+
+
+def test_a_sequence_is_declared_as_long_as_it_works() -> None:
+    inferred = infer(Reader)
+    assert inferred.sizes == {"T": (2, 12)}
+    assert 'Tokens("B T", vocab=23)' in inferred.lines()[0]
+
+
+def test_given_inputs_and_loss_are_kept() -> None:
+    inferred = infer(Reader, loss="cross_entropy")
+    assert inferred.lines()[-2:] == [
+        'targets=Labels("B T", classes=23),',
+        "loss=lambda output, targets: F.cross_entropy(output.movedim(-1, 1), targets),",
+    ]
+    assert inferred.contract().check(["backward"]).ok
+    given = infer(lambda: nn.Linear(4, 2), inputs=Floats("B T 4"), loss="l1_loss")
+    assert given.lines()[0] == 'inputs="B T 4",'
+    assert given.loss is not None
+    assert given.loss.function is F.l1_loss
+
+
+def test_what_the_model_was_built_with_comes_first() -> None:
+    patches = nn.Sequential(
+        nn.Unflatten(2, (2, 5)), nn.Unflatten(4, (2, 5)), nn.Flatten(), nn.Linear(3 * 100, 2)
+    )
+    inferred = infer(lambda: patches, arguments={"image_size": 10, "channels": 3})
+    assert inferred.lines()[0] == 'inputs="B 3 10 10",'
+
+
+def test_a_model_that_is_built_is_not_run_itself() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    infer(model)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert model.training
+
+
+class Guarded(nn.Module):
+    """Takes what no layer tells: three more features than any size that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        if first.shape[-1] != 1013:
+            raise ValueError("first needs 1013 features")
+        return self.scale * first.sum() * math.prod(second.shape)
+
+
+def test_what_cannot_be_told_is_asked_for_in_one_line() -> None:
+    with pytest.raises(Uninferable) as caught:
+        infer(Guarded)
+    told = str(caught.value)
+    assert "Guarded.forward(first, second)" in told
+    assert """--torchcheck-inputs '{"first": "B ...", "second": "B ..."}'""" in told
+
+
+def test_inputs_that_do_not_run_are_told_with_the_error() -> None:
+    with pytest.raises(Uninferable, match='does not run on "B 5"; the first guess raised'):
+        infer(lambda: nn.Linear(4, 2), inputs="B 5")
+    with pytest.raises(Uninferable, match="loss cross_entropy: no output has a shape"):
+        infer(lambda: nn.Linear(4, 1), loss="cross_entropy")
+
+
+def test_a_factory_that_raises_or_returns_something_else() -> None:
+    with pytest.raises(DeclarationError, match="building it failed: ZeroDivisionError"):
+        infer(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(DeclarationError, match="it returned int"):
+        infer(lambda: 3)  # type: ignore[arg-type, return-value]
