@@ -133,8 +133,8 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
         yield from _with_table(found, {} if none else table)
     if elsewhere:
         yield inconclusive(
-            f"{names_text(sorted(elsewhere))} got no gradient here, but other data or another initialisation "
-            "reaches them or their siblings: a routing or a rectifier left them out by chance",
+            f"{names_text(sorted(elsewhere))} got no gradient here: the data chose siblings in the same container "
+            "instead, or another batch or initialisation reaches them",
             code="not-reached",
         )
     elif not none and not zero and not rounding and not untrained:

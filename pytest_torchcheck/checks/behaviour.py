@@ -14,7 +14,8 @@ from ..diagnosis.flags import flags
 from ..diagnosis.random_eval import random_in_eval
 from ..diagnosis.unrepeated import unrepeated_batch, unrepeated_build
 from ..facts import copied, forward_facts, outputs
-from ..runs.rows import Rows, output_rows
+from ..runs.rows import Rows, floating_from, output_rows
+from ..runs.time_first import other_batch_dim
 from ..state import seed_everything, seed_torch
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
@@ -67,11 +68,17 @@ def batch_independence(subject: Subject) -> Iterator[Finding]:
         return
     rows = output_rows(subject)
     if rows is None or not rows.dims:
-        yield inconclusive("no output could be split into samples")
+        asks = "; dimension 1 behaves as the batch does: is batch_dim=1?"
+        yield inconclusive(
+            "no output could be split into samples" + (asks if other_batch_dim(subject) else "")
+        )
         return
-    other = subject.batch(1)
     keep = torch.arange(size) == 0
-    mixed = _replace(subject, batch, other, keep)
+    try:
+        mixed = _replace(subject, batch, subject.batch(1), keep)
+        outputs(subject, mixed)
+    except SubjectError:  # sizes or an order among the samples that the model relies on
+        mixed = _replace(subject, batch, floating_from(batch, subject.batch(1)), keep)
     if not _differs(subject, batch, mixed):
         yield inconclusive("the neighbours' inputs could not be changed: all samples are equal")
         return
@@ -84,7 +91,12 @@ def batch_independence(subject: Subject) -> Iterator[Finding]:
         torch.zeros(1, dtype=torch.int64),
     )
     if leaks is not None:
-        yield explain.mixed(subject, batch, mixed, rows, leaks)
+        dim = other_batch_dim(subject)
+        yield (
+            explain.mixed(subject, batch, mixed, rows, leaks)
+            if dim is None
+            else (explain.other_dim(subject, dim, leaks))
+        )
         return
     if forward_facts(subject).consumed:
         yield passed(
@@ -93,9 +105,21 @@ def batch_independence(subject: Subject) -> Iterator[Finding]:
         return
     order = torch.arange(size).roll(1)
     turned = subject.source.rows(batch, order)
-    leaks = _compare(subject, batch, turned, rows, order, torch.arange(size))
+    try:
+        leaks = _compare(subject, batch, turned, rows, order, torch.arange(size))
+    except SubjectError as error:
+        yield passed(
+            f"the first of {size} samples is unchanged by other neighbours; in another order the forward "
+            f"raises {type(error.error).__name__}, as one does that needs samples sorted by length"
+        )
+        return
     if leaks is not None:
-        yield explain.placed(subject, batch, turned, rows, order, leaks)
+        dim = other_batch_dim(subject)
+        yield (
+            explain.placed(subject, batch, turned, rows, order, leaks)
+            if dim is None
+            else (explain.other_dim(subject, dim, leaks))
+        )
         return
     yield passed(
         f"{len(rows.dims)} outputs: the first of {size} samples is unchanged by other neighbours, "

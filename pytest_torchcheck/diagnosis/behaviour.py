@@ -110,6 +110,26 @@ def placed(
     )
 
 
+def other_dim(subject: Subject, dim: int, gaps: dict[str, float]) -> Finding:
+    """Ask whether the batch lies along another dimension, where that one behaves as the batch does."""
+    path, gap = max(gaps.items(), key=lambda item: item[1])
+    place = places.mixing_line(subject)
+    return suspicious(
+        "batch-axis",
+        f"dimension {dim} behaves as the batch does, and dimension {subject.contract.batch_dim} does not: "
+        f"is batch_dim={dim}?",
+        culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="mixed")],
+        location=place.location if place else _forward_line(subject),
+        observed=f"along dimension {subject.contract.batch_dim} {path} of an entry moves by {gap:.3g} (relative) with "
+        f"the others; along dimension {dim} the entries keep their outputs",
+        cause=f"the inputs are time-first, or a layer takes dimension {dim} for the batch by mistake",
+        because=f"entries exchanged along dimension {dim} give their outputs in that order, and entry 0 keeps its "
+        "output when all others are replaced",
+        fix=f"declare batch_dim={dim}; or, if dimension {subject.contract.batch_dim} is the batch, check "
+        "batch_first and the dim arguments",
+    )
+
+
 def size_crash(subject: Subject, batch: Batch, error: SubjectError) -> Finding:
     """Explain a size within the declared range at which the model raises."""
     if is_device_error(error.error):

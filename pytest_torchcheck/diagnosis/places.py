@@ -23,6 +23,7 @@ from ..probes.divergence import (
 from ..probes.randomness import find_draws
 from ..probes.tracing import narrow
 from ..probes.watch import Watch, name_of, tensors_in
+from ..runs.rows import floating_from
 from ..state import seed_everything
 from ..subject import SubjectError
 from .mask_hiding import not_hidden
@@ -262,8 +263,15 @@ def _mixing_line(subject: Subject) -> Place | None:
     batch, other = subject.batch(), subject.batch(1)
     size = batch.sizes[subject.source.batch_symbol or ""]
     axes = subject.source.axes(subject.source.batch_symbol or "")
-    changed = [with_entry(batch, other, axes, n) for n in range(min(size, _SAMPLES))]
-    (base, *runs), allowed = recorded(subject, [batch, *changed])
+    for others in (other, floating_from(batch, other)):
+        changed = [with_entry(batch, others, axes, n) for n in range(min(size, _SAMPLES))]
+        try:
+            (base, *runs), allowed = recorded(subject, [batch, *changed])
+            break
+        except SubjectError:
+            continue  # sizes or an order among the samples that the model relies on
+    else:
+        return None
     found = first_mixing(base, dict(enumerate(runs)), size, allowed=allowed)
     return _told(found, subject.model, "samples")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..probes.choices import left_out_by_choice
 from ..probes.provenance import find_zero_gradients
 from ..state import isolated, seed_everything
 from ..subject import Subject, SubjectError, clear_gradients, gradient_stats
@@ -73,9 +74,23 @@ def _live_in_another_instance(subject: Subject, dead: set[str]) -> set[str]:
     return found
 
 
+def _chosen_otherwise(subject: Subject, names: set[str]) -> set[str]:
+    """Name the parameters of experts and branches that these data, or these arguments, did not choose."""
+    nested = {name for name in names if name.count(".") > 1}
+    if not nested:
+        return set()
+    batch = subject.batch().clone()
+    arguments = [leaf for _, leaf in batch.input_leaves() if not isinstance(leaf, torch.Tensor)]
+    with subject.pristine() as model, torch.no_grad():
+        model.train()
+        seed_everything(subject.seed)
+        return left_out_by_choice(lambda: subject.call(model, batch), model, nested, arguments)
+
+
 def unreached(subject: Subject, names: set[str]) -> set[str]:
     """Name the parameters whose missing gradient is a matter of chance: routed elsewhere, or dead in this instance."""
-    elsewhere = routed(subject, names)
+    elsewhere = _chosen_otherwise(subject, names)
+    elsewhere |= routed(subject, names - elsewhere)
     return elsewhere | _live_in_another_instance(subject, names - elsewhere)
 
 

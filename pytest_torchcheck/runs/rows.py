@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..facts import outputs
 from ..subject import Subject, SubjectError
+
+if TYPE_CHECKING:
+    from ..batches import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,3 +76,16 @@ def _find_rows(subject: Subject) -> Rows | None:
         else:
             others.append(path)
     return Rows(dims=dims, others=tuple(others))
+
+
+def floating_from(batch: Batch, other: Batch) -> Batch:
+    """Return ``other`` with the integer and boolean tensors of ``batch``: lengths keep their order."""
+    own = batch.tensors()
+
+    def change(path: str, leaf: object) -> object:
+        whole = isinstance(leaf, torch.Tensor) and not (
+            leaf.is_floating_point() or leaf.is_complex()
+        )
+        return own[path].detach().clone() if whole and path in own else leaf
+
+    return other.map(change)

@@ -90,6 +90,7 @@ def test_text_reads_well(code):
 SINGULAR = {
     "axis",
     "batches",
+    "behaves",
     "bias",
     "class",
     "gives",
