@@ -20,7 +20,7 @@ from .prose import in_code
 from .weak import by_class
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from types import CodeType, FrameType, TracebackType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -213,20 +213,35 @@ def search(thing: Callable[..., Any] | type | ModuleType, pattern: str) -> Locat
 
 def matches(thing: Callable[..., Any] | type | ModuleType, pattern: str) -> list[Location]:
     """Return the lines of a function's, class's or module's source whose code matches a regular expression."""
-    try:
-        thing = thing if isinstance(thing, ModuleType) else inspect.unwrap(thing)
-        lines, start = inspect.getsourcelines(thing)
-        filename = inspect.getsourcefile(thing)
-    except (TypeError, OSError):
-        return []
-    expression = re.compile(pattern)
+    thing = thing if isinstance(thing, ModuleType) else inspect.unwrap(thing)
     dead = frozenset() if isinstance(thing, ModuleType) else untaken_lines(thing)
-    name = getattr(thing, "__qualname__", "")
-    return [
-        _make(filename or "", line, name)
+    code = getattr(thing, "__code__", None)
+    found = _matching(thing if code is None else code, getattr(thing, "__qualname__", ""), pattern)
+    return [place for place in found if place.line not in dead]
+
+
+@functools.lru_cache(maxsize=4096)
+def _matching(thing: Any, name: str, pattern: str) -> tuple[Location, ...]:
+    """Return the matching lines of a class, a module or a function's code; the same are asked for each parameter."""
+    lines, start, filename = _source_of(thing)
+    expression = re.compile(pattern)
+    if "(?!" not in pattern and not re.search(pattern, "".join(lines), re.MULTILINE):
+        return ()  # nearly always: one search of the text, not one of every line
+    return tuple(
+        _make(filename, line, name)
         for line, text in enumerate(lines, max(start, 1))
-        if line not in dead and in_code(filename or "", line, text, expression)
-    ]
+        if in_code(filename, line, text, expression)
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _source_of(thing: Any) -> tuple[list[str], int, str]:
+    """Return the lines of what has source, the number of the first, and their file; no lines where it has none."""
+    try:
+        lines, start = inspect.getsourcelines(thing)
+        return lines, start, inspect.getsourcefile(thing) or ""
+    except (TypeError, OSError):
+        return [], 0, ""
 
 
 def file_matches(filename: str, pattern: str) -> list[Location]:
@@ -303,7 +318,7 @@ def deciding_lines(place: Location) -> list[Location]:
     return found
 
 
-def giving_call(place: Location, values: Iterable[float] = ()) -> Location | None:
+def giving_call(place: Location, values: Collection[float] = ()) -> Location | None:
     """Return the call that gives a line its values, where these are parameters of the function around it.
 
     ``nn.init.constant_(m.bias, value)`` within ``def init_weights(value)`` says less than
@@ -313,18 +328,34 @@ def giving_call(place: Location, values: Iterable[float] = ()) -> Location | Non
         place: The line.
         values: What was measured, such as a mean and a deviation: of several calls the one with such a number.
     """
-    tree = tree_of(place.file)
+    for function, sites in _giving_sites(place.file, place.line):
+        fitting = [
+            line
+            for line, numbers in sites.items()
+            if any(abs(n - v) <= 0.1 * abs(v) for n in numbers for v in values)
+        ]
+        if len(sites) == 1 or len(fitting) == 1:
+            return _make(place.file, (fitting or list(sites))[0], function)
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _giving_sites(file: str, line: int) -> list[tuple[str, dict[int, list[float]]]]:
+    """Return the functions around a line whose parameters it uses, the innermost first, and the numbers of their calls."""
+    tree = tree_of(file)
     if tree is None:
-        return None
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
-    given = [a for c in calls if c.lineno == place.line for a in _arguments(c)]
+        return []
+    nodes = list(ast.walk(tree))
+    calls = [n for n in nodes if isinstance(n, ast.Call)]
+    given = [a for c in calls if c.lineno == line for a in _arguments(c)]
     used = {n.id for a in given for n in ast.walk(a) if isinstance(n, ast.Name)}
     around = [
         node
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.FunctionDef)
-        and node.lineno <= place.line <= (node.end_lineno or node.lineno)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
+    found = []
     for function in reversed(around):
         own = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)} - {"self"}
         if function.name.startswith("__") or not own & used:
@@ -334,15 +365,8 @@ def giving_call(place: Location, values: Iterable[float] = ()) -> Location | Non
             if getattr(call.func, "id", getattr(call.func, "attr", "")) == function.name:
                 sites.setdefault(call.lineno, []).extend(_numbers(call))
         # what is initialised is handed over too, by apply(): only numbers tell
-        sites = {line: numbers for line, numbers in sites.items() if numbers}
-        fitting = [
-            line
-            for line, numbers in sites.items()
-            if any(abs(n - v) <= 0.1 * abs(v) for n in numbers for v in values)
-        ]
-        if len(sites) == 1 or len(fitting) == 1:
-            return _make(place.file, (fitting or list(sites))[0], function.name)
-    return None
+        found.append((function.name, {at: numbers for at, numbers in sites.items() if numbers}))
+    return found
 
 
 def _arguments(call: ast.Call) -> list[ast.expr]:
@@ -419,11 +443,6 @@ def untaken_lines(function: Callable[..., Any] | type) -> frozenset[int]:
     plain = getattr(plain, "__func__", plain)
     if not inspect.isfunction(plain):
         return frozenset()
-    try:
-        lines, start = inspect.getsourcelines(plain)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (TypeError, OSError, SyntaxError):
-        return frozenset()
     names = plain.__code__.co_freevars
     known: dict[str, Any] = {}
     for name, cell in zip(names, plain.__closure__ or (), strict=False):
@@ -431,6 +450,15 @@ def untaken_lines(function: Callable[..., Any] | type) -> frozenset[int]:
             known[name] = cell.cell_contents
         except ValueError:  # a variable that has no value yet
             continue
+    if not any(
+        value is None or isinstance(value, bool | int | float | str) for value in known.values()
+    ):
+        return frozenset()
+    lines, start, _ = _source_of(plain.__code__)
+    try:
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except SyntaxError:
+        return frozenset()
     return _untaken(tree, start, known)
 
 

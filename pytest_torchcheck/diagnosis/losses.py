@@ -468,7 +468,7 @@ def initialisation_line(subject: Subject, qualified: str) -> Location | None:
     place = _writing_line(subject, qualified)
     if place is None:
         return None
-    values = subject.named_parameters()[qualified].detach().float()
+    values = subject.model.get_parameter(qualified).detach().float()
     measured = [float(values.mean()), float(values.std())] if values.numel() > 1 else []
     return sources.giving_call(place, [v for v in measured if v]) or place
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from .gradient_paths import Ahead
 from .recording import DERIVATIVE, IMPORTS, Call, Recorder, Value
 from .steps import values_behind
 
@@ -81,6 +82,7 @@ class Flow:
             for node in value.nodes:
                 self._reach[node] = owners[id(value)]
         self.behind_loss = values_behind(roots, alias=False)
+        self.ahead = Ahead(self.behind_loss)
         self.behind_loss_loosely = values_behind(roots, alias=True)
         self.losses = list(self._find_losses())
 

@@ -11,7 +11,7 @@ from .recording import SWITCHES, Recorder, Value
 from .returned import Returned
 from .steps import gradients_kept, record_step
 from .watch import Op, describe
-from .zero_gradient import ZeroGradient, find_zero_gradient, find_zero_gradients, walk_gradients
+from .zero_gradient import ZeroGradient, find_zero_gradient, find_zero_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -218,7 +218,7 @@ def _frozen(flow: Flow, name: str) -> GraphCut:
 
 
 def _backward_none(flow: Flow, name: str) -> GraphCut | None:
-    stopped = walk_gradients(flow.values[name], flow.behind_loss)
+    stopped = flow.ahead.stopped(flow.values[name])
     if stopped is None or stopped.value.rms is not None:
         return None
     op = stopped.call.op

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor, nn
-
+from .gradient_paths import Ahead, Stopped
 from .recording import Call, Recorder, Value
 from .steps import gradients_kept, record_step, values_behind
 from .watch import Op, describe, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor, nn
 
     from ..findings import Location
 
@@ -66,17 +65,6 @@ class ZeroGradient:
     left: float
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The end of a walk: ``call`` got a gradient of rms ``reached`` for ``output`` and gave ``value`` none."""
-
-    call: Call
-    value: Value
-    output: Value
-    reached: float
-    uses: int
-
-
 def find_zero_gradients(
     run: Callable[[], object],
     module: nn.Module,
@@ -102,9 +90,9 @@ def find_zero_gradients(
     recorder = Recorder(module, parameters, gradients=True)
     try:
         with gradients_kept(module.parameters()):
-            behind = values_behind(record_step(run, recorder), alias=False)
+            ahead = Ahead(values_behind(record_step(run, recorder), alias=False))
         found = {
-            name: _zero(name, recorder.value_of(parameter), behind)
+            name: _zero(name, recorder.value_of(parameter), ahead)
             for name, parameter in parameters.items()
         }
         return {name: zero for name, zero in found.items() if zero is not None}
@@ -119,12 +107,8 @@ def find_zero_gradient(
     return find_zero_gradients(run, module, [name]).get(name)
 
 
-def _zero(name: str, parameter: Value, behind: Collection[Value]) -> ZeroGradient | None:
-    path = list(_path(parameter, behind))
-    finite = all(math.isfinite(_norm(each)) for each in path)
-    small = _AMPLIFIED * _rounding(parameter.tensor)
-    vanished = finite and any(_share(parameter, each) <= small for each in path if _norm(each))
-    stopped = walk_gradients(parameter, behind) if vanished else None
+def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
+    stopped = ahead.stopped(parameter) if ahead.vanishes(parameter) else None
     if stopped is None:
         return None
     kind, fact = _reason(stopped)
@@ -147,90 +131,6 @@ def _zero(name: str, parameter: Value, behind: Collection[Value]) -> ZeroGradien
         left=stopped.value.rms or 0.0,
     )
 
-
-def walk_gradients(parameter: Value, behind: Collection[Value]) -> Stopped | None:
-    """Find where a recorded gradient dies on the paths from a parameter to the loss.
-
-    Args:
-        parameter: The parameter's value, of a record with gradients measured, after its backward.
-        behind: The values from which the loss was computed.
-    """
-    path = set(_path(parameter, behind))
-    best: tuple[tuple[bool, float], Stopped] | None = None
-    for value in path:
-        alive = [
-            (_norm(output), call, output)
-            for call in dict.fromkeys(value.consumers)
-            for output in call.outputs
-            if output in path and output is not value
-        ]
-        alive = [entry for entry in alive if entry[0] > 0]
-        if not alive:
-            continue
-        reached, _, largest = max(alive, key=lambda entry: entry[0])
-        share = _share(value, largest)
-        if share > _rounding(value.tensor):
-            continue
-        # the latest use is where the branches of a cancellation meet
-        _, call, output = max(alive, key=lambda entry: (entry[1].op.index, entry[0]))
-        uses = len({id(use) for _, use, _ in alive})
-        order = (share == 0.0, reached if share == 0.0 else -share)
-        if best is None or order > best[0]:
-            best = (order, Stopped(call, value, output, output.rms or 0.0, uses))
-    return None if best is None else best[1]
-
-
-def _path(start: Value, behind: Collection[Value]) -> Iterator[Value]:
-    """Iterate over the differentiable values through which one reaches the loss."""
-    seen, stack = {start}, [start] if start.tensor.requires_grad else []
-    while stack:
-        value = stack.pop()
-        yield value
-        for call in value.consumers:
-            if call.shape_only:
-                continue
-            for output in call.outputs:
-                if output not in seen and output in behind and output.nodes:
-                    seen.add(output)
-                    stack.append(output)
-
-
-def _norm(value: Value) -> float:
-    """Return the Euclidean norm of the gradient: a mean of n keeps it at 1/sqrt(n), not at 1/n."""
-    return (value.rms or 0.0) * math.sqrt(value.tensor.numel())
-
-
-def _share(value: Value, later: Value) -> float:
-    """Return what share of a later value's gradient is left at a value.
-
-    A layer that scales by c scales the gradient by 1/c, which loses nothing. So the share counts of
-    the gradients, or of the gradients times the values, whichever is larger.
-    """
-    plain = _norm(value) / _norm(later)
-    here, there = _size(value), _size(later)
-    return max(plain, plain * here / there) if here and there else plain
-
-
-def _size(value: Value) -> float:
-    tensor = value.tensor.detach()
-    if not tensor.is_floating_point() or not tensor.numel():
-        return 0.0
-    size = float(tensor.double().square().mean().sqrt())
-    return size if math.isfinite(size) else 0.0
-
-
-def _rounding(tensor: Tensor) -> float:
-    """Return what share of a gradient rounding may leave where exact arithmetic leaves nothing.
-
-    Measured in float32: 3e-8 behind a weight divided by itself, 2e-7 behind a normalisation.
-    """
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return 0.0
-    return min(64 * torch.finfo(tensor.dtype).eps, 0.02)
-
-
-_AMPLIFIED = 30
-"""What layers between the parameter and the operation may make of the rounding that it leaves."""
 
 _RECTIFIERS = ("relu", "relu_", "threshold", "threshold_", "relu6")
 _BOUNDED = ("clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_max", "hardtanh", "hardtanh_", "relu6",
