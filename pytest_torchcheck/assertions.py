@@ -186,13 +186,13 @@ def assert_overfits(
     device: str | None = None,
     **fields: Any,
 ) -> None:
-    """Assert that one batch can be learnt by heart.
+    """Assert that one batch can be memorised.
 
     Args:
         model, batch, seed, device, fields: As for :func:`assert_backward`.
         loss: ``loss(output, targets)`` or ``"output"``.
-        optimizer: ``(model) -> Optimizer``, tried first; then a ladder of learning rates.
-        steps: Most steps per learning rate.
+        optimizer: ``(model) -> Optimizer``, tried first; then Adam at a rate that adapts.
+        steps: Most plain training steps that may be spent.
         ratio: What part of the distance to the loss's floor may remain.
 
     Raises:

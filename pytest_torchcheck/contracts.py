@@ -53,11 +53,11 @@ class Overfit:
     """How hard to try to overfit one batch.
 
     Attributes:
-        steps: Most optimizer steps per learning rate.
+        steps: Most plain training steps that the check may spend, everything included.
         ratio: What part of the distance between the first loss and its floor may remain.
     """
 
-    steps: int = 300
+    steps: int = 40
     ratio: float = 0.1
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class Contract:
         devices: Where it must run; by default the CPU and CUDA where present.
         dtypes: In which floating dtypes it must run; by default the model's own.
         ranks: Also as so many data-parallel ranks.
-        overfit: ``Overfit(steps=300, ratio=0.1)``, or None with a reason under ``skip``.
+        overfit: ``Overfit(steps=40, ratio=0.1)``, or None with a reason under ``skip``.
         batch_dim: Dimension of the batch; None where there is none (graphs).
         skip: ``{"check-name": "reason"}``; a skip that is no longer needed fails.
         name: Name in reports; by default that of the function, the variable or the model's class.

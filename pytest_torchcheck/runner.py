@@ -146,16 +146,19 @@ class Runner:
         Returns:
             One finding or more; those that only repeat an earlier crash point to it by ``root``.
         """
+        reason = self.contract.skip.get(case.check.name)
         start = time.perf_counter()
         try:
             with isolated(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 repeatable()
-                found = self._findings(case)
+                untried = reason is not None and not case.check.tries_skip
+                found = () if untried else self._findings(case)
         finally:
             self.seconds += time.perf_counter() - start
-        reason = self.contract.skip.get(case.check.name)
-        if reason is not None:
+        if untried:
+            found = (registry.not_applicable(f"skipped by the contract: {reason}"),)
+        elif reason is not None:
             found = outcomes.skipped(found, reason, case.check.name)
         made = tuple(
             finding.replace(

@@ -99,6 +99,8 @@ class Check:
             device and declared half-precision dtype; ``device``: once per device; ``once``: once per contract.
         devices: Device types it runs on; empty for every real device.
         family: Module that holds it.
+        tries_skip: Whether a contract that skips it still runs it, to see whether the skip is still needed;
+            False for what costs too much.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Check:
     axes: Axes = "device-dtype"
     devices: tuple[str, ...] = ()
     family: str = ""
+    tries_skip: bool = True
 
     def missing(self, contract: Contract) -> str | None:
         """Return why the check does not apply to this declaration, or None if it does."""
@@ -135,6 +138,7 @@ def check(
     cost: str,
     axes: Axes = "device-dtype",
     devices: tuple[str, ...] = (),
+    tries_skip: bool = True,
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check; the arguments are the fields of :class:`Check`."""
 
@@ -151,6 +155,7 @@ def check(
             axes=axes,
             devices=devices,
             family=function.__module__.rpartition(".")[2],
+            tries_skip=tries_skip,
         )
         return function
 

@@ -9,94 +9,168 @@ import torch
 
 from .. import sources, trees
 from ..findings import Culprit, Finding, Location
-from ..probes.stepwise import Stepwise
-from ..probes.watch import Watch
 from ..runs.again import forward_and_loss
-from ..runs.attempts import small_batch
-from ..runs.loss import evidence
+from ..runs.one_batch import small_batch
 from ..state import seed_everything
 from ..verdicts import suspicious, violated
 from .explanation import on_line
 from .losses import loss_line
 
 if TYPE_CHECKING:
-    from ..runs.attempts import Attempt, Floor
+    from ..runs.attempts import Attempt
+    from ..runs.reach import Outputs
     from ..subject import Subject
 
 
 def stuck(
-    subject: Subject, observed: str, floor: Floor, best: Attempt, shown: dict[str, Any]
-) -> Finding:
-    """Explain a loss that stops far above its floor, whatever the learning rate."""
-    blind = _blind_axis(subject)
-    culprits: list[Culprit] = []
-    location: Location | None = None
-    if not all(math.isfinite(loss) for loss in best.losses):
-        code, cause = "overfit-diverges", "the loss becomes NaN or infinite in training"
-        because = f"after {len(best.losses)} steps at {best.name}, the gentlest of the runs that got that far"
-        fix = "look at gradients-finite and degenerate-inputs"
-    elif blind is not None:
-        path, axis, place, name = blind
-        code, location = "overfit-blind", place
-        cause = f"the model cannot tell positions along dimension {axis} of {path} apart"
-        because = f"{path} is bit-equal at every position of dimension {axis}, while its targets differ there"
-        fix = "let what tells the positions apart reach the output" + (
-            f": {name} is broadcast over that dimension on this line" if name else ""
-        )
-        culprits.append(
-            Culprit(
-                kind="output", name=path, detail=f"constant along dimension {axis}", location=place
+    subject: Subject, observed: str, found: Outputs, shown: dict[str, Any], *, lost: bool
+) -> Finding | None:
+    """Explain a loss that does not fall, where something besides it was measured; None where nothing was.
+
+    Args:
+        subject: What was trained.
+        observed: What the runs showed.
+        found: What two forwards in float64 showed.
+        shown: Evidence of the finding.
+        lost: Whether the pull of the loss on the outputs reaches no parameter.
+    """
+    for look in (
+        lambda: _blind(subject, found),
+        lambda: _unmoved(subject, found),
+        lambda: _lost(subject) if lost else None,
+        lambda: _barred(subject),
+        lambda: _contradicted(subject),
+    ):
+        if (fields := look()) is not None:
+            status = fields.pop("status", violated)
+            code = fields.pop("code", "overfit-stuck")
+            return status(
+                code,
+                "the model cannot memorise one batch",
+                observed=observed,
+                evidence=shown,
+                **fields,
             )
-        )
-        if name:
-            culprits.insert(
-                0,
+    return None
+
+
+def _blind(subject: Subject, found: Outputs) -> dict[str, Any] | None:
+    """Explain outputs that are equal where targets differ."""
+    same = found.same
+    if same is None:
+        return None
+    weights = "in float64 and at two random settings of the weights"
+    if not same.axis:
+        place = sources.of_object(type(subject.model).forward)
+        return {
+            "culprits": [
                 Culprit(
-                    kind="buffer", name=name, detail="one row for all positions", location=place
-                ),
-            )
-    elif (barred := _out_of_reach(subject)) is not None:
-        code, location = "overfit-stuck", barred.location
-        cause = f"{barred.name} keeps the output from the targets"
-        because = barred.detail
-        fix = "drop this activation behind the last layer, or scale the targets into its range"
-        culprits.append(barred)
-    elif (twins := _contradiction(subject)) is not None:
-        code, location = "overfit-stuck", twins.location
-        cause = "samples with nearly the same inputs have different targets"
-        because = f"{twins.detail}; {best.remaining:.0%} of the way is left"
-        fix = "compare these samples with their source: inputs that lost what tells them apart, or targets of other samples"
-        culprits.append(twins)
-    else:
-        code = "overfit-stuck"
-        cause = "likely causes: targets that do not belong to their inputs, a part of the model that does not train, or an output that cannot reach the targets"
-        because = f"{best.remaining:.0%} of the distance to the floor is left and the loss has stopped falling"
-        fix = "compare input and target pairs by eye, and look at the other findings first"
-        location = loss_line(subject)
-        culprits += _stepwise(subject)
-        if culprits:
-            one = culprits[0]
-            cause = f"{one.name} {one.detail}: what computes that learns by other paths alone"
-            fix = f"use a version with a derivative{on_line(one.location)}"
-            location = one.location or location
-        culprits.append(
-            Culprit(kind="loss", name="loss", detail="stuck", location=loss_line(subject))
+                    kind="output", name=same.path, detail="the same for all samples", location=place
+                )
+            ],
+            "location": place,
+            "cause": "the model gives different samples the same output",
+            "because": f"{same.path} is equal for all {same.size} samples, {weights}; no two of them have "
+            "equal inputs, and their targets differ",
+            "fix": "let what tells the samples apart (order, position, an unused input) reach the output",
+        }
+    place, name = _stretched(subject, same.size)
+    culprits = [
+        Culprit(
+            kind="output",
+            name=same.path,
+            detail=f"constant along dimension {same.axis}",
+            location=place,
         )
-    return violated(
-        code,
-        "the model cannot learn one batch by heart",
-        culprits=culprits,
-        location=location,
-        observed=observed,
-        cause=cause,
-        because=because,
-        fix=fix,
-        evidence=shown,
-    )
+    ]
+    if name:
+        culprits.insert(
+            0,
+            Culprit(kind="buffer", name=name, detail="one row for all positions", location=place),
+        )
+    return {
+        "code": "overfit-blind",
+        "culprits": culprits,
+        "location": place,
+        "cause": f"the model cannot tell positions along dimension {same.axis} of {same.path} apart",
+        "because": f"{same.path} is equal at every position of dimension {same.axis}, {weights}, while its "
+        "targets differ there",
+        "fix": "let what tells the positions apart reach the output"
+        + (f": {name} is broadcast over that dimension on this line" if name else ""),
+    }
+
+
+def _unmoved(subject: Subject, found: Outputs) -> dict[str, Any] | None:
+    """Explain outputs that follow no parameter."""
+    if not found.unmoved:
+        return None
+    place = sources.of_object(type(subject.model).forward)
+    return {
+        "culprits": [
+            Culprit(kind="output", name="output", detail="follows no parameter", location=place)
+        ],
+        "location": place,
+        "cause": "the output does not depend on the model's parameters",
+        "because": "two random settings of all parameters give bit-equal outputs",
+        "fix": "compute the output from the parameters themselves in each forward",
+    }
+
+
+def _lost(subject: Subject) -> dict[str, Any]:
+    """Explain a pull on the outputs that reaches no parameter."""
+    culprits = _stepwise(subject)
+    line = loss_line(subject)
+    one = culprits[0] if culprits else None
+    culprits.append(Culprit(kind="loss", name="loss", detail="stuck", location=line))
+    return {
+        "culprits": culprits,
+        "location": (one.location if one else None) or line,
+        "cause": f"{one.name} {one.detail}"
+        if one
+        else "between output and parameters the gradient is lost",
+        "because": "the loss has a gradient with respect to the output, and carried back it is exactly zero "
+        "for every parameter",
+        "fix": f"use a version with a derivative{on_line(one.location)}"
+        if one
+        else "look at gradients-exist, which names the operation",
+    }
+
+
+def _barred(subject: Subject) -> dict[str, Any] | None:
+    """Explain an activation whose range excludes targets of the user's own batch."""
+    barred = _out_of_reach(subject)
+    if barred is None:
+        return None
+    culprit, outside = barred
+    return {
+        "status": violated if outside >= _MOSTLY else suspicious,
+        "culprits": [culprit],
+        "location": culprit.location,
+        "cause": f"{culprit.name} keeps the output from the targets",
+        "because": culprit.detail,
+        "fix": "drop this activation behind the last layer, or scale the targets into its range",
+    }
+
+
+def _contradicted(subject: Subject) -> dict[str, Any] | None:
+    """Explain samples whose inputs hardly differ."""
+    twins = _contradiction(subject)
+    if twins is None:
+        return None
+    return {
+        "culprits": [twins],
+        "location": twins.location,
+        "cause": "samples with nearly the same inputs have different targets",
+        "because": twins.detail,
+        "fix": "compare these samples with their source: inputs that lost what tells them apart, or targets of "
+        "other samples",
+    }
 
 
 def _stepwise(subject: Subject) -> list[Culprit]:
     """Return the operations of forward and loss that hand no gradient on, with the module that was built so."""
+    from ..probes.stepwise import Stepwise
+
     with subject.pristine() as model, Stepwise(model) as watch:
         forward_and_loss(subject)()
     found = []
@@ -133,15 +207,13 @@ def constant(subject: Subject, loss: float, moved: float, shown: dict[str, Any])
         location=place,
         observed=f"loss {loss:.6g}; the same to six digits for outputs moved at random, with a deviation of {moved:g}",
         cause="between the model and the loss the output is scaled away, rounded or replaced",
-        because="neither free outputs in place of the model's, trained by Adam, nor random ones change the loss",
-        fix="hand the loss the model's output as it is",
+        because="random outputs in place of the model's leave the loss as it is, and its gradient is zero",
+        fix="pass the model's output to the loss as it is",
         evidence=shown,
     )
 
 
-def crawling(
-    subject: Subject, own: Attempt, best: Attempt, place: Location | None, shown: dict[str, Any]
-) -> Finding:
+def crawling(own: Attempt, best: Attempt, place: Location | None, shown: dict[str, Any]) -> Finding:
     """Explain an optimizer that hardly moves a loss which another learning rate brings down."""
     return suspicious(
         "optimizer-crawls",
@@ -165,8 +237,19 @@ _RANGES = {
 """What an activation can give; targets beyond cannot be reached by an output that it makes."""
 
 
-def _out_of_reach(subject: Subject) -> Culprit | None:
-    """Return the activation that makes the output, where its range excludes targets of the output's shape."""
+_MOSTLY = 0.75
+"""Share of targets out of range from which no chance remains; random ones of any usual scale stay below."""
+
+
+def _out_of_reach(subject: Subject) -> tuple[Culprit, float] | None:
+    """Return the activation that makes the output and which share of the targets its range excludes.
+
+    Only targets of the output's shape in a real batch count: drawn ones have a range of the check's choice.
+    """
+    if subject.batch().origin == "drawn":
+        return None
+    from ..runs.loss import evidence
+
     maker = evidence(subject).producer
     if maker is None or maker.kind not in _RANGES:
         return None
@@ -180,17 +263,18 @@ def _out_of_reach(subject: Subject) -> Culprit | None:
         if outside:
             name = maker.op.module
             place = sources.of_parameter(subject.model, name) if name else None
-            return Culprit(
+            culprit = Culprit(
                 kind="module" if name else "call",
                 name=name or maker.op.name,
                 detail=f"{maker.op.name} gives {low:g} to {high:g}, and {outside:.0%} of {path} lie outside",
                 location=place or maker.op.location,
             )
+            return culprit, outside
     return None
 
 
 def _contradiction(subject: Subject) -> Culprit | None:
-    """Return the samples of the batch whose inputs hardly differ, and whose targets do."""
+    """Return the samples of a batch whose inputs hardly differ, and whose targets do, where they are at least half."""
     batch = small_batch(subject)
     symbol = subject.source.batch_symbol
     size = min(_COMPARED, 0 if symbol is None else batch.sizes.get(symbol, 0))
@@ -212,6 +296,8 @@ def _contradiction(subject: Subject) -> Culprit | None:
     if not pairs:
         return None
     rows = len({row for pair in pairs for row in pair})
+    if 2 * rows < size:
+        return None
     first, second = pairs[0]
     maker = subject.contract.batch
     place = sources.of_object(maker) if callable(maker) else subject.contract.location
@@ -238,34 +324,10 @@ def _gaps(tensor: torch.Tensor, axis: int) -> torch.Tensor:
     return (rows[:, None] - rows[None]).abs().amax(-1) / max(float(rows.abs().max()), 1e-300)
 
 
-def _blind_axis(subject: Subject) -> tuple[str, int, Location | None, str] | None:
-    """Find an axis (beyond the batch) along which an output is constant and its target is not."""
-    batch = subject.batch().clone()
-    with subject.pristine() as model, torch.no_grad():
-        model.train(False)
-        seed_everything(subject.seed)
-        output = subject.call(model, batch)
-    targets = list(trees.floats(batch.targets).values()) + [
-        t for t in trees.tensors(batch.targets).values() if not t.is_floating_point()
-    ]
-    for path, tensor in trees.floats(output).items():
-        values = trees.dense(tensor)
-        for axis in range(1, values.dim()):
-            if values.shape[axis] < 2 or not bool((values == values.narrow(axis, 0, 1)).all()):
-                continue
-            for target in targets:
-                if (
-                    target.dim() > axis
-                    and target.shape[axis] == values.shape[axis]
-                    and not bool((target == target.narrow(axis, 0, 1)).all())
-                ):
-                    place, name = _stretched(subject, values.shape[axis])
-                    return path, axis, place, name
-    return None
-
-
 def _stretched(subject: Subject, size: int) -> tuple[Location | None, str]:
     """Find the operation that adds one row of a larger table to every position of an axis."""
+    from ..probes.watch import Watch
+
     tables = {
         id(t): name
         for name, t in (*subject.model.named_buffers(), *subject.model.named_parameters())

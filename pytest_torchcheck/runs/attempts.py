@@ -1,4 +1,4 @@
-"""Training on one batch: what an attempt showed, and the floor that its loss could reach."""
+"""Training on one batch within a budget of plain steps, and what each attempt showed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+
+from ..state import seed_everything
+from ..subject import SubjectError, clear_gradients, optimizers_of, schedulers_of
+from .one_batch import Floor, follow, remaining, small_batch
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from collections.abc import Iterator
 
-_SAMPLES = 8  # larger batches are cut to so many samples
+    from ..batches import Batch
+    from ..contracts import Overfit
+    from ..subject import Subject
+    from .one_batch import Budget, Look
+
+_DECLARED = 0.35  # share of the budget for the declared optimizer, where another run can follow
+_CONSTANT = 0.6  # the same, as long as the loss has not changed by a bit
+_RATES = (1e-6, 3e-2)
+"""Lowest and highest first learning rate of Adam."""
+_FLAT = 0.01  # of the distance to the floor: a run that gains less in its last window has stopped
+_TOO_FAR = 3.0  # times the steps that are left: a run whose pace needs more is ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,55 +34,190 @@ class Attempt:
     """One run of training on one batch.
 
     Attributes:
-        name: ``the user's optimizer`` or the learning rate.
+        name: ``the declared optimizer``, or which optimizer at which learning rate.
         losses: Loss of every step.
         remaining: ``(best - floor) / (first - floor)``; NaN if nothing finite came out.
-        falling: Whether the loss was still falling at the end.
+        ended: Why it ended: ``reached`` the goal, ``not-finite``, ``flat``, ``pace`` (it falls too slowly for
+            the budget), ``schedule`` (the declared schedule has no further step) or ``budget``.
         rates: The highest learning rate at the first and at the last step; NaN where it is not known.
     """
 
     name: str
     losses: tuple[float, ...]
     remaining: float
-    falling: bool
+    ended: str
     rates: tuple[float, float] = (math.nan, math.nan)
 
+    @property
+    def finite(self) -> list[float]:
+        """The losses that are finite."""
+        return [loss for loss in self.losses if math.isfinite(loss)]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
-    """The lowest loss that any output could reach.
 
-    Attributes:
-        value: The loss; -inf where it has no lower bound.
-        bounded: Whether free outputs settle.
-        known: Whether it was found; False where outputs cannot be freed (a model that returns its own loss),
-            and zero, which few losses go below, stands for it.
-        scale: By how much the loss changes when the outputs are moved far, where it begins near its floor; else 1.
+def declared_attempt(subject: Subject, goal: Overfit, floor: Floor, budget: Budget) -> Attempt:
+    """Train with the declared optimizer and step, from the pristine state and one seed."""
+    alone = subject.contract.loss is None
+    steps = budget.left if alone else _DECLARED * goal.steps
+    more = budget.left if alone else _CONSTANT * goal.steps
+    batch = small_batch(subject)
+    losses: list[float] = []
+    ended = "budget"
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        made = subject.make_optimizer(model)
+        first = _rate_of(made)
+        while len(losses) < (more if len(set(losses)) == 1 else steps) and budget.take():
+            seed_everything(subject.seed)
+            value = _declared_step(subject, model, made, batch.clone(), number=len(losses))
+            if value is None:
+                ended = "schedule"
+                break
+            losses.append(value)
+            if (why := _over(losses, goal, floor, int(steps))) and len(set(losses)) > 1:
+                ended = why
+                break
+        rates = (first, _rate_of(made))
+    return Attempt(
+        name="the declared optimizer",
+        losses=tuple(losses),
+        remaining=remaining(losses, floor),
+        ended=ended,
+        rates=rates,
+    )
+
+
+def own_attempt(
+    subject: Subject,
+    goal: Overfit,
+    seen: Look,
+    budget: Budget,
+    *,
+    keep: float,
+    gentler: float = 1.0,
+) -> Attempt:
+    """Train by Adam without dropout, its rate taken from loss and gradient, then adapted step by step.
+
+    Args:
+        subject: What is trained.
+        goal: When it is reached.
+        seen: Loss, floor and gradient before any training.
+        budget: What may be spent.
+        keep: So much of it is left.
+        gentler: The first rate is divided by it.
     """
+    gap = seen.loss - seen.floor.value if seen.floor.bounded else max(1.0, abs(seen.loss))
+    rate = 0.5 * gap / max(seen.slope, 1e-30)
+    rate = min(max(rate, _RATES[0]), _RATES[1]) / gentler
+    batch = small_batch(subject)
+    losses: list[float] = []
+    ended = "budget"
+    with subject.pristine(steps=True) as model:
+        model.train()
+        for module in model.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.eval()
+        optimizers = list(_optimizers(model, rate))
+        limit = max(1, int(budget.left - keep))
+        while budget.left >= 1 + keep and budget.take():
+            seed_everything(subject.seed)
+            clear_gradients(model)
+            _, loss = subject.passes(model, batch.clone())
+            for optimizer in optimizers:
+                follow(optimizer, losses, float(loss.detach()))
+            losses.append(float(loss.detach()))
+            if why := _over(losses, goal, seen.floor, limit):
+                ended = why
+                break
+            for optimizer in optimizers:
+                optimizer.step()
+    return Attempt(
+        name=f"Adam from a rate of {rate:.2g}",
+        losses=tuple(losses),
+        remaining=remaining(losses, seen.floor),
+        ended=ended,
+    )
 
-    value: float
-    bounded: bool
-    known: bool = True
-    scale: float = 1.0
 
-    def __str__(self) -> str:
-        """What is known of it, in words."""
-        if not self.bounded:
-            return "no floor: the loss has no lower bound"
-        return f"floor {self.value:.3g}" if self.known else "floor unknown, 0 taken for it"
+def _declared_step(
+    subject: Subject, model: nn.Module, made: Any, batch: Batch, *, number: int
+) -> float | None:
+    """Do the declared step and return its loss; None where the schedule has no further step."""
+    try:
+        value = subject.train_step(model, made, batch)
+        if subject.contract.train_step is None:
+            for scheduler in schedulers_of(made):
+                if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                    scheduler.step(_number(value))
+                else:
+                    scheduler.step()
+    except SubjectError as error:
+        if number and _schedule_over(error.error):
+            return None
+        raise
+    except ValueError as error:
+        if _schedule_over(error):
+            return None
+        raise
+    return _number(value)
 
 
-def small_batch(subject: Subject) -> Any:
-    """Return the base batch, cut to a few samples where it is larger and has a batch axis."""
-    batch = subject.batch()
-    symbol = subject.source.batch_symbol
-    if (
-        symbol is None
-        or batch.sizes.get(symbol, 0) <= 2 * _SAMPLES
-        or subject.contract.train_step is not None
-    ):
-        return batch
-    axes = subject.source.axes(symbol)
-    if any(path not in axes for path in batch.tensors()):
-        return batch
-    return subject.source.rows(batch, torch.arange(2 * _SAMPLES))
+def _number(value: Any) -> float:
+    if isinstance(value, torch.Tensor):
+        return float(value.detach().float().mean())
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _schedule_over(error: BaseException) -> bool:
+    """Say whether a schedule with a fixed number of steps, such as ``OneCycleLR``, was asked for one more."""
+    return isinstance(error, ValueError) and str(error).startswith("Tried to step")
+
+
+def _rate_of(made: Any) -> float:
+    """Return the highest learning rate of what an optimizer function returned; NaN without one."""
+    rates = [
+        float(group["lr"])
+        for optimizer in optimizers_of(made)
+        for group in optimizer.param_groups
+        if "lr" in group
+    ]
+    return max(rates, default=math.nan)
+
+
+def _optimizers(model: nn.Module, rate: float) -> Iterator[torch.optim.Optimizer]:
+    """Iterate over the optimizers of a plain step: Adam, and its sparse form for sparse gradients."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    sparse = {
+        id(p)
+        for m in model.modules()
+        if getattr(m, "sparse", False)
+        for p in m.parameters(recurse=False)
+    }
+    dense = [p for p in trainable if id(p) not in sparse]
+    if dense:
+        # below 1e-7 nothing is left of a number in half precision
+        eps = 1e-4 if any(p.dtype == torch.float16 for p in dense) else 1e-8
+        yield torch.optim.Adam(dense, lr=rate, betas=(0.7, 0.9), eps=eps)
+    if rest := [p for p in trainable if id(p) in sparse]:
+        yield torch.optim.SparseAdam(rest, lr=rate, betas=(0.7, 0.9))
+
+
+def _over(losses: list[float], goal: Overfit, floor: Floor, limit: int) -> str:
+    """Say why a run of at most ``limit`` steps ends now, or nothing."""
+    if not math.isfinite(losses[-1]):
+        return "not-finite"
+    left = remaining(losses, floor)
+    if left <= goal.ratio:
+        return "reached"
+    window = max(5, limit // 6)
+    if len(losses) < 2 * window:
+        return ""
+    before = remaining(losses[:-window], floor)
+    if min(losses[:-window]) - min(losses[-window:]) < _FLAT * _way(losses[0], floor):
+        return "flat"
+    needed = window * math.log(left / goal.ratio) / max(math.log(before / left), 1e-9)
+    return "pace" if needed > _TOO_FAR * max(limit - len(losses), 1) else ""
+
+
+def _way(first: float, floor: Floor) -> float:
+    return first - floor.value if floor.bounded else max(1.0, abs(first))

@@ -1,0 +1,49 @@
+"""The model in float64, with its weights moved a little: what holds there holds by structure, not by rounding or chance."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from ..subject import Subject
+
+_JITTER = 0.05  # of the root mean square of a parameter
+_FROM_ZERO = 0.02  # of a parameter that is zero throughout
+
+
+@contextlib.contextmanager
+def jittered(subject: Subject, *, seed: int) -> Iterator[nn.Module]:
+    """Give the model in float64 with every parameter moved at random by a twentieth of its size.
+
+    Zero-initialised heads and ties at the first weights are gone there. The pristine state comes back
+    afterwards. Batches must be moved by ``batch.to(dtype=torch.float64)``; new tensors are float64 by default.
+
+    Args:
+        subject: Whose model.
+        seed: Decides the directions.
+    """
+    # in_double puts back other storage; parameters in float64 already keep theirs
+    wide = any(p.dtype in (torch.float64, torch.complex128) for p in subject.model.parameters())
+    kept = subject.pristine(steps=True) if wide else contextlib.nullcontext()
+    with kept, subject.in_double() as model:
+        torch.set_default_dtype(torch.float64)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.device.type == "meta" or not parameter.numel():
+                    continue
+                if not (parameter.is_floating_point() or parameter.is_complex()):
+                    continue
+                size = float(parameter.abs().square().mean().sqrt())
+                noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype).to(
+                    parameter.device
+                )
+                parameter.add_(noise, alpha=_JITTER * size or _FROM_ZERO)
+        yield model
