@@ -61,9 +61,9 @@ def pages_of_checks() -> dict[str, str]:
         )
         made[f"{check.name}:how"] = inspect.cleandoc(check.run.__doc__ or "")
         otherwise = f"Not where {where.replace('declares', 'does not declare').replace('has a', 'has no')}. "
+        stale = "a skip that is no longer needed fails" if check.tries_skip else "nothing runs then"
         made[f"{check.name}:optout"] = (
-            f'{otherwise}To opt out, say why: `skip={{"{check.name}": "reason"}}`; '
-            "a skip that is no longer needed fails."
+            f'{otherwise}To opt out, say why: `skip={{"{check.name}": "reason"}}`; {stale}.'
         )
     return made
 

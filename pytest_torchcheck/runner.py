@@ -157,7 +157,7 @@ class Runner:
         finally:
             self.seconds += time.perf_counter() - start
         if untried:
-            found = (registry.not_applicable(f"skipped by the contract: {reason}"),)
+            found = (verdicts.not_applicable(f"skipped by the contract: {reason}"),)
         elif reason is not None:
             found = outcomes.skipped(found, reason, case.check.name)
         made = tuple(

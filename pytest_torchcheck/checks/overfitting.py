@@ -34,6 +34,7 @@ _CONSTANT = 1e-6  # what rounding may change in a loss that depends on nothing
 _CRAWL = 1.7e-6
 """Share of the way for each step of a rate that is far too low: 100 000 steps would not do."""
 _GROWN = 10.0  # times its first value: a loss that has grown so much does not come down by itself
+_HALF = 0.5  # of the way: enough to say that a step which changes nothing is at fault
 _SEEN = 8  # so many steps show what an optimizer does
 _KEPT = 4.0  # steps of the budget that are kept to find out why nothing is learnt
 
@@ -77,8 +78,10 @@ def _tried(subject: Subject, goal: Overfit, budget: Budget) -> Finding:
     seen = Look(loss=math.nan, floor=UNKNOWN, slope=0.0)
     if subject.contract.loss is not None:
         seen = look(subject, batch, budget)
-        if (reason := _nothing_to_learn(subject, seen, budget)) is not None:
-            return reason
+        if math.isfinite(seen.loss) and not math.isfinite(seen.slope):
+            return inconclusive("the first gradient is not finite; nothing was trained")
+        if (known := _nothing_to_learn(subject, seen, budget)) is not None:
+            return known
     attempts: list[Attempt] = []
     if subject.contract.optimizer is not None or subject.contract.train_step is not None:
         attempts.append(declared_attempt(subject, goal, seen.floor, budget))
@@ -123,7 +126,8 @@ def _judge(
             f"{len(first.losses)} steps ({floor})",
             evidence=shown,
         )
-    if _done(best, goal):
+    own_steps = subject.contract.train_step is not None and len(set(first.losses)) == 1
+    if _done(best, goal) or (own_steps and best.remaining <= _HALF):
         if first.name == "the declared optimizer":
             return _own_failed(subject, first, best, floor, shown)
         return passed(
@@ -143,9 +147,10 @@ def _not_learnt(
     shown: dict[str, Any],
 ) -> Finding:
     """Look for evidence of a mistake where no run has reached the goal; else say that there is none."""
+    runs = f"best of {len(attempts)} runs ({best.name})" if len(attempts) > 1 else best.name
     observed = (
-        f"best of {len(attempts)} runs ({best.name}): loss {best.losses[0]:.4g} -> "
-        f"{min(best.finite, default=math.nan):.4g} in {len(best.losses)} steps; {floor}"
+        f"{runs}: loss {best.losses[0]:.4g} -> {min(best.finite, default=math.nan):.4g} in "
+        f"{len(best.losses)} steps; {floor}"
         + ("" if math.isnan(best.remaining) else f"; {best.remaining:.0%} of the way is left")
     )
     if subject.contract.loss is None:
@@ -161,13 +166,13 @@ def _not_learnt(
     wrong = explain.stuck(subject, observed, found, shown, lost=lost)
     if wrong is not None:
         return wrong
-    reason = few_parameters(subject, batch) or _ended(best, floor)
+    reason = few_parameters(subject, batch) or explain.hindrance(subject) or _ended(best, floor)
     return inconclusive(f"{observed}; {reason}, which does not indicate a bug", evidence=shown)
 
 
 def _ended(best: Attempt, floor: Floor) -> str:
     if not floor.bounded:
-        return "the loss has no lower bound, and what this model could reach is not known"
+        return "how far this loss can fall is not known"
     if best.ended == "not-finite":
         return "the loss became NaN or infinite at a learning rate of this check's choice"
     if not floor.known:
@@ -205,8 +210,8 @@ def _own_failed(
     made = subject.contract.optimizer
     place = (sources.search(made, r"\blr\s*=") or sources.of_object(made)) if made else None
     learns = f"{best.losses[0]:.4g} -> {best.losses[-1]:.4g} in {len(best.losses)} steps"
-    grown = finite and finite[-1] > _GROWN * (abs(finite[0]) + 1e-3)
-    if len(finite) < len(own.losses) or (grown and finite[-1] == max(finite)):
+    grown = len(finite) > 3 and min(finite[-3:]) > _GROWN * (abs(finite[0]) + 1e-3)
+    if len(finite) < len(own.losses) or grown:
         return violated(
             "optimizer-diverges",
             "the loss of one batch grows under the declared optimizer",
@@ -238,7 +243,7 @@ def _own_failed(
     if (
         subject.contract.optimizer is not None
         and len(finite) >= _SEEN
-        and moved <= max(_CRAWL * len(finite) * way, 4e-7 * abs(finite[0]))
+        and moved <= min(max(_CRAWL * len(finite) * way, 4e-7 * abs(finite[0])), 1e-4 * way)
         and own.rates[1] <= own.rates[0]  # neither a warm-up nor unknown
     ):
         from ..diagnosis import overfitting as explain

@@ -43,7 +43,7 @@ def _rule(causes: str, follows: str, link: Link, why: str) -> Rule:
     return Rule(causes=tuple(causes.split()), follows=tuple(follows.split()), link=link, why=why)
 
 
-STUCK = "overfit/overfit-stuck overfit/overfit-diverges overfit/step-learns-nothing"
+STUCK = "overfit/overfit-stuck overfit/step-learns-nothing"
 """Ways of not learning a batch that say nothing of their reason; ``overfit-blind`` and
 ``optimizer-diverges`` are measured causes of their own."""
 

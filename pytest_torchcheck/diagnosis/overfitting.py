@@ -34,24 +34,19 @@ def stuck(
         shown: Evidence of the finding.
         lost: Whether the pull of the loss on the outputs reaches no parameter.
     """
-    for look in (
-        lambda: _blind(subject, found),
-        lambda: _unmoved(subject, found),
-        lambda: _lost(subject) if lost else None,
-        lambda: _barred(subject),
-        lambda: _contradicted(subject),
-    ):
-        if (fields := look()) is not None:
-            status = fields.pop("status", violated)
-            code = fields.pop("code", "overfit-stuck")
-            return status(
-                code,
-                "the model cannot memorise one batch",
-                observed=observed,
-                evidence=shown,
-                **fields,
-            )
-    return None
+    fields = (
+        _blind(subject, found)
+        or _unmoved(subject, found)
+        or (_lost(subject) if lost else None)
+        or _barred(subject)
+        or _contradicted(subject)
+    )
+    if fields is None:
+        return None
+    code = fields.pop("code", "overfit-stuck")
+    return violated(
+        code, "the model cannot memorise one batch", observed=observed, evidence=shown, **fields
+    )
 
 
 def _blind(subject: Subject, found: Outputs) -> dict[str, Any] | None:
@@ -139,17 +134,22 @@ def _lost(subject: Subject) -> dict[str, Any]:
 def _barred(subject: Subject) -> dict[str, Any] | None:
     """Explain an activation whose range excludes targets of the user's own batch."""
     barred = _out_of_reach(subject)
-    if barred is None:
+    if barred is None or barred[1] < _MOSTLY:
         return None
-    culprit, outside = barred
+    culprit, _ = barred
     return {
-        "status": violated if outside >= _MOSTLY else suspicious,
         "culprits": [culprit],
         "location": culprit.location,
         "cause": f"{culprit.name} keeps the output from the targets",
         "because": culprit.detail,
         "fix": "drop this activation behind the last layer, or scale the targets into its range",
     }
+
+
+def hindrance(subject: Subject) -> str | None:
+    """Say which activation keeps the output from some of the targets, or None."""
+    barred = _out_of_reach(subject)
+    return None if barred is None else barred[0].detail
 
 
 def _contradicted(subject: Subject) -> dict[str, Any] | None:
@@ -221,7 +221,7 @@ def crawling(own: Attempt, best: Attempt, place: Location | None, shown: dict[st
         culprits=[Culprit(kind="optimizer", name="optimizer", detail="too slow", location=place)],
         location=place,
         observed=f"loss {own.losses[0]:.6g} -> {own.losses[-1]:.6g} in {len(own.losses)} steps at a learning rate of "
-        f"{own.rates[0]:g}; {own.remaining:.3%} of the way is left",
+        f"{own.rates[0]:g}: less than 0.01% of the way to the floor",
         cause="the learning rate is too low for this model and loss",
         because=f"{best.name} learns the same batch: {best.losses[0]:.4g} -> {best.losses[-1]:.4g} in "
         f"{len(best.losses)} steps",

@@ -25,7 +25,7 @@ _NOT_NEGATIVE = (
 _UNIT = ("Softmax", "Sigmoid")
 _NLL = ("NllLoss", "NllLoss2D")
 _LINEAR = (
-    *_SAME, *_NLL, "LogSoftmax", "Neg", "Sum", "Mean", "KlDiv", "MaskedFill", "Add", "Sub", "Mul", "Div",
+    *_SAME, *_NLL, "LogSoftmax", "Stack", "Cat", "Neg", "Sum", "Mean", "KlDiv", "MaskedFill", "Add", "Sub", "Mul", "Div",
 )  # fmt: skip
 _DEPTH = 200
 
@@ -109,12 +109,17 @@ class Floor:
         if kind in _SAME or kind == "Neg":
             inner = of(parts[0])
             return inner if kind != "Neg" else _scaled(inner, -1.0, -1.0)
+        if kind in ("Stack", "Cat"):
+            inners = [of(part) for part in parts]
+            return _Range(min(i.low for i in inners), max(i.high for i in inners))
         if kind in ("Sum", "Mean"):
             inner = of(parts[0])
             return inner if kind == "Mean" else _summed(inner)
         if kind in _NLL:
             # of what is no logarithm of probabilities nothing is known
             inner = of(parts[0])
+            if inner == _NONE:
+                return _NONE
             return _Range(-inner.high, math.inf) if inner.high <= 0 else _ANY
         if kind in ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"):
             return _Range(_binary(node), math.inf)

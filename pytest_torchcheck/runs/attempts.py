@@ -212,11 +212,14 @@ def _over(losses: list[float], goal: Overfit, floor: Floor, limit: int) -> str:
     window = max(5, limit // 6)
     if len(losses) < 2 * window:
         return ""
-    before = remaining(losses[:-window], floor)
-    if min(losses[:-window]) - min(losses[-window:]) < _FLAT * _way(losses[0], floor):
+    recent, way = losses[-window:], _way(losses[0], floor)
+    gained = min(losses[:-window]) - min(recent)
+    if gained < _FLAT * way and max(recent) - min(recent) < 5 * _FLAT * way:
         return "flat"
+    before = remaining(losses[:-window], floor)
     needed = window * math.log(left / goal.ratio) / max(math.log(before / left), 1e-9)
-    return "pace" if needed > _TOO_FAR * max(limit - len(losses), 1) else ""
+    swings = losses[-1] > min(recent) and gained <= 0
+    return "pace" if needed > _TOO_FAR * max(limit - len(losses), 1) and not swings else ""
 
 
 def _way(first: float, floor: Floor) -> float:

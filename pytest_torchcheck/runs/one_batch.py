@@ -22,7 +22,7 @@ FORWARD = 1 / 3
 """What a forward costs, in plain steps; in float64 everything costs twice as much."""
 _FREED = 0.4  # a step on the outputs alone: loss and its backward, no model
 _FREED_STEPS = 10
-_FASTER, _SLOWER = 1.3, 0.5
+_FASTER, _SLOWER = 1.2, 0.5
 
 
 @dataclass(slots=True)
@@ -50,8 +50,8 @@ class Floor:
     """The lowest loss that any output could reach.
 
     Attributes:
-        value: The loss; -inf where it has no lower bound.
-        bounded: Whether there is one.
+        value: The loss; -inf where none is known of a negative loss.
+        bounded: Whether there is a value.
         known: Whether it was found; where not, zero, which few losses go below, stands for it.
     """
 
@@ -62,7 +62,7 @@ class Floor:
     def __str__(self) -> str:
         """What is known of it, in words."""
         if not self.bounded:
-            return "no floor: the loss has no lower bound"
+            return "floor unknown: the loss is negative"
         return f"floor {self.value:.3g}" if self.known else "floor unknown, 0 taken for it"
 
 
@@ -132,10 +132,10 @@ def look(subject: Subject, batch: Batch, budget: Budget) -> Look:
         freed = None if value is not None else _freed(subject, output)
     if value is not None:
         floor = Floor(value=value)
-    elif freed is None:
-        floor = UNKNOWN
     else:
-        floor = _descended(subject, batch, freed, budget)
+        floor = UNKNOWN if freed is None else _descended(subject, batch, freed, budget)
+        if first <= floor.value:
+            floor = Floor(value=-math.inf, bounded=False, known=False)
     return Look(loss=first, floor=floor, slope=slope)
 
 
@@ -180,7 +180,7 @@ def _descended(
         return UNKNOWN
     first, low = losses[0], min(losses)
     if low < 0:
-        return Floor(value=-math.inf, bounded=False)
+        return Floor(value=-math.inf, bounded=False, known=False)
     return Floor(value=0.0 if low < 0.5 * first else low, known=False)
 
 

@@ -57,14 +57,14 @@ def hopeless(subject: Subject, batch: Batch) -> str | None:
     targets = _targets(batch)
     wanted = sum(t.numel() for t in targets.values())
     drawn = batch.origin == "drawn"
-    if wanted > trainable or (drawn and 2 * wanted > trainable):
-        return f"{wanted} target values cannot be met by {trainable} trainable parameters"
     if drawn:
         floats = sum(t.numel() for t in targets.values() if t.is_floating_point())
         if floats > _DRAWN_FLOATS:
             return f"{floats} random target values were drawn, which no smooth model memorises"
         if wanted > _DRAWN_LABELS:
             return f"{wanted} random labels were drawn, too many to be memorised in a few steps"
+    if wanted > trainable or (drawn and 2 * wanted > trainable):
+        return f"{wanted} target values cannot be met by {trainable} trainable parameters"
     if _twins(subject, batch):
         return "some samples have equal inputs and different targets"
     return None

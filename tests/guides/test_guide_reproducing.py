@@ -362,7 +362,7 @@ def normed(broken):
 ROW_13 = (
     Symptom(name="another optimizer was tried", make=lambda b: contract(Net, optimizer=slowly if b else sgd),
             checks=("overfit",), code="optimizer-crawls", status="suspicious",
-            says=("the learning rate is too low", "Adam at 0.01 learns the same batch", "raise the learning rate")),
+            says=("the learning rate is too low", "learns the same batch", "raise the learning rate")),
     Symptom(name="neighbours were changed", make=makes(Deaf), checks=("batch-independence",), code="samples-mixed",
             says=("the first of 4 samples kept its input, its neighbours changed", "an operation mixes the batch",
                   "elements that change with 4 different samples")),

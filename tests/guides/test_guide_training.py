@@ -221,7 +221,7 @@ ROW_35 = (
             says=("Tensor.round is flat",)),
     Symptom(name="a learning rate that is too low",
             make=lambda b: contract(Net, optimizer=rate(1e-7 if b else 0.5), sizes={"B": 4}), checks=("overfit",),
-            code="optimizer-crawls", status="suspicious", says=("99.99", "raise the learning rate")),
+            code="optimizer-crawls", status="suspicious", says=("less than 0.01%", "raise the learning rate")),
     Symptom(name="a first loss far above it", make=lambda b: contract(lambda: Huge(b)), checks=("loss-at-start",),
             code="loss-at-start", status="suspicious", says=("far above the 1.10 of a uniform guess",)),
 )  # fmt: skip

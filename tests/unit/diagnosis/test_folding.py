@@ -94,7 +94,7 @@ def test_dropout_in_eval_explains_what_compares_evaluations():
 
 def test_non_finite_forward():
     nan = found("gradients-finite/non-finite-forward", "attn", kind="module")
-    assert roots(nan, found("overfit/overfit-diverges", "loss", kind="loss"),
+    assert roots(nan, found("overfit/overfit-stuck", "loss", kind="loss"),
                  found("output-spec/output-range", "output", kind="output")) == [None, nan.key, nan.key]  # fmt: skip
 
 

@@ -1,0 +1,388 @@
+"""One batch is memorised within a budget; what cannot be is known early; nothing correct is blamed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract, Labels, Overfit
+
+BUDGET = 40
+
+
+def check(seed=0, **fields):
+    torch.manual_seed(seed)
+    made = {key: value() if key == "batch" else value for key, value in fields.items()}
+    (found,) = Contract(**made).check(["overfit"]).findings
+    return found
+
+
+class Counted(nn.Module):
+    """Counts what a plain step is made of: forwards, and backwards through its output."""
+
+    forwards = backwards = 0
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args):
+        Counted.forwards += 1
+        out = self.inner(*args)
+        if out.requires_grad:
+            out.register_hook(self._seen)
+        return out
+
+    @staticmethod
+    def _seen(gradient):
+        Counted.backwards += 1
+        return gradient
+
+
+@pytest.fixture(autouse=True)
+def _nothing_counted():
+    Counted.forwards = Counted.backwards = 0
+
+
+def plain_steps():
+    """A forward is a third of a plain step, its backward two thirds."""
+    return Counted.forwards / 3 + 2 * Counted.backwards / 3
+
+
+# what is learnt, and how soon
+
+
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(40, 32)
+        self.mix = nn.MultiheadAttention(32, 4, batch_first=True)
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 40)
+
+    def forward(self, ids):
+        h = self.embed(ids)
+        h = self.norm(h + self.mix(h, h, h, need_weights=False)[0])
+        return self.head(h).transpose(1, 2)
+
+
+def pooled():
+    return nn.Sequential(
+        nn.Conv2d(3, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.Dropout(0.3),
+        nn.Conv2d(12, 24, 3, stride=2), nn.BatchNorm2d(24), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(24, 5),
+    )  # fmt: skip
+
+
+LEARNT = {
+    "tanh-mlp": (
+        lambda: nn.Sequential(nn.Linear(12, 48), nn.Tanh(), nn.Linear(48, 7)),
+        lambda: ((torch.randn(8, 12),), torch.randint(0, 7, (8,))),
+        F.cross_entropy,
+    ),
+    "conv": (
+        pooled, lambda: ((torch.randn(6, 3, 12, 12),), torch.arange(6) % 5), F.cross_entropy,
+    ),
+    "language": (
+        Attends,
+        lambda: ((torch.randint(0, 40, (2, 9)),), torch.randint(0, 40, (2, 9))),
+        F.cross_entropy,
+    ),
+    "regression": (
+        lambda: nn.Sequential(nn.Linear(9, 40), nn.GELU(), nn.Linear(40, 3)),
+        lambda: ((torch.randn(5, 9),), torch.randn(5, 3)),
+        F.mse_loss,
+    ),
+    "smoothed": (
+        lambda: nn.Sequential(nn.Linear(12, 48), nn.ReLU(), nn.Linear(48, 6)),
+        lambda: ((torch.randn(6, 12),), torch.arange(6)),
+        nn.CrossEntropyLoss(label_smoothing=0.2),
+    ),
+    "soft": (
+        lambda: nn.Sequential(nn.Linear(12, 48), nn.ReLU(), nn.Linear(48, 4)),
+        lambda: ((torch.randn(6, 12),), (2 * torch.randn(6, 4)).softmax(1)),
+        F.cross_entropy,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEARNT)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_it_is_learnt_early(name, seed):
+    model, batch, loss = LEARNT[name]
+    found = check(seed, model=lambda: Counted(model()), batch=batch, loss=loss)
+    assert found.status == "passed", found.summary
+    assert plain_steps() <= 24
+
+
+def test_a_schedule_with_a_fixed_number_of_steps_ends_the_run():
+    def optimizer(model):
+        made = torch.optim.SGD(model.parameters(), lr=1e-3)
+        return made, torch.optim.lr_scheduler.OneCycleLR(made, max_lr=1e-2, total_steps=6)
+
+    model, batch, loss = LEARNT["tanh-mlp"]
+    found = check(model=model, batch=batch, loss=loss, optimizer=optimizer)
+    assert (found.status, found.code) == ("passed", "held"), found.summary
+
+
+def test_a_schedule_within_the_declared_step_ends_the_run():
+    def optimizer(model):
+        made = torch.optim.SGD(model.parameters(), lr=1e-3)
+        model.schedule = torch.optim.lr_scheduler.OneCycleLR(made, max_lr=1e-2, total_steps=5)
+        return made
+
+    def step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(*inputs), targets)
+        loss.backward()
+        optimizer.step()
+        model.schedule.step()
+        return loss.detach()
+
+    model, batch, loss = LEARNT["tanh-mlp"]
+    found = check(model=model, batch=batch, loss=loss, optimizer=optimizer, train_step=step)
+    assert found.status == "passed", found.summary
+
+
+def test_a_schedule_that_asks_for_the_loss_gets_it():
+    def optimizer(model):
+        made = torch.optim.Adam(model.parameters(), lr=2e-2)
+        return made, torch.optim.lr_scheduler.ReduceLROnPlateau(made)
+
+    model, batch, loss = LEARNT["tanh-mlp"]
+    assert check(model=model, batch=batch, loss=loss, optimizer=optimizer).status == "passed"
+
+
+# what no correct model could learn, and is not blamed
+
+
+class Unit(nn.Module):
+    """Rows of length 1: cross entropy over 12 classes stays above 1.4."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 12))
+
+    def forward(self, x):
+        return F.normalize(self.net(x), dim=-1)
+
+
+class Coarse(Unit):
+    """Outputs of a grid, learnt by a straight-through estimator."""
+
+    def forward(self, x):
+        out = self.net(x)
+        return out + (torch.round(out * 2) / 2 - out).detach()
+
+
+class Binary(Unit):
+    def forward(self, x):
+        out = torch.tanh(self.net(x))
+        return out + (out.sign() - out).detach()
+
+
+class Bounded(Unit):
+    def forward(self, x):
+        return self.net(x).clamp(-1, 1)
+
+
+class Squashed(Unit):
+    def forward(self, x):
+        return torch.sigmoid(self.net(x))
+
+
+def labelled(classes=12, rows=8):
+    return lambda: ((torch.randn(rows, 10),), torch.randint(0, classes, (rows,)))
+
+
+class Noisy(Unit):
+    """The objective is another one in each call: its generator is its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        order = torch.randperm(12, generator=self.generator)
+        return self.net(x)[:, order]
+
+
+UNLEARNABLE = {
+    "normalised": (Unit, labelled(), F.cross_entropy),
+    "quantised": (Coarse, lambda: ((torch.randn(8, 10),), torch.randn(8, 12)), F.mse_loss),
+    "signs": (Binary, labelled(), F.cross_entropy),
+    "bounded": (Bounded, labelled(), F.cross_entropy),
+    "squashed": (
+        Squashed, lambda: ((torch.randn(8, 10),), torch.randn(8, 12)), F.mse_loss,
+    ),
+    "few-parameters": (
+        lambda: nn.Linear(5, 1),
+        lambda: ((torch.randn(30, 5),), torch.randn(30, 1)),
+        F.mse_loss,
+    ),
+    "a-constant": (
+        lambda: nn.Embedding(1, 12),
+        lambda: ((torch.zeros(9, dtype=torch.long),), torch.arange(9)),
+        F.cross_entropy,
+    ),
+    "noise-to-noise": (
+        lambda: nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 1, 3, padding=1)),
+        lambda: ((torch.rand(4, 1, 12, 12),), torch.rand(4, 1, 12, 12)),
+        F.mse_loss,
+    ),
+    "dense-labels": (
+        lambda: nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 4, 1)),
+        lambda: ((torch.randn(2, 3, 14, 14),), torch.randint(0, 4, (2, 14, 14))),
+        F.cross_entropy,
+    ),
+    "same-inputs": (
+        lambda: nn.Linear(4, 3), lambda: ((torch.ones(6, 4),), torch.arange(6) % 3), F.cross_entropy,
+    ),
+    "resampled": (Noisy, labelled(), F.cross_entropy),
+    "learnt-already": (
+        lambda: nn.Linear(6, 6), lambda: ((torch.zeros(4, 6),), torch.zeros(4, 6)),
+        lambda output, target: F.mse_loss(output * 0 + target, target) + 0 * output.sum(),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNLEARNABLE)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_correct_model_is_not_blamed(name, seed):
+    model, batch, loss = UNLEARNABLE[name]
+    found = check(seed, model=lambda: Counted(model()), batch=batch, loss=loss)
+    assert found.status in ("inconclusive", "passed"), str(found)
+    assert plain_steps() <= BUDGET
+
+
+@pytest.mark.parametrize("name", ["few-parameters", "a-constant", "same-inputs", "noise-to-noise"])
+def test_what_cannot_be_learnt_is_known_before_training(name):
+    model, batch, loss = UNLEARNABLE[name]
+    found = check(model=lambda: Counted(model()), batch=batch, loss=loss)
+    assert (found.status, Counted.backwards) == ("inconclusive", 0)
+    assert "nothing was trained" in found.summary
+
+
+def test_drawn_targets_of_an_image_are_not_trained_on():
+    found = check(
+        model=lambda: Counted(nn.Sequential(nn.Conv2d(1, 64, 5, padding=2), nn.Conv2d(64, 1, 1))),
+        inputs="B 1 16 16", targets="B 1 16 16", loss=F.mse_loss,
+    )  # fmt: skip
+    assert (found.status, Counted.backwards) == ("inconclusive", 0)
+    assert "random target values were drawn" in found.summary
+
+
+# what may be spent
+
+
+@pytest.mark.parametrize("fields", [{"overfit": None, "skip": {"overfit": "it is a metric"}},
+                                    {"skip": {"overfit": "it takes too long"}}])  # fmt: skip
+def test_a_skip_runs_nothing(fields):
+    model, batch, loss = LEARNT["tanh-mlp"]
+    found = check(model=lambda: Counted(model()), batch=batch, loss=loss, **fields)
+    assert (found.status, Counted.forwards) == ("not-applicable", 0)
+
+
+def test_declared_steps_are_spent_where_they_help():
+    model = lambda: nn.Sequential(nn.Linear(10, 24), nn.ReLU(), nn.Linear(24, 4))  # noqa: E731
+    fields = {"model": lambda: Counted(model()), "batch": labelled(4), "loss": F.cross_entropy,
+              "optimizer": lambda m: torch.optim.SGD(m.parameters(), lr=0.15)}  # fmt: skip
+    short = check(**fields)
+    assert plain_steps() <= BUDGET
+    Counted.forwards = Counted.backwards = 0
+    long = check(**fields, overfit=Overfit(steps=400))
+    assert "the declared optimizer was slower" in short.summary
+    assert long.summary.startswith("the loss fell")
+    assert BUDGET < plain_steps() <= 400
+
+
+def test_a_few_steps_are_enough_to_say_that_they_were_few():
+    model, batch, loss = LEARNT["conv"]
+    found = check(model=lambda: Counted(model()), batch=batch, loss=loss, overfit=Overfit(steps=4))
+    assert found.status == "inconclusive"
+    assert plain_steps() <= 4
+
+
+# what is wrong, with the evidence
+
+
+class Bag(nn.Module):
+    """Orders of the same words, which a sum of embeddings cannot tell apart."""
+
+    def __init__(self, positions):
+        super().__init__()
+        self.embed = nn.Embedding(9, 24)
+        self.place = nn.Parameter(torch.randn(5, 24)) if positions else None
+        self.layers = nn.Sequential(nn.Linear(24, 48), nn.ReLU())
+        self.head = nn.Linear(48, 3)
+
+    def forward(self, ids):
+        h = self.embed(ids)
+        if self.place is not None:
+            h = h + self.place
+        return self.head(self.layers(h).mean(1))
+
+
+def orders():
+    words = torch.randint(0, 9, (5,))
+    words[:2] = torch.tensor([7, 8])
+    rows = torch.stack([words.roll(shift) for shift in range(5)])
+    return (rows,), torch.tensor([0, 1, 2, 0, 1])
+
+
+@pytest.mark.parametrize("positions", [True, False])
+def test_samples_that_are_not_told_apart(positions):
+    found = check(model=lambda: Bag(positions), batch=orders, loss=F.cross_entropy)
+    assert (found.status, found.code) == (
+        ("passed", "held") if positions else ("violated", "overfit-stuck")
+    ), found.summary
+    if not positions:
+        assert found.cause == "the model gives different samples the same output"
+        assert "all 5 samples" in found.because
+
+
+class Reads(nn.Module):
+    """Computes from weights that it has copied when it was built."""
+
+    def __init__(self, stale):
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+        self.stale = stale
+        self.register_buffer("copied", self.layer.weight.detach().clone())
+
+    def forward(self, x):
+        weight = self.layer.weight
+        return F.linear(x, weight + (self.copied - weight).detach() if self.stale else weight)
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_outputs_that_follow_no_parameter(stale):
+    found = check(model=lambda: Reads(stale), loss=F.cross_entropy,
+                  batch=lambda: ((torch.randn(5, 8),), torch.arange(5) % 3))  # fmt: skip
+    if stale:
+        assert (found.status, found.code) == ("violated", "overfit-stuck")
+        assert found.cause == "the output does not depend on the model's parameters"
+    else:
+        assert found.status == "passed", found.summary
+
+
+@pytest.mark.parametrize("classes", [Labels("B", classes=5), "B 5"])
+def test_an_adequate_drawn_batch_is_learnt(classes):
+    loss = F.cross_entropy if isinstance(classes, Labels) else F.mse_loss
+    found = check(
+        model=lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 5)),
+        inputs="B 16", targets=classes, loss=loss, sizes={"B": 4},
+    )  # fmt: skip
+    assert found.status == "passed", found.summary
+
+
+def test_the_model_is_put_back():
+    torch.manual_seed(0)
+    model = pooled()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    Contract(
+        model=model, batch=((torch.randn(6, 3, 12, 12),), torch.arange(6) % 5), loss=F.cross_entropy
+    ).check(["overfit"])
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
