@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .. import sources
+from ..diagnosis import overfitting as explain
 from ..findings import Culprit, Finding
 from ..runs.attempts import Attempt, declared_attempt, own_attempt
 from ..runs.one_batch import (
@@ -158,8 +159,6 @@ def _not_learnt(
             f"{observed}; without a declared loss no other learning rate could be tried",
             evidence=shown,
         )
-    from ..diagnosis import overfitting as explain
-
     batch = small_batch(subject)
     found = outputs_in_double(subject, batch, budget)
     lost = residual_lost(subject, batch, budget)
@@ -184,8 +183,6 @@ def _ended(best: Attempt, floor: Floor) -> str:
 
 def _nothing_to_learn(subject: Subject, seen: Look, budget: Budget) -> Finding | None:
     """Judge a loss that is at its floor before the first step, or that depends on nothing; None for others."""
-    from ..diagnosis import overfitting as explain
-
     loss, few = seen.loss, _CONSTANT * abs(seen.loss)
     shown = {"floor": seen.floor.value if seen.floor.bounded else None}
     if (
@@ -246,8 +243,6 @@ def _own_failed(
         and moved <= min(max(_CRAWL * len(finite) * way, 4e-7 * abs(finite[0])), 1e-4 * way)
         and own.rates[1] <= own.rates[0]  # neither a warm-up nor unknown
     ):
-        from ..diagnosis import overfitting as explain
-
         return explain.crawling(own, best, place, shown)
     return passed(
         f"{best.name} learns the batch, {learns}; the declared optimizer was slower "

@@ -9,7 +9,10 @@ import torch
 
 from .. import sources, trees
 from ..findings import Culprit, Finding, Location
+from ..probes.stepwise import Stepwise
+from ..probes.watch import Watch
 from ..runs.again import forward_and_loss
+from ..runs.loss import evidence
 from ..runs.one_batch import small_batch
 from ..state import seed_everything
 from ..verdicts import suspicious, violated
@@ -169,8 +172,6 @@ def _contradicted(subject: Subject) -> dict[str, Any] | None:
 
 def _stepwise(subject: Subject) -> list[Culprit]:
     """Return the operations of forward and loss that hand no gradient on, with the module that was built so."""
-    from ..probes.stepwise import Stepwise
-
     with subject.pristine() as model, Stepwise(model) as watch:
         forward_and_loss(subject)()
     found = []
@@ -248,8 +249,6 @@ def _out_of_reach(subject: Subject) -> tuple[Culprit, float] | None:
     """
     if subject.batch().origin == "drawn":
         return None
-    from ..runs.loss import evidence
-
     maker = evidence(subject).producer
     if maker is None or maker.kind not in _RANGES:
         return None
@@ -326,8 +325,6 @@ def _gaps(tensor: torch.Tensor, axis: int) -> torch.Tensor:
 
 def _stretched(subject: Subject, size: int) -> tuple[Location | None, str]:
     """Find the operation that adds one row of a larger table to every position of an axis."""
-    from ..probes.watch import Watch
-
     tables = {
         id(t): name
         for name, t in (*subject.model.named_buffers(), *subject.model.named_parameters())
