@@ -82,29 +82,49 @@ def _alone(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOu
         return
     span = subject.source.symbols[symbol]
     status: Status = "violated" if span.declared and span.low <= 1 else "suspicious"
+    ignored = _ignored(subject, loss)
+    axes = subject.source.axes(symbol)
+    labels = [
+        target.movedim(axes[path], 0).flatten(1) if target.dim() > 1 else target[:, None]
+        for path, target in loss.targets().items()
+        if path in axes and not target.is_floating_point() and target.dtype != torch.bool
+    ]
     for sample in range(min(size, _SAMPLES)):
+        if any(
+            all(int(v) < 0 or int(v) in ignored for v in row[sample].unique()) for row in labels
+        ):
+            continue  # nothing of it counts: torch's own mean over nothing is NaN
         yield f"sample {sample} alone", loss.cut(torch.tensor([sample]), axis), status
+
+
+def _ignored(subject: Subject, loss: LossOfOutput) -> set[int]:
+    """Return the labels that do not count: of the specs, and of the calls of torch's loss functions."""
+    specs = (subject.source.specs.get(path) for path in loss.targets())
+    declared = {spec.ignore_index for spec in specs if isinstance(spec, Labels)}
+    given = {call.options.get("ignore_index") for call in explain.loss_calls(subject, loss)}
+    return {int(value) for value in declared | given if value is not None}
 
 
 def _one_class(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOutput, Status]]:
     """Yield batches whose targets are all of one class; of a spec any of these may be drawn."""
+    ignored = _ignored(subject, loss)
     for path, target in loss.targets().items():
         spec = subject.source.specs.get(path)
         if target.is_floating_point() or target.is_complex() or not target.numel():
             continue
         declared = isinstance(spec, Labels) and loss.batch.origin != "real"
-        known = sorted({int(v) for v in torch.unique(target).tolist() if int(v) >= 0})
+        values = {int(v) for v in torch.unique(target).tolist()}
+        known = sorted(v for v in values if v >= 0 and v not in ignored)
         if not declared and (target.dtype != torch.bool and known != [0, 1]):
             continue  # numbers of an unknown meaning: lengths, indices
-        for value in known[: _CLASSES - 1] + known[-1:]:
-            other = torch.where(target < 0, target, value) if target.dtype != torch.bool else (
-                torch.full_like(target, bool(value))
-            )  # fmt: skip
-            if torch.equal(other, target):
-                continue
-            batch = loss.with_targets(target, other.to(target.dtype))
-            case = LossOfOutput(subject, loss._output, batch)
-            yield f"{path} that are all {value}", case, "violated" if declared else "suspicious"
+        for value in dict.fromkeys(known[: _CLASSES - 1] + known[-1:]):
+            other = torch.full_like(target, value)
+            for mark in values - set(known):
+                other[target == mark] = mark
+            if not torch.equal(other, target):
+                batch = loss.with_targets(target, other)
+                status: Status = "violated" if declared else "suspicious"
+                yield f"{path} that are all {value}", loss.of(batch), status
 
 
 @check(

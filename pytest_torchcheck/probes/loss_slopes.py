@@ -76,6 +76,10 @@ class LossOfOutput:
         rows = self._subject.source.rows(self.batch, index)
         return LossOfOutput(self._subject, trees.substitute(self._output, fewer), rows)
 
+    def of(self, batch: Batch) -> LossOfOutput:
+        """Return the loss of the same output for another batch, which may differ in its targets."""
+        return LossOfOutput(self._subject, self._output, batch)
+
     def stretched(self, sample: int, axis: int) -> LossOfOutput:
         """Return the loss of outputs that are extreme for one sample: normal numbers of a hundred times their scale."""
         generator = torch.Generator().manual_seed(0)
