@@ -396,7 +396,7 @@ def _writes_are_read(subject: Subject) -> bool:
     The other batch is of twice the scale, so that a running maximum moves too.
     """
 
-    def doubled(_path: str, leaf: object) -> object:
+    def doubled(_path: str, leaf: Any) -> Any:
         wide = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
         return leaf.detach() * 2 if wide else leaf
 

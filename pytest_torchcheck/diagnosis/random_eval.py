@@ -11,8 +11,8 @@ from ..findings import Culprit
 from ..probes.perturbing import find_perturbations
 from ..state import seed_everything
 from ..verdicts import suspicious, violated
+from ..wording import have, names_text
 from . import places
-from .gradients import have, names_text
 
 if TYPE_CHECKING:
     from ..findings import Finding
