@@ -92,7 +92,6 @@ def _moved_by_hand(subject: Subject) -> str:
     """Say how many parameters the user's own step moves without a torch optimizer; empty where none moves."""
     if subject.contract.train_step is None:
         return ""
-    from ..runs.steps import trajectory
 
     moved = trajectory(subject).moved
     count = sum(size > 0.0 for size in moved.values())
