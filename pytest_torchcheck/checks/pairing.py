@@ -47,10 +47,10 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
     leaves = {p: t for p, t in trees.floats(output).items() if t.is_leaf and not t.is_inference()}
     own = trees.tensors(batch.targets, "targets")
     fitting = [
-        (path, dim, name)
+        (path, axes, name)
         for name, target in own.items()
         for path, leaf in leaves.items()
-        if (dim := _class_axis(leaf, target)) is not None
+        if (axes := _class_axes(leaf, target))
     ]
     if not fitting:
         yield not_applicable("no target has one value for each position of an output")
@@ -73,12 +73,15 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
     batch_dim = subject.contract.batch_dim
     try:
         base = slopes(batch.targets)
-        for path, dim, name in fitting:
+        for path, axes, name in fitting:
             if base is None or path not in base:
                 continue
-            reached = _reached(base[path], dim, own[name], path, leaves[path], batch, slopes)
+            ways = _reached(base[path], axes, own[name], path, leaves[path], batch, slopes)
+            reached = ways[0]
             seen += len(reached)
-            if len(reached) < 2 or _one_distance(reached, own[name].shape, batch_dim):
+            if len(reached) < 2 or any(
+                _one_distance(way, own[name].shape, batch_dim) for way in ways
+            ):
                 continue
             if _matched(subject, output, batch, own[name]):
                 continue  # targets in any order: the loss looks for their outputs itself
@@ -95,20 +98,18 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
         yield inconclusive("no change of a single target reached an output")
 
 
-def _class_axis(leaf: torch.Tensor, target: torch.Tensor) -> int | None:
-    """Return the axis of an output that holds the classes, -1 where output and target are alike, else None."""
+def _class_axes(leaf: torch.Tensor, target: torch.Tensor) -> list[int]:
+    """Return the axes of an output that may hold the classes, -1 where output and target are alike."""
     if target.dim() == 0 or target.numel() < 3 or target.is_complex() or leaf.is_complex():
-        return None
+        return []
     if target.is_floating_point() or target.dtype == torch.bool:
-        return -1 if leaf.shape == target.shape else None
+        return [-1] if leaf.shape == target.shape else []
     # integers of the output's own shape may be indices into it (a list of labels, an order)
-    axes = [d for d in range(leaf.dim()) if leaf.shape[:d] + leaf.shape[d + 1 :] == target.shape]
-    axes = [d for d in axes if leaf.shape[d] > 1]
-    if (
-        len(axes) > 1
-    ):  # sizes that are equal by chance: classes stand second, as torch's losses take them, or last
-        axes = [d for d in axes if d in (1, leaf.dim() - 1)][:1]
-    return axes[0] if axes else None
+    return [
+        d
+        for d in range(leaf.dim())
+        if leaf.shape[d] > 1 and leaf.shape[:d] + leaf.shape[d + 1 :] == target.shape
+    ]
 
 
 Place = tuple[int, ...]
@@ -116,32 +117,32 @@ Place = tuple[int, ...]
 
 def _reached(
     base: torch.Tensor,
-    dim: int,
+    axes: list[int],
     target: torch.Tensor,
     path: str,
     leaf: torch.Tensor,
     batch: Batch,
     slopes: Callable[[Any], dict[str, torch.Tensor] | None],
-) -> dict[Place, set[Place]]:
-    """Change single targets; return for each the positions of the output whose gradient changed."""
-    found: dict[Place, set[Place]] = {}
+) -> list[dict[Place, set[Place]]]:
+    """Change single targets; return for each the positions of the output whose gradient changed, by class axis."""
+    found: list[dict[Place, set[Place]]] = [{} for _ in axes]
     for number in range(_PROBES):
         # spread over the targets, and at uneven distances: no period of the shape is met by all of them
         flat = int(target.numel() * ((number + 0.5) * _GOLDEN % 1))
         place = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), target.shape))
-        other = _other(target, place, leaf.shape[dim] if dim >= 0 else 0)
+        other = _other(target, place, leaf.shape[axes[0]] if axes[0] >= 0 else 0)
         if other is None:
             continue
-        changed = trees.substitute(batch.targets, {id(target): other})
-        now = slopes(other if batch.targets is target else changed)
+        now = slopes(trees.substitute(batch.targets, {id(target): other}))
         if now is None or path not in now:
             continue
-        moved = (now[path] - base).abs()
-        moved = moved.amax(dim) if dim >= 0 else moved
-        if not bool(torch.isfinite(moved).all()) or not bool((moved > 0).any()):
+        change = (now[path] - base).abs()
+        if not bool(torch.isfinite(change).all()) or not bool((change > 0).any()):
             continue
-        where = (moved > 1e-6 * moved.max()).nonzero().tolist()
-        found[place] = {tuple(item) for item in where}
+        for axis, reached in zip(axes, found, strict=True):
+            moved = change.amax(axis) if axis >= 0 else change
+            where = (moved > 1e-6 * moved.max()).nonzero().tolist()
+            reached[place] = {tuple(item) for item in where}
     return found
 
 

@@ -80,6 +80,8 @@ def _alone(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOu
     size = 0 if axis is None or symbol is None else loss.samples(axis)
     if axis is None or symbol is None or size < 2 or loss.batch.sizes.get(symbol) != size:
         return
+    if len(loss.axes_of(size)) > 1:
+        return  # a square batch: which axis holds the samples cannot be told
     span = subject.source.symbols[symbol]
     status: Status = "violated" if span.declared and span.low <= 1 else "suspicious"
     ignored = _ignored(subject, loss)
@@ -156,9 +158,11 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
     for path, target in loss.targets().items():
         if path not in axes or target.is_complex():
             continue
-        pulls = _pulls(loss, base, target, axes[path], axis, size)
-        seen += sum(pull is not None for pull in pulls.values())
-        findings += _judged(subject, loss, base, path, pulls)
+        # in a square batch any of these may hold the samples: time may come first in the output
+        ways = [_pulls(loss, base, target, axes[path], a, size) for a in loss.axes_of(size)]
+        judged = [list(_judged(subject, loss, base, path, pulls)) for pulls in ways]
+        seen += max(sum(pull is not None for pull in pulls.values()) for pulls in ways)
+        findings += sorted(judged, key=len)[0]
     yield from findings
     if findings:
         return

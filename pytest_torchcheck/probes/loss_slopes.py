@@ -63,6 +63,11 @@ class LossOfOutput:
         sizes = {t.shape[axis] if t.dim() > axis else 0 for t in self.outputs.values()}
         return sizes.pop() if len(sizes) == 1 else 0
 
+    def axes_of(self, size: int) -> list[int]:
+        """Return the axes along which every output has this size."""
+        least = min(t.dim() for t in self.outputs.values())
+        return [a for a in range(least) if all(t.shape[a] == size for t in self.outputs.values())]
+
     def cut(self, index: torch.Tensor, axis: int) -> LossOfOutput:
         """Return the loss of some samples only.
 
