@@ -15,6 +15,7 @@ import torch
 from . import outcomes, sources, verdicts
 from .adapters import LoopUnavailableError
 from .checks.registry import Check, catalogue
+from .codes.errors import own_loss_line, with_live_tensors
 from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError
 from .declared_names import UnknownNameError
 from .findings import Culprit, Finding, Location, Report
@@ -314,8 +315,6 @@ class Runner:
             },
         )
         if finding.code == "out-of-memory":
-            from .diagnosis.memory import with_live_tensors
-
             finding = with_live_tensors(
                 finding, subject, error.batch.sizes if error.batch is not None else {}
             )
@@ -364,8 +363,6 @@ class Runner:
 
     def _line_of(self, phase: str, subject: Subject) -> Location | None:
         """Return the user's line that stands for a phase, for an error raised outside of their code."""
-        from .diagnosis.losses import own_loss_line
-
         contract = self.contract
         if phase == "step":
             own = contract.train_step or contract.optimizer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import trees
-from ..diagnosis import losses as explain
+from ..codes import loss as explain
 from ..runs.loss import evidence
 from ..state import seed_everything
 from ..verdicts import inconclusive, not_applicable, passed

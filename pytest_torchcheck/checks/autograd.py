@@ -10,9 +10,7 @@ import torch
 from pytest_torchcheck.loop.recorder import trace_of
 
 from .. import sources, trees
-from ..diagnosis import freezing
-from ..diagnosis import gradients as explain
-from ..diagnosis.tables import parameter_rows
+from ..codes import gradients as explain
 from ..facts import forward_facts
 from ..probes.provenance import find_stops
 from ..probes.watch import Watch, name_of, tensors_in
@@ -20,6 +18,7 @@ from ..runs.again import forward_and_loss
 from ..runs.looks import _STRUCTURAL, REDRAWS, _double_norms, _norms_of, shared_shifts, unreached
 from ..runs.loss import evidence
 from ..runs.steps import trajectory, untrainable
+from ..runs.tables import parameter_rows
 from ..state import isolated, seed_everything
 from ..subject import Subject, SubjectError, clear_gradients, gradient_stats
 from ..verdicts import inconclusive, not_applicable, passed, violated
@@ -87,7 +86,7 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
     """Look for None and zero gradients; look again over batches, seeds and steps before judging."""
     if not any(p.requires_grad for p in subject.model.parameters()):
         if _is_to_train(subject):
-            yield freezing.nothing_trainable(subject)
+            yield explain.nothing_trainable(subject)
         else:
             yield not_applicable("no parameter requires a gradient")
         return
@@ -121,7 +120,7 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
         # the optimizer function or the step may switch it on
         moved = trajectory(subject).moved
         untrained = [(name, p) for name, p in untrained if not moved.get(name, 0.0)]
-    yield from freezing.off(subject, [name for name, _ in untrained])
+    yield from explain.off(subject, [name for name, _ in untrained])
     none = [name for name, kind in dead.items() if kind == "none"]
     zero = [name for name, kind in dead.items() if kind == "zero"]
     total = len(first.stats)

@@ -8,11 +8,7 @@ import torch
 from torch import nn
 
 from .. import trees
-from ..diagnosis import behaviour as explain
-from ..diagnosis import places
-from ..diagnosis.flags import flags
-from ..diagnosis.random_eval import random_in_eval
-from ..diagnosis.unrepeated import unrepeated_batch, unrepeated_build
+from ..codes import behaviour as explain
 from ..facts import copied, forward_facts, outputs
 from ..runs.rows import Rows, floating_from, output_rows
 from ..runs.time_first import other_batch_dim
@@ -210,7 +206,7 @@ def beyond_rounding(subject: Subject, batch: Batch, gap: float, bound: float) ->
     if bound != EXACT or not gap <= ROUNDING:
         return True
     if "computes-narrow" not in subject.cache:
-        subject.cache["computes-narrow"] = places.computes_narrow(subject, batch)
+        subject.cache["computes-narrow"] = explain.computes_narrow(subject, batch)
     return not subject.cache["computes-narrow"]
 
 
@@ -322,7 +318,7 @@ def eval_determinism(subject: Subject) -> Iterator[Finding]:
         moved = [p for p in moved if trees.worst(first[p], second[p]) > 4 * floor[p]]
     if moved:
         gap = max(trees.worst(first[p], second[p]) for p in moved if p in second)
-        yield random_in_eval(subject, moved, gap)
+        yield explain.random_in_eval(subject, moved, gap)
         return
     yield passed(f"{len(first)} output tensors are bit-equal over two seeds")
 
@@ -425,7 +421,8 @@ def _writes_are_read(subject: Subject) -> bool:
 )
 def mode_flags(subject: Subject) -> Iterator[Finding]:
     """Call eval() and train() and look at every module's flag, and for ``requires_grad`` set on a module."""
-    idle = list(flags(subject))
+    suspects = [m for m in subject.model.modules() if "requires_grad" in vars(m)]
+    idle = list(explain.flags(subject)) if suspects else []
     yield from idle
     with subject.pristine() as model:
         model.eval()
@@ -471,7 +468,9 @@ def seeding(subject: Subject) -> Iterator[Finding]:
     them cannot be repeated.
     """
     if subject.device.type == "cpu":
-        yield from filter(None, (unrepeated_build(subject), unrepeated_batch(subject)))
+        yield from filter(
+            None, (explain.unrepeated_build(subject), explain.unrepeated_batch(subject))
+        )
     seen = forward_facts(subject, train=True)
     first, (again, consumed) = seen.outputs, _seeded(subject, 0)
     if not first:

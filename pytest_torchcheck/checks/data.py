@@ -11,9 +11,6 @@ import torch
 from pytest_torchcheck.data import (
     collating,
     confusing,
-    explain_labels,
-    explain_order,
-    explain_samples,
     keeping,
     labels,
     mutation,
@@ -29,6 +26,7 @@ from pytest_torchcheck.data.reading import MOST_SAMPLES, Survey, survey
 from pytest_torchcheck.specs import Labels, as_spec_tree
 from pytest_torchcheck.subject import Subject, SubjectError
 
+from ..codes import data as explain
 from ..verdicts import inconclusive, not_applicable, passed
 from .registry import check
 
@@ -90,10 +88,10 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
     """Read evenly spread samples and look at every leaf; collate one batch of the least alike."""
     for found in surveys(subject):
         if found.errors:
-            yield explain_samples.read_error(found)
+            yield explain.read_error(found)
             continue
         if not found.samples:
-            yield explain_samples.empty(found)
+            yield explain.empty(found)
             continue
         collates = (
             validity.try_collate(found)
@@ -101,11 +99,11 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
             else None
         )
         bad = [
-            *explain_samples.not_finite(found, subject.seed),
-            *explain_samples.elsewhere(found),
-            *explain_samples.inconsistent(found, collates, subject.contract.location),
+            *explain.not_finite(found, subject.seed),
+            *explain.elsewhere(found),
+            *explain.inconsistent(found, collates, subject.contract.location),
             *_out_of_range(subject, found),
-            *([explain_samples.identical(found)] if validity.identical_inputs(found) else []),
+            *([explain.identical(found)] if validity.identical_inputs(found) else []),
         ]
         yield from bad
         if not bad:
@@ -135,7 +133,7 @@ def _out_of_range(subject: Subject, found: Survey) -> Iterator[Finding]:
         for sample in found.samples:
             own = next(one for one in sample.leaves if one.path == leaf.path)
             if own.low is not None and own.high is not None and (own.low < low or own.high > top):
-                yield explain_samples.out_of_range(found, leaf.path, low, top, own, sample.index)
+                yield explain.out_of_range(found, leaf.path, low, top, own, sample.index)
                 break
 
 
@@ -169,7 +167,7 @@ def samples_unchanged(subject: Subject) -> Iterator[Finding]:
                 f"{part.prefix}samples of {part.name} hold nothing that can be compared"
             )
         elif again.overwritten:
-            yield explain_samples.overwritten(
+            yield explain.overwritten(
                 part, again, mutation.trace_buffer(part, again, seed=subject.seed)
             )
         elif again.fills and (other := _in_data(confusing.find_confusion, part, seed=subject.seed)):
@@ -194,7 +192,7 @@ def samples_unchanged(subject: Subject) -> Iterator[Finding]:
             traced = None
             if again.changes[0].held.kind != "attribute":
                 traced = mutation.trace_write(part, again.changes[0], seed=subject.seed)
-            yield explain_samples.damaged(part, again, traced)
+            yield explain.damaged(part, again, traced)
         elif subject.contract.promised("RandomAugmentation"):
             yield inconclusive(
                 f"{part.prefix}samples differ under one seed; random-augmentation says why",
@@ -202,7 +200,7 @@ def samples_unchanged(subject: Subject) -> Iterator[Finding]:
             )
         else:
             name, place = _in_data(randomness.find_divergence, part)
-            yield explain_samples.not_repeatable(part, again, name, place)
+            yield explain.not_repeatable(part, again, name, place)
 
 
 def _unreadable(found: Survey) -> Finding:
@@ -246,11 +244,11 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
             )
             continue
         classes, ignore, wants_float = _declared_labels(subject, part)
-        bad = list(explain_labels.labels_wrong(part, measured, classes, ignore, wants_float))
+        bad = list(explain.labels_wrong(part, measured, classes, ignore, wants_float))
         if not bad and wants_float and measured.collated and part.plan.collate_fn is None:
             said = _refusal(subject, measured.collated)
             given = subject.batch().targets.dtype == measured.collated
-            bad = [explain_labels.dtype_refused(part, measured, said, given)] if said else []
+            bad = [explain.dtype_refused(part, measured, said, given)] if said else []
         yield from bad
         if not bad:
             kinds = (
@@ -333,7 +331,7 @@ def split_hygiene(subject: Subject) -> Iterator[Finding]:
         if found is None:
             yield inconclusive(f"{first.role} and {second.role} hold nothing that can be compared")
         elif found.shared:
-            yield explain_order.leaked(first, second, found, subject.contract.location)
+            yield explain.leaked(first, second, found, subject.contract.location)
         elif found.random or not found.is_complete:
             why = "reading is random" if found.random else "not all were compared"
             yield inconclusive(

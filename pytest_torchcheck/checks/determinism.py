@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources
-from ..diagnosis.replay import replay
+from ..codes import behaviour as explain
 from ..findings import Culprit, Finding
 from ..measure import parity
 from ..record.modes import Kernels
@@ -124,7 +124,7 @@ def _refused(subject: Subject, error: SubjectError, op: str) -> Finding:
     place = sources.of_error(error.error)
     if error.phase == "backward":  # anomaly mode knows the forward line
         with subject.pristine() as model:
-            again = replay(
+            again = explain.replay(
                 lambda: parity.run(subject, model, subject.batch()), model=model, anomaly=True
             )
         place = (again.saved_at if again is not None else None) or place

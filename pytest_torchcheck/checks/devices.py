@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import sources, trees
+from ..codes import devices as explain
+from ..codes.errors import explain_error
 from ..contracts import DTYPES, FULL_PRECISION
-from ..diagnosis import placement as explain
-from ..diagnosis.complex_cast import complex_cast
-from ..diagnosis.errors import explain_error
 from ..diagnosis.explanation import counted
-from ..diagnosis.portability import Portability, portability
 from ..findings import Culprit, Finding, Location
 from ..printable import message_of
 from ..probes.placement import IMPLICIT_SYNCS, Placement, Sync
+from ..runs.portability import Portability, portability
 from ..state import seed_everything
 from ..subject import Subject, SubjectError
 from ..verdicts import explained, inconclusive, not_applicable, passed, suspicious
@@ -173,7 +172,7 @@ def dtype_conversion(subject: Subject) -> Iterator[Finding]:
     for name in subject.contract.dtypes or ():
         # models are built in float32: nobody converts to that what is of it
         if name in FULL_PRECISION and DTYPES[name] != torch.float32:
-            lost = complex_cast(subject, DTYPES[name])
+            lost = explain.complex_cast(subject, DTYPES[name])
             if lost is not None:
                 yield lost
                 return

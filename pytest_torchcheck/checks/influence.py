@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources, trees
-from ..diagnosis import influence as explain
+from ..codes import behaviour as explain
 from ..facts import forward_facts, outputs
 from ..probes.recomputation import watch_checkpointing
 from ..runs.looks import REDRAWS

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from .. import sources, trees
-from ..diagnosis import initialisation as explain
-from ..diagnosis.losses import initialisation_line
-from ..diagnosis.symmetry import equal_rows
+from ..codes import initialisation as explain
 from ..findings import Culprit, Finding
 from ..probes.signals import LINEAR, Rectified, Squashed
+from ..runs import layers
 from ..runs.observation import observe
+from ..runs.stuck import equal_rows
 from ..state import filled_memory, is_lazy, isolated
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .devices import on_meta
 from .registry import check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from ..probes.signals import Tap
     from ..subject import Subject
 
 HUGE = 1e15
@@ -100,7 +101,7 @@ def initialisation(subject: Subject) -> Iterator[Finding]:
     findings = list(explain.unwritten(subject, unwritten)) if unwritten else []
     findings += explain.broken(subject, [(name, p) for name, p in broken if name not in unwritten])
     findings += _symmetric(subject)
-    findings += equal_rows(subject)
+    findings += [explain.rows_stay_equal(subject, name, dim) for name, dim in equal_rows(subject)]
     yield from findings
     if not findings:
         how = (
@@ -150,7 +151,7 @@ def _symmetric(subject: Subject) -> Iterator[Finding]:
         ]
     for name in kept:
         weight = subject.named_parameters()[name]
-        place = initialisation_line(subject, name)
+        place = explain.initialisation_line(subject, name)
         yield violated(
             "units-equal",
             f"all {weight.shape[0]} units of {name} are equal, and stay so",
@@ -287,17 +288,47 @@ def signal_propagation(subject: Subject) -> Iterator[Finding]:
             "the model's parameters are on meta, so it cannot be run", code="no-values"
         )
         return
-    taps = explain.trunk(observe(subject).signals.taps)
-    if len(taps) < explain.DEPTH:  # a signal cannot fade over fewer
+    taps = layers.trunk(observe(subject).signals.taps)
+    if len(taps) < layers.DEPTH:  # a signal cannot fade over fewer
         yield not_applicable(
-            f"the model has {len(taps)} layers with weights; a signal needs {explain.DEPTH} to fade",
-            evidence=explain.measured(taps),
+            f"the model has {len(taps)} layers with weights; a signal needs {layers.DEPTH} to fade",
+            evidence=layers.measured(taps),
         )
         return
     if all(tap.spread is None for tap in taps):
         yield inconclusive("the outputs of the layers cannot be split into two samples or more")
         return
-    yield explain.judge_signal(subject, taps, observe(subject).signals.squashed)
+    yield _judge_signal(subject, taps, observe(subject).signals.squashed)
+
+
+def _judge_signal(subject: Subject, taps: list[Tap], squashed: Sequence[Squashed]) -> Finding:
+    """Compare both ends of the chain of layers; the last one is left out, since heads may start at any scale.
+
+    Args:
+        subject: The model.
+        taps: The outputs of its layers with weights, in order.
+        squashed: Its calls of tanh and sigmoid on the very output of a layer.
+    """
+    chain = [tap for tap in taps if tap.spread][:-1]
+    if len(chain) < layers.DEPTH - 1:
+        return inconclusive(
+            f"only {len(chain)} layers tell the samples apart; the others give zero, as zero-initialised ones do"
+        )
+    forward = layers.trend([tap.spread for tap in chain], layers.noise_from(chain))
+    graded = [tap.gradient for tap in chain if tap.gradient]
+    backward = layers.trend(graded[::-1]) if len(graded) >= layers.DEPTH - 1 else 1.0
+    evidence: dict[str, Any] = {
+        **layers.measured(taps),
+        "forward_ratio": layers.short(forward),
+        "backward_ratio": layers.short(backward),
+    }
+    numbers = f"over {len(chain)} layers the spread between samples changes by {forward:.2g}, the gradient by {backward:.2g}"
+    fades = max(forward, backward) < layers.FADING
+    if not fades and min(forward, backward) < layers.BURSTING:
+        return passed(numbers, evidence=evidence)
+    return explain.fading(
+        subject, chain, squashed, trends=(forward, backward), numbers=numbers, evidence=evidence
+    )
 
 
 @check(
@@ -318,26 +349,24 @@ def dead_units(subject: Subject) -> Iterator[Finding]:
         hidden = saturated.source in observe(subject).signals.feeding
         yield explain.saturated(subject, saturated, hidden=hidden)
     seen = [
-        r
-        for r in observe(subject).signals.rectified
-        if r.size >= explain.FEW and not r.silent_input
+        r for r in observe(subject).signals.rectified if r.size >= layers.FEW and not r.silent_input
     ]
     if not seen and saturated is not None:
         return
     if not seen:
         yield not_applicable("no rectifier ran on more than a few values")
         return
-    suspects = {explain.place_of(r): r for r in seen if r.zeros > explain.DEAD}
+    suspects = {layers.place_of(r): r for r in seen if r.zeros > layers.DEAD}
     for index in (1, 2):
         if not suspects:
             break
         again: dict[tuple[str, str], Rectified] = {
-            explain.place_of(r): r for r in explain.signals_of(subject, index).rectified
+            layers.place_of(r): r for r in layers.signals_of(subject, index).rectified
         }
         suspects = {
             key: max((first, again[key]), key=lambda r: -r.zeros)
             for key, first in suspects.items()
-            if key in again and again[key].zeros > explain.DEAD
+            if key in again and again[key].zeros > layers.DEAD
         }
     for found in suspects.values():
         yield explain.dead(subject, found)
@@ -353,14 +382,14 @@ def _saturated(subject: Subject) -> Squashed | None:
         return {
             (s.source, s.op): s
             for s in seen
-            if s.size >= explain.FEW and s.share > explain.SATURATED and 0.1 < s.upper < 0.9
+            if s.size >= layers.FEW and s.share > layers.SATURATED and 0.1 < s.upper < 0.9
         }
 
     found = full(observe(subject).signals.squashed)
     for index in (1, 2):
         if not found:
             return None
-        again = full(explain.signals_of(subject, index).squashed)
+        again = full(layers.signals_of(subject, index).squashed)
         found = {key: s for key, s in found.items() if key in again}
     return next(iter(found.values()), None)
 
@@ -385,8 +414,8 @@ def nonlinearity(subject: Subject) -> Iterator[Finding]:
     if len(called) < 2:
         yield not_applicable(f"{len(called)} linear layers are called; two could collapse")
         return
-    affine = explain.is_affine(subject)
-    pairs = explain.collapsing(subject.model, signals.chains)
+    affine = layers.is_affine(subject)
+    pairs = layers.collapsing(subject.model, signals.chains)
     narrow = (
         all(isinstance(subject.model.get_submodule(name), nn.Linear) for name in called)
         and not pairs

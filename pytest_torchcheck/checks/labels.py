@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import promises, trees
-from ..diagnosis import labels as explain
+from ..codes import labels as explain
 from ..runs.loss import evidence
 from ..specs import Labels
 from ..state import seed_everything

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 from pytest_torchcheck.data import (
     agreement,
     delivery,
-    explain_order,
-    explain_samples,
-    explain_workers,
     keeping,
     labels,
     mask_lengths,
@@ -21,6 +18,7 @@ from pytest_torchcheck.data import (
     validity,
 )
 
+from ..codes import data as explain
 from ..verdicts import inconclusive, not_applicable, passed
 from .data import _in_data, _pickle_failures, _unreadable, data_parts, surveys
 from .registry import check
@@ -45,7 +43,7 @@ def dataset_pickling(subject: Subject) -> Iterator[Finding]:
     for part in data_parts(subject):
         found = _pickle_failures(subject, part)
         if found:
-            yield explain_workers.not_picklable(part, found)
+            yield explain.not_picklable(part, found)
         else:
             yield passed(
                 f"{part.prefix}{part.name}, its collate function and worker_init_fn pickle"
@@ -105,7 +103,7 @@ def worker_delivery(subject: Subject) -> Iterator[Finding]:
             if made.outcome == "delivered":
                 other = _in_data(agreement.disagreement, part, made.told, seed=subject.seed)
                 if other is not None:
-                    yield explain_workers.differing(part, other)
+                    yield explain.differing(part, other)
                     continue
                 yield passed(
                     f"{part.prefix}a spawned worker delivered {made.batches} batches in {made.seconds:.1f} s"
@@ -119,7 +117,7 @@ def _undelivered(subject: Subject, part: Part, made: delivery.Delivery) -> Findi
 
     Samples are read here only after the worker has raised: what ends a process, or hangs, would do so here.
     """
-    told = explain_workers.undelivered(part, made, delivery.DEADLINE_S)
+    told = explain.undelivered(part, made, delivery.DEADLINE_S)
     if made.outcome != "raised" or made.phase not in ("read", "collate", "send"):
         return told
     found = next(each for each in surveys(subject) if each.part.role == part.role)
@@ -130,7 +128,7 @@ def _undelivered(subject: Subject, part: Part, made: delivery.Delivery) -> Findi
     failed = validity.try_collate(found) if part.is_map_style else None
     if failed is None:
         return told
-    causes = explain_samples.inconsistent(found, failed, subject.contract.location)
+    causes = explain.inconsistent(found, failed, subject.contract.location)
     return told.replace(root=next((f"samples-valid/{cause.code}" for cause in causes), None))
 
 
@@ -159,7 +157,7 @@ def worker_sharding(subject: Subject) -> Iterator[Finding]:
             elif found.shared * 2 > found.items and (
                 found.drawn is None or found.drawn * 2 > found.items
             ):
-                yield explain_workers.shards_shared(part, found)
+                yield explain.shards_shared(part, found)
             elif found.shared * 2 > found.items:
                 yield inconclusive(
                     f"{part.prefix}samples of {part.name} are random: whether workers deliver the same ones cannot be told"
@@ -201,11 +199,11 @@ def random_augmentation(subject: Subject) -> Iterator[Finding]:
             yield keeping.kept(part, same, promised=True)
         elif not found.random:
             fixed = _in_data(randomness.find_reseeding, part)
-            yield explain_workers.not_random(part, found, fixed, subject.contract.location)
+            yield explain.not_random(part, found, fixed, subject.contract.location)
         elif not found.repeats:
-            yield explain_workers.unseeded(part, found, *_in_data(randomness.find_divergence, part))
+            yield explain.unseeded(part, found, *_in_data(randomness.find_divergence, part))
         elif found.duplicates:
-            yield from explain_workers.duplicated(part, found)
+            yield from explain.duplicated(part, found)
         else:
             between = f"{found.workers} workers and 2 epochs" if found.workers else "2 epochs"
             yield passed(
@@ -227,7 +225,7 @@ def loader_order(subject: Subject) -> Iterator[Finding]:
     for part in data_parts(subject):
         other = _in_data(order.reach, part) if part.is_map_style else None
         if other is not None:
-            yield explain_order.reach_wrong(
+            yield explain.reach_wrong(
                 part, other, _classes(subject, part), subject.contract.location
             )
             continue
@@ -236,9 +234,7 @@ def loader_order(subject: Subject) -> Iterator[Finding]:
             continue
         found = _in_data(order.measure, part, seed=subject.seed)
         bad = list(
-            explain_order.order_wrong(
-                part, found, order.sampler_of(part), subject.contract.location
-            )
+            explain.order_wrong(part, found, order.sampler_of(part), subject.contract.location)
         )
         yield from bad
         if not bad:
@@ -275,7 +271,7 @@ def last_batch(subject: Subject) -> Iterator[Finding]:
             yield not_applicable(f"{part.prefix}no loader that makes batches is declared")
             continue
         found = _in_data(order.epoch_of, part, seed=subject.seed)
-        bad = list(explain_order.last_batch_wrong(part, found, subject.contract.location))
+        bad = list(explain.last_batch_wrong(part, found, subject.contract.location))
         if not bad and not survey.errors and found.batches:
             bad = list(_small_batch(subject, part, found))
         yield from bad
@@ -293,7 +289,7 @@ def _small_batch(subject: Subject, part: Part, found: order.Epoch) -> Iterator[F
         return  # the samples are not the model's inputs: the loop prepares them first
     error = _try(subject, part, found.last)
     if error is not None:
-        yield explain_order.last_batch_fails(
+        yield explain.last_batch_fails(
             part, found.last, error, _normalisation(subject, error), subject.contract.location
         )
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import promises, sources
 from pytest_torchcheck.data.declared import made_in_file
-from pytest_torchcheck.diagnosis.memory import longer_graph
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.loop.ahead import ahead_findings
 from pytest_torchcheck.loop.clipping import clipping_of
@@ -25,6 +24,7 @@ from pytest_torchcheck.loop.recorder import STEPS, record, trace_of
 from pytest_torchcheck.loop.replay import growing_graph, where_graph_is_carried
 from pytest_torchcheck.loop.two_points import two_point_findings
 
+from ..codes import training as explain
 from ..runs.steps import trajectory
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .registry import check
@@ -144,7 +144,7 @@ def graph_kept(subject: Subject) -> Iterator[Finding]:
         # several losses of one call may share a part
         alone = len(kept) == len(trace.backwards()) == trace.steps
         if grown is not None:
-            yield longer_graph(
+            yield explain.longer_graph(
                 *grown, where_graph_is_carried(subject, grown[0]), code="graph-carried"
             )
         elif alone and kept and not any(one.again for one in kept):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources
-from ..diagnosis import losses as explain
+from ..codes import loss as explain
 from ..probes.losses import (
+    LINEAR,
     LogOf,
     Stretched,
 )
@@ -158,7 +159,7 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
         elif (
             used.function in ("F.nll_loss", "F.nll_loss_nd", "F.ctc_loss")
             and not used.log_distribution
-            and (used.distribution or made_by in (*explain.LINEAR, "relu", "softmax", "sigmoid"))
+            and (used.distribution or made_by in (*LINEAR, "relu", "softmax", "sigmoid"))
         ):
             code = "nll-without-log"
         elif used.function == "F.kl_div" and used.distribution:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_torchcheck.diagnosis import memory as explain
-from pytest_torchcheck.diagnosis.inference import inference_graph
 from pytest_torchcheck.facts import forward_facts
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.loop.replay import given_with_graph, growing_graph, where_graph_is_carried
@@ -18,6 +16,7 @@ from pytest_torchcheck.measure.budget import (
     is_out_of_memory,
     search,
 )
+from pytest_torchcheck.measure.evidence import evidence
 from pytest_torchcheck.measure.growth import grow, growth_sizes
 from pytest_torchcheck.measure.memory import attempt
 from pytest_torchcheck.measure.steps import StepFailed, Tracked, track
@@ -33,6 +32,7 @@ from pytest_torchcheck.probes.tensor_caches import tensor_cache
 from pytest_torchcheck.subject import Subject, SubjectError
 from pytest_torchcheck.units import format_bytes, format_flops
 
+from ..codes import memory as explain
 from ..runs.steps import trajectory
 from ..verdicts import inconclusive, not_applicable, passed
 from .registry import check
@@ -81,7 +81,7 @@ def peak_memory(subject: Subject) -> Iterator[Finding]:
         for name, n in limits.items()
     )
     how = "on fake tensors" if profile.fake else f"on {subject.device.type}"
-    yield passed(f"{told}, measured {how}{_at(profile.sizes)}", evidence=explain.evidence(profile))
+    yield passed(f"{told}, measured {how}{_at(profile.sizes)}", evidence=evidence(profile))
 
 
 @check(
@@ -204,7 +204,7 @@ def inference_memory(subject: Subject) -> Iterator[Finding]:
         kept = kept_graph(subject)
         loose = [path for path in with_graph if path not in kept.derivatives]
         if loose or kept.kept_bytes:
-            yield inference_graph(subject, loose or list(with_graph), len(found), kept)
+            yield explain.inference_graph(subject, loose or list(with_graph), len(found), kept)
             return
         excused = "; that of a derivative holds no tensors"
     leak = inference_leak(subject) if seen.grows else None

@@ -9,10 +9,11 @@ import torch
 
 from .. import sources, trees
 from ..batches import Batch, relayout
-from ..diagnosis import numerics as explain
-from ..diagnosis import precision
+from ..codes import numerics as explain
 from ..facts import forward_facts
 from ..findings import Culprit, Finding
+from ..runs import numerics as measure
+from ..runs import precision
 from ..runs.outputs import reference
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, violated
@@ -22,7 +23,8 @@ from .registry import check
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..diagnosis.numerics import Pattern, Trouble
+    from ..runs.numerics import Pattern, Trouble
+    from ..runs.outputs import Outputs
 
 _LAYOUT = 1e-4  # relative difference in float32 beyond which float64 decides
 _EXACT = 1e-9  # and in float64 (CHECKS R2)
@@ -42,7 +44,7 @@ def degenerate_inputs(subject: Subject) -> Iterator[Finding]:
         )
         return
     batch = subject.batch()
-    chosen = explain.patterns(subject, batch)
+    chosen = measure.patterns(subject, batch)
     shortest = _shortest(subject)
     if not chosen and shortest is None:
         yield not_applicable("no floating-point input, and no declared size, has an edge to try")
@@ -91,17 +93,17 @@ def _packed(
     size = batch.sizes.get(symbol, 0) if symbol is not None else 0
     if size < 2:
         for pattern in chosen[:2]:
-            yield [pattern], explain.degenerate(subject, batch, [pattern], whole=True)
+            yield [pattern], measure.degenerate(subject, batch, [pattern], whole=True)
         return
     for start in range(0, min(len(chosen), 2 * size), size):
         part = chosen[start : start + size]
-        yield part, explain.degenerate(subject, batch, part)
+        yield part, measure.degenerate(subject, batch, part)
 
 
 def _step(subject: Subject, batch: Batch) -> Trouble | None:
     """Look for NaN in one step; None where the batch is refused, which other checks judge."""
     try:
-        found = explain.step(subject, batch)
+        found = measure.step(subject, batch)
     except SubjectError:
         return None
     return found or None
@@ -110,7 +112,7 @@ def _step(subject: Subject, batch: Batch) -> Trouble | None:
 def _single_out(subject: Subject, batch: Batch, patterns: list[Pattern]) -> Finding | None:
     """Find the pattern that does it by itself."""
     for pattern in patterns:
-        alone = explain.degenerate(subject, batch, [pattern])
+        alone = measure.degenerate(subject, batch, [pattern])
         trouble = _step(subject, alone)
         if trouble:
             what = (
@@ -154,7 +156,7 @@ def low_precision(subject: Subject) -> Iterator[Finding]:
     dtype = str(subject.dtype).removeprefix("torch.")
     try:
         outputs = reference(subject)
-        trouble = explain.step(subject, subject.batch())
+        trouble = measure.step(subject, subject.batch())
     except SubjectError as error:
         if precision.no_kernel(error.error):
             yield inconclusive(
@@ -162,7 +164,7 @@ def low_precision(subject: Subject) -> Iterator[Finding]:
             )
             return
         raise
-    exact = explain.in_double(
+    exact = measure.in_double(
         subject, lambda model, batch: precision.evaluate(subject, model, batch)
     )
     bad = [
@@ -172,14 +174,14 @@ def low_precision(subject: Subject) -> Iterator[Finding]:
         and precision.breaks(tensor, exact.get(path) if exact else None)
     ]
     if bad:
-        found = explain.watched(subject, subject.batch(), train=False)
-        yield precision.overflow(subject, dtype, bad[0], found, train=False)
+        found = measure.watched(subject, subject.batch(), train=False)
+        yield explain.overflow(subject, dtype, bad[0], found, train=False)
         return
-    if trouble and not explain.in_double(
+    if trouble and not measure.in_double(
         subject, lambda model, batch: precision.step_in(subject, model, batch)
     ):
-        found = explain.watched(subject, subject.batch())
-        yield precision.overflow(subject, dtype, str(trouble), found, train=True)
+        found = measure.watched(subject, subject.batch())
+        yield explain.overflow(subject, dtype, str(trouble), found, train=True)
         return
     if trouble:
         yield inconclusive(
@@ -191,7 +193,37 @@ def low_precision(subject: Subject) -> Iterator[Finding]:
             f"outputs, loss and gradients are finite in {dtype}; the model does not run in float64 to compare"
         )
         return
-    yield precision.accuracy(subject, dtype, outputs, exact)
+    yield _accuracy(subject, dtype, outputs, exact)
+
+
+def _accuracy(subject: Subject, dtype: str, outputs: Outputs, exact: Outputs) -> Finding:
+    """Compare the error with what rounding the weights and inputs alone does in float64."""
+    errors = {
+        path: trees.worst(
+            outputs[path].nan_to_num(posinf=0, neginf=0), tensor.nan_to_num(posinf=0, neginf=0)
+        )
+        / max(trees.scale(tensor), 1e-30)
+        for path, tensor in exact.items()
+        if path in outputs and outputs[path].shape == tensor.shape
+    }
+    if not errors:
+        return passed(f"outputs, loss and gradients are finite in {dtype}")
+    path = max(errors, key=lambda key: errors[key])
+    worst = errors[path]
+    evidence: dict[str, Any] = {"relative_error": errors}
+    if worst < precision.LOST:
+        return passed(
+            f"finite in {dtype}; relative error at most {worst:.2g}, in {path}", evidence=evidence
+        )
+    noise = measure.in_double(
+        subject, lambda model, batch: precision.rounded(subject, model, batch, exact)
+    )
+    if noise is None or worst < precision.SENSITIVE * noise:
+        return passed(
+            f"finite in {dtype}; relative error {worst:.2g} in {path}, as far as rounding the weights alone moves it",
+            evidence=evidence,
+        )
+    return explain.digits_lost(subject, dtype, path, worst=worst, noise=noise, evidence=evidence)
 
 
 @check(
@@ -228,7 +260,7 @@ def layout_invariance(subject: Subject) -> Iterator[Finding]:
     expected = reference(subject)
     findings = []
     for kind in kinds:
-        other = explain.transposed(batch) if kind == "transposed" else relayout(batch, kind)  # type: ignore[arg-type]
+        other = measure.transposed(batch) if kind == "transposed" else relayout(batch, kind)  # type: ignore[arg-type]
         try:
             outputs = _outputs(subject, other)
         except SubjectError as error:
@@ -246,11 +278,11 @@ def layout_invariance(subject: Subject) -> Iterator[Finding]:
         yield passed(f"{words} inputs give the outputs of contiguous ones")
 
 
-def _outputs(subject: Subject, batch: Batch) -> explain.Outputs:
+def _outputs(subject: Subject, batch: Batch) -> Outputs:
     return {path: trees.dense(t) for path, t in trees.tensors(subject.forward(batch)).items()}
 
 
-def _gaps(outputs: explain.Outputs, expected: explain.Outputs) -> dict[str, float]:
+def _gaps(outputs: Outputs, expected: Outputs) -> dict[str, float]:
     """Return the relative differences; infinite where the structure differs."""
     if outputs.keys() != expected.keys():
         return {next(iter(outputs.keys() ^ expected.keys())): math.inf}
@@ -272,7 +304,7 @@ def _confirm(
             "two equal runs in eval mode differ, so that layouts cannot be compared",
             code="not-deterministic",
         )
-    exact = explain.in_double(
+    exact = measure.in_double(
         subject,
         lambda model, _: [
             precision.evaluate(

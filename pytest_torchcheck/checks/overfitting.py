@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .. import sources
-from ..diagnosis import overfitting as explain
+from ..codes import overfitting as explain
 from ..findings import Culprit, Finding
 from ..runs.attempts import Attempt, declared_attempt, own_attempt
 from ..runs.one_batch import (

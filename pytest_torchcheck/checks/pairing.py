@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import trees
-from ..diagnosis import pairing as explain
+from ..codes import loss as explain
 from ..printable import message_of
 from ..probes.losses import LossCall, LossWatch
 from ..state import seed_everything

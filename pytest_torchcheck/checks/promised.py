@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import promises, trees
+from ..codes import behaviour as explain
 from ..declared_names import UnknownNameError
-from ..diagnosis import promised as explain
 from ..specs.sequences import Lengths
 from ..state import seed_everything
 from ..subject import Subject, SubjectError

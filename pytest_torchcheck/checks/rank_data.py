@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import sources
+from ..codes import ranks as explain
 from ..findings import Culprit, Finding
-from ..ranks import explain, explain_data, launch
 from ..ranks.checkpoint import PREFIXES
 from ..ranks.evidence import evidence
 from ..verdicts import inconclusive, passed, violated
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from ..ranks import launch
     from ..subject import Subject
 
 
@@ -40,17 +41,17 @@ def rank_data(subject: Subject) -> Iterator[Finding]:
         return
     outcome = made.outcome
     assert outcome is not None
-    if explain_data.is_stuck(outcome):
-        yield explain_data.hung(subject, outcome)
+    if explain.is_stuck(outcome):
+        yield explain.hung(subject, outcome)
         return
-    passes = [explain_data.training(each["passes"]) for each in outcome.stages["epochs"]]
+    passes = [explain.training(each["passes"]) for each in outcome.stages["epochs"]]
     if not all(passes):
         yield inconclusive(
             "no optimizer stepped while a torch DataLoader delivered batches, on some rank: there is nothing to compare",
             code="no-epoch",
         )
         return
-    findings = list(explain_data.shared(subject, outcome))
+    findings = list(explain.shared(subject, outcome))
     yield from findings
     if findings:
         return
@@ -113,9 +114,9 @@ def rank_checkpoint(subject: Subject) -> Iterator[Finding]:
     elif lost:
         yield violated(
             "checkpoint-lost",
-            f"{explain._listed(lost)} {'does' if len(lost) == 1 else 'do'} not come back from a checkpoint of the ranks",
-            culprits=explain._culprits(subject, lost, "tensor", "another value after loading"),
-            location=explain._line(_function(subject, "load"), r"load_state_dict", r"load\("),
+            f"{explain.listed(lost)} {'does' if len(lost) == 1 else 'do'} not come back from a checkpoint of the ranks",
+            culprits=explain.culprits(subject, lost, "tensor", "another value after loading"),
+            location=explain.line(_function(subject, "load"), r"load_state_dict", r"load\("),
             observed=f"{len(lost)} of {len(found[0]['saved'])} tensors differ after loading"
             + (f"; {len(ignored)} ranks loaded nothing at all" if ignored else ""),
             cause="load leaves them as they are" if ignored else "save or load leaves them out",
@@ -129,7 +130,7 @@ def rank_checkpoint(subject: Subject) -> Iterator[Finding]:
             [split[0]["ties"], split[0]["tied"]],
             "one tensor before loading and two after it",
             "loading puts other tensors in the place of the tied ones",
-            explain._line(
+            explain.line(
                 _function(subject, "load"), r"assign\s*=\s*True", r"load_state_dict", r"load\("
             ),
             fix="load without assign=True, or tie them again afterwards",
@@ -157,7 +158,7 @@ def _prefix(
 ) -> Finding:
     keys = _prefixed(found[0]["keys"])
     prefix = next(p for p in PREFIXES if keys[0].startswith(p))
-    place = explain._line(_function(subject, "save"), r"state_dict\(\)", r"save\(")
+    place = explain.line(_function(subject, "save"), r"state_dict\(\)", r"save\(")
     return violated(
         "state-dict-prefix",
         f"the checkpoint of the ranks names its tensors {prefix}*, which the plain model does not know",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import sources
+from ..codes import ranks as explain
 from ..findings import Culprit, Finding
-from ..ranks import explain, explain_sharding
 from ..ranks.evidence import evidence
 from ..ranks.statistics import runs_on, synchronised
 from ..verdicts import inconclusive, not_applicable, passed, violated
@@ -58,12 +58,12 @@ def fsdp_equivalence(subject: Subject) -> Iterator[Finding]:
         )
         return
     exact = exact_of(outcome)
-    findings = list(explain_sharding.sharding(subject, outcome, exact))
+    findings = list(explain.sharding(subject, outcome, exact))
     on_meta = outcome.stages.get("meta")
     if not findings and on_meta is None and explain.stopped_at(outcome) == "meta":
         findings = [explain.broken(subject, outcome)]
     elif not findings and on_meta is not None:
-        findings = list(explain_sharding.meta(subject, outcome, exact))
+        findings = list(explain.meta(subject, outcome, exact))
     yield from findings
     if findings:
         return

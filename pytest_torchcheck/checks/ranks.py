@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ..ranks import Outcome, explain
-from ..ranks.evidence import Evidence, evidence
+from ..codes import ranks as explain
+from ..ranks.evidence import CHECK_OF, Evidence, evidence
 from ..verdicts import inconclusive, not_applicable, passed
 from .registry import check
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..findings import Finding
+    from ..ranks import Outcome
     from ..subject import Subject
 
 EXACT = 1e-12
@@ -43,7 +44,7 @@ def unusable(made: Evidence, stages: tuple[str, ...], *, optional: bool = False)
         return None
     if optional and not stage:
         return None
-    name = explain.CHECK_OF.get(stage, "ddp-equivalence")
+    name = CHECK_OF.get(stage, "ddp-equivalence")
     first = next(iter(outcome.failures), None)
     said = f"{first.kind}: {(first.message.splitlines() or [''])[0]:.160}" if first else "a hang"
     if stage == "start":

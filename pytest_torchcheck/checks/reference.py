@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from .. import promises
-from ..diagnosis import reference as explain
-from ..diagnosis.places import computes_narrow
+from ..codes import behaviour as explain
 from ..probes.bisection import apart, first_parting, module_calls, paired
 from ..probes.divergence import record
 from ..probes.tracing import narrow
@@ -87,7 +86,7 @@ def _compare(subject: Subject, promise: promises.Matches) -> Finding:
 def _rounds(subject: Subject, other: nn.Module) -> bool:
     """Say whether one of two versions in float64 computes in a narrower dtype in between, and rounds to that."""
     batch = subject.batch()
-    if computes_narrow(subject, batch):
+    if explain.computes_narrow(subject, batch):
         return True
     wide = batch.to(dtype=torch.float64).clone()
     with torch.no_grad():

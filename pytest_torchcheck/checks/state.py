@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from .. import sources
-from ..diagnosis import copies, ties, unsaved
-from ..diagnosis import state as explain
+from ..codes import state as explain
 from ..diagnosis.explanation import counted, listed
-from ..diagnosis.state import CheckpointError, perturb
 from ..findings import Culprit, Finding
+from ..runs import saving
 from ..runs.observation import observe
 from ..runs.outputs import Outputs, gap, outputs_of, reference
+from ..runs.saving import CheckpointError, perturb
 from ..subject import Gradients, Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .devices import on_meta
@@ -60,14 +60,14 @@ def _unsaved_by_training(subject: Subject) -> Iterator[Finding]:
         changed = observe(subject).changed
     except SubjectError:
         return  # the loss or the backward raised, which other checks explain
-    if changed and (finding := unsaved.lost_by_training(subject, list(changed))) is not None:
+    if changed and (finding := explain.lost_by_training(subject, list(changed))) is not None:
         yield finding
 
 
 def _into_other(subject: Subject, other: nn.Module, expected: Outputs) -> Iterator[Finding]:
     """Load into an instance that the factory built with another seed."""
     with subject.pristine() as model:
-        perturb(explain.saved_tensors(other))
+        perturb(saving.saved_tensors(other))
         stopped = _load(model, other)
         yield from stopped
         if any(finding.status != "suspicious" for finding in stopped):
@@ -76,8 +76,8 @@ def _into_other(subject: Subject, other: nn.Module, expected: Outputs) -> Iterat
         if difference is None:
             yield _held(subject, other, expected, "an instance built with another seed")
             return
-        pairs = explain.lost_state(model, other)
-        given = explain.copy_over(pairs)
+        pairs = saving.lost_state(model, other)
+        given = saving.copy_over(pairs)
         confirmed = bool(given) and gap(outputs_of(subject, other), expected) is None
         lost = given if confirmed else [lost for lost, *_ in pairs]
     yield _lost(subject, expected, lost, difference, confirmed=confirmed)
@@ -85,15 +85,15 @@ def _into_other(subject: Subject, other: nn.Module, expected: Outputs) -> Iterat
 
 def _in_place(subject: Subject, expected: Outputs) -> Iterator[Finding]:
     """Save, change every value that training can change, load, compare: for a module that cannot be built anew."""
-    if drawn := list(unsaved.drawn_anew(subject, expected)):
+    if drawn := list(explain.drawn_anew(subject, expected)):
         yield from drawn
         return
     with subject.pristine(steps=True) as model:
-        hidden = explain.trainable_holdings(model)
+        hidden = saving.trainable_holdings(model)
         values = {path: tensor.detach().clone() for path, tensor, _ in hidden}
 
         def change() -> None:
-            perturb([*explain.saved_tensors(model), *(tensor for _, tensor, _ in hidden)])
+            perturb([*saving.saved_tensors(model), *(tensor for _, tensor, _ in hidden)])
 
         stopped = _load(model, model, change)
         yield from stopped
@@ -109,14 +109,14 @@ def _in_place(subject: Subject, expected: Outputs) -> Iterator[Finding]:
             for path, tensor, _ in hidden:
                 tensor.data.copy_(values[path])
         confirmed = bool(hidden) and gap(outputs_of(subject, model), expected) is None
-        lost = [explain.Lost.of(path, holding) for path, _, holding in hidden]
+        lost = [saving.Lost.of(path, holding) for path, _, holding in hidden]
     yield _lost(subject, expected, lost, difference, confirmed=confirmed)
 
 
 def _lost(
     subject: Subject,
     expected: Outputs,
-    lost: list[explain.Lost],
+    lost: list[saving.Lost],
     difference: tuple[str, float],
     *,
     confirmed: bool,
@@ -132,7 +132,7 @@ def _load(
 ) -> list[Finding]:
     """Save one instance and load into the other; return what stands in the way."""
     try:
-        saved, refused = explain.through_file(model.state_dict(), alias=other is not model)
+        saved, refused = saving.through_file(model.state_dict(), alias=other is not model)
     except CheckpointError as error:
         return [_unsaved(error)]
     between()
@@ -166,7 +166,7 @@ def _depends(subject: Subject) -> bool:
 
 
 def _is_blind(subject: Subject, other: nn.Module, expected: Outputs) -> bool:
-    perturb(explain.saved_tensors(other))
+    perturb(saving.saved_tensors(other))
     try:
         return gap(outputs_of(subject, other), expected) is None
     except SubjectError:
@@ -175,7 +175,7 @@ def _is_blind(subject: Subject, other: nn.Module, expected: Outputs) -> bool:
 
 def _growing(subject: Subject) -> Iterator[Finding]:
     """Report keys that a forward adds or reshapes: a checkpoint taken then does not fit a new instance."""
-    grown = explain.grown_keys(subject)
+    grown = saving.grown_keys(subject)
     if not grown:
         return
     place = sources.of_parameter(subject.model, grown[0])
@@ -275,9 +275,9 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
     if not expected:
         yield inconclusive("the model returns no tensor to compare")
         return
-    found = list(copies.check_pickle(subject, expected))
+    found = list(explain.check_pickle(subject, expected))
     if found[0].status != "violated":  # copying goes the way of pickling
-        found += copies.check_copy(subject, expected)
+        found += explain.check_copy(subject, expected)
     if any(f.status in ("violated", "inconclusive") for f in found) and (
         noise := gap(_again(subject), expected)
     ):
@@ -294,4 +294,4 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
 )
 def tied_weights(subject: Subject) -> Iterator[Finding]:
     """Group names by storage before and after each operation that can untie them."""
-    yield from ties.check_ties(subject)
+    yield from explain.check_ties(subject)

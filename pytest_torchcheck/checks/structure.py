@@ -9,15 +9,13 @@ import torch
 from torch import nn
 
 from .. import sources
-from ..diagnosis import registration as explain
-from ..diagnosis.entries.devices import attribute_line
+from ..codes import state as explain
 from ..diagnosis.explanation import listed
-from ..diagnosis.hidden import hidden
-from ..diagnosis.placement import placed_by_hand
-from ..diagnosis.portability import portability
 from ..findings import Culprit, Finding
 from ..probes.holdings import Holding, holdings
+from ..runs.hidden import hidden
 from ..runs.observation import observe
+from ..runs.portability import portability
 from ..state import seed_everything
 from ..subject import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
@@ -61,7 +59,9 @@ def registration(subject: Subject) -> Iterator[Finding]:
             "module-hidden-on-purpose",
             f"{path} gets gradients but is not registered; {why}",
             culprits=[
-                Culprit(kind="module", name=path, location=attribute_line(subject.model, path))
+                Culprit(
+                    kind="module", name=path, location=explain.attribute_line(subject.model, path)
+                )
             ],
             observed=f"{path} is in neither parameters() nor state_dict()",
             cause="it is held by a plain container",
@@ -123,7 +123,7 @@ def _left_behind(subject: Subject, held: list[Holding]) -> Iterator[Stray]:
         stray = mixture.stray
         if stray is None or stray.name not in paths or stray.name in hidden(subject).trained:
             continue
-        if placed_by_hand(paths[stray.name]) is None:
+        if explain.placed_by_hand(paths[stray.name]) is None:
             yield stray
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from .. import trees
-from ..diagnosis import targets as explain
+from ..codes import loss as explain
 from ..probes.loss_slopes import LossOfOutput, Slopes
+from ..runs.loss import loss_calls
 from ..specs import Labels
 from ..subject import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
@@ -286,7 +287,7 @@ def _is_by_sample(base: Slopes) -> bool:
 
 def _ranks(subject: Subject, loss: LossOfOutput) -> bool:
     """Say whether the criterion ranks samples against each other: as many classes as samples."""
-    calls = explain.loss_calls(subject, loss)
+    calls = loss_calls(subject, loss)
     sizes = {t.shape[0] for t in loss.outputs.values() if t.dim()}
     return any(
         call.input.dim() == 2 and any(n > 1 and call.input.shape[1] % n == 0 for n in sizes)

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import promises, sources
-from pytest_torchcheck.diagnosis.optimizers import lost as lost_parameters
 from pytest_torchcheck.loop import accumulation, resume
-from pytest_torchcheck.loop import explain_equivalences as explain
 from pytest_torchcheck.loop.rebinding import where_rebound
 from pytest_torchcheck.loop.recorder import STEPS, record, trace_of
 from pytest_torchcheck.loop.replay import last_write, where_changed
 from pytest_torchcheck.subject import SubjectError
 
+from ..codes import training as explain
 from ..runs.steps import STEPS as UPDATES
+from ..runs.steps import lost as lost_parameters
 from ..runs.steps import trajectory, untrainable
 from ..verdicts import inconclusive, not_applicable, passed
 from .registry import check

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from pytest_torchcheck.loop.recorder import trace_of
 
-from ..diagnosis import optimizers as explain
-from ..diagnosis.whole_names import compared_whole
+from ..codes import updates as explain
 from ..runs.looks import REDRAWS, rounding_noise, shared_shifts, unreached
+from ..runs.steps import lost as lost_parameters
 from ..runs.steps import trajectory
 from ..verdicts import inconclusive, not_applicable, passed
 from .registry import check
@@ -53,7 +53,7 @@ def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
     twice = _applied_twice(subject, coverage.twice) if several else list(coverage.twice)
     if twice:
         yield explain.twice(subject, twice, coverage)
-    whole = compared_whole(subject) if not missing and not twice else None
+    whole = explain.compared_whole(subject) if not missing and not twice else None
     if whole is not None:
         yield whole
     if not missing and not twice and whole is None:
@@ -104,7 +104,7 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
     made = trajectory(subject)
     if made.error is not None and not made.losses:
         raise made.error
-    lost = explain.lost(subject, made)
+    lost = lost_parameters(subject, made)
     still = [
         name
         for name in trainable

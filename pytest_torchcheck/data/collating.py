@@ -10,11 +10,11 @@ from pytest_torchcheck.state import isolated
 
 from ..verdicts import violated
 from .contents import Contents
-from .explain import dataset_culprit, few, line_ref
 from .mutation import ReadingError, read_under
 from .reading import spread
 from .snapshot import Snapshot
 from .tracing import find_line
+from .wording import dataset_culprit, few, line_ref
 
 if TYPE_CHECKING:
     from pytest_torchcheck.findings import Location

@@ -18,11 +18,11 @@ from pytest_torchcheck.state import isolated
 from ..verdicts import suspicious, violated
 from .contents import Contents, Held
 from .describing import describe_sample
-from .explain import dataset_culprit, line_ref, where
 from .mutation import MOST_REREAD
 from .reading import read, spread
 from .snapshot import Snapshot
 from .tracing import find_line, line_of
+from .wording import dataset_culprit, line_ref, where
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

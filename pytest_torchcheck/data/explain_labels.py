@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..verdicts import suspicious, violated
 from . import validity
-from .explain import dataset_culprit, line_ref, where
 from .giving import given_line
 from .truncation import truncation_of
+from .wording import dataset_culprit, line_ref, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

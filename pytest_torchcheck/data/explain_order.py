@@ -9,8 +9,8 @@ from pytest_torchcheck.findings import Culprit, Finding
 
 from ..verdicts import suspicious, violated
 from .declared import making_line
-from .explain import dataset_culprit, line_ref
 from .making import loader_told, sampler_made
+from .wording import dataset_culprit, line_ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

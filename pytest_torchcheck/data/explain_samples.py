@@ -17,9 +17,9 @@ from ..verdicts import suspicious, violated
 from . import validity
 from .bounding import index_sources
 from .contents import Contents
-from .explain import dataset_culprit, few, line_ref, where
 from .giving import given_line
 from .making import loader_made
+from .wording import dataset_culprit, few, line_ref, where
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

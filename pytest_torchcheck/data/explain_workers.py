@@ -11,8 +11,8 @@ from pytest_torchcheck.findings import Culprit, Finding, Location
 
 from ..verdicts import inconclusive, not_applicable, suspicious, violated
 from . import delivery, validity
-from .explain import dataset_culprit, few, line_ref, own_line
 from .making import replaced_from_outside
+from .wording import dataset_culprit, few, line_ref, own_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

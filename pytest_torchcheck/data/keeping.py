@@ -13,10 +13,10 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding
 
 from ..verdicts import suspicious, violated
-from .explain import dataset_culprit, line_ref
 from .making import files_of
 from .simulation import Workers
 from .tracing import find_line, line_of
+from .wording import dataset_culprit, line_ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding
 
 from ..verdicts import suspicious, violated
-from .explain import line_ref
+from .wording import line_ref
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,9 +21,9 @@ from pytest_torchcheck.findings import Culprit, Finding
 
 from ..verdicts import suspicious, violated
 from .contents import is_array, is_object_array
-from .explain import line_ref
 from .labels import label_path
 from .making import files_of
+from .wording import line_ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

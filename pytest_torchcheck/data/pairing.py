@@ -19,12 +19,12 @@ from pytest_torchcheck.state import isolated
 
 from ..verdicts import violated
 from .contents import Contents
-from .explain import line_ref
 from .mask_lengths import LongMask, making_watcher, too_long
 from .reading import read, seed_process
 from .shifting import Shifted, shifts_watcher, wrongly_shifted
 from .snapshot import Snapshot
 from .tracing import find_line, line_of
+from .wording import line_ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,11 +21,11 @@ from pytest_torchcheck.state import isolated
 
 from ..verdicts import violated
 from .contents import Contents
-from .explain import line_ref
 from .generators import fingerprint, global_generators
 from .reading import seed_process, spread
 from .snapshot import Snapshot
 from .tracing import find_line, line_of
+from .wording import line_ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding
 
 from ..verdicts import violated
-from .explain import few, line_ref
+from .wording import few, line_ref
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,9 +17,9 @@ from ..findings import Culprit, Finding
 from ..printable import message_of
 from ..probes.holdings import closure_of, holdings
 from ..runs.outputs import Outputs, gap, outputs_of
+from ..runs.saving import perturb, registered
 from ..state import seed_everything
 from ..verdicts import inconclusive, passed, violated
-from .state import perturb, registered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,6 +19,7 @@ from ..probes.provenance import find_cut, find_zero_gradients
 from ..probes.watch import Watch, name_of
 from ..runs.again import forward_and_loss
 from ..runs.looks import REDRAWS
+from ..runs.tables import layer_rows
 from ..state import seed_everything
 from ..subject import SubjectError
 from ..trees import dense
@@ -29,7 +30,6 @@ from .cuts import CAUSES, FIXES
 from .explanation import counted, on_line
 from .losses import initialisation_line, loss_line
 from .siblings import called_instead, read_instead
-from .tables import layer_rows
 from .zeroing import zeroing_lines
 
 if TYPE_CHECKING:

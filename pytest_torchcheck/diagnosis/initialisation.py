@@ -8,34 +8,21 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from .. import sources, trees
 from ..findings import Culprit, Finding
-from ..probes.signals import Rectified, Signals, SignalWatch, Squashed, Tap
-from ..state import seed_everything
-from ..verdicts import inconclusive, passed, suspicious, violated
+from ..runs.layers import BURST, FADED, FADING
+from ..verdicts import suspicious, violated
 from .explanation import listed
 from .losses import initialisation_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ..probes.signals import Rectified, Squashed, Tap
     from ..subject import Subject
 
-DEPTH = 5
-"""Layers with weights below which a fading signal has another reason."""
-FADED, BURST = 1e-6, 1e5
-"""Ratio of the spread, and of the gradient, at both ends beyond which training cannot start."""
-FADING, BURSTING = 1e-4, 1e4
-"""Ratio from which on it is said; nets of 8 plain layers, residual nets and transformers as built stay within."""
-_REVERSAL = 0.25  # of the whole change in logarithms
-DEAD = 0.99
-SATURATED = 0.8
-"""Share of a squashing function's outputs at its bounds; N(0, 12) at its input gives as much."""
 _GAIN = 3.0
-FEW = 64
-_TOLERANCE = 1e-4
 
 
 def unwritten(subject: Subject, names: list[str]) -> Iterator[Finding]:
@@ -112,46 +99,27 @@ def broken(subject: Subject, found: Sequence[tuple[str, torch.Tensor]]) -> list[
     ]
 
 
-def trunk(taps: Sequence[Tap]) -> list[Tap]:
-    """Return the outputs of layers with weight matrices, in order: where a signal could change its size."""
-    return [tap for tap in taps if tap.weighted]
-
-
-def measured(taps: Sequence[Tap]) -> dict[str, Any]:
-    """Return a row for each layer as evidence: what it gave, and the gradient that came back to it."""
-    rows = [
-        {"module": t.name, "kind": t.kind, "shape": list(t.shape), "low": _short(t.low), "high": _short(t.high),
-         "rms": _short(t.rms), "spread": _short(t.spread), "gradient": _short(t.gradient)}
-        for t in taps[:64]
-    ]  # fmt: skip
-    return {"layers": rows} if rows else {}
-
-
-def judge_signal(subject: Subject, taps: list[Tap], squashed: Sequence[Squashed] = ()) -> Finding:
-    """Compare both ends of the chain of layers; the last one is left out, since heads may start at any scale.
+def fading(
+    subject: Subject,
+    chain: list[Tap],
+    squashed: Sequence[Squashed],
+    *,
+    trends: tuple[float, float],
+    numbers: str,
+    evidence: dict[str, Any],
+) -> Finding:
+    """Explain a signal that vanishes or explodes over the layers.
 
     Args:
         subject: The model.
-        taps: The outputs of its layers with weights, in order.
+        chain: The layers that tell the samples apart, without the last one.
         squashed: Its calls of tanh and sigmoid on the very output of a layer.
+        trends: By how much the spread between samples changes forward, and the gradient backward.
+        numbers: That in words.
+        evidence: Of the finding.
     """
-    chain = [tap for tap in taps if tap.spread][:-1]
-    if len(chain) < DEPTH - 1:
-        return inconclusive(
-            f"only {len(chain)} layers tell the samples apart; the others give zero, as zero-initialised ones do"
-        )
-    forward = _trend([tap.spread for tap in chain], _noise(chain))
-    graded = [tap.gradient for tap in chain if tap.gradient]
-    backward = _trend(graded[::-1]) if len(graded) >= DEPTH - 1 else 1.0
-    evidence: dict[str, Any] = {
-        **measured(taps),
-        "forward_ratio": _short(forward),
-        "backward_ratio": _short(backward),
-    }
-    numbers = f"over {len(chain)} layers the spread between samples changes by {forward:.2g}, the gradient by {backward:.2g}"
+    forward, backward = trends
     fades = max(forward, backward) < FADING
-    if not fades and min(forward, backward) < BURSTING:
-        return passed(numbers, evidence=evidence)
     extreme = max(forward, backward) < FADED if fades else min(forward, backward) > BURST
     turn = _turn(chain, fades=fades)
     made = violated if extreme else suspicious
@@ -191,64 +159,11 @@ def _rectify(chain: Sequence[Tap], squashed: Sequence[Squashed]) -> str:
     return f"use nn.ReLU (or GELU) for the sigmoid{line}, whose slope is at most 1/4; "
 
 
-def _noise(chain: Sequence[Tap]) -> int | None:
-    """Return the first layer behind which the samples differ by no more than rounding, or None."""
-    noise = 16 * torch.finfo(torch.float32).eps
-    return next(
-        (place for place, tap in enumerate(chain) if (tap.spread or 0.0) < noise * tap.rms), None
-    )
-
-
-def _trend(values: Sequence[float | None], noise: int | None = None) -> float:
-    """Return the ratio of the last value to the first, or what the median step makes of it where that is nearer to 1.
-
-    One layer with a scale of its own (a gate, a small head) moves the ends and not the median step. From the place
-    ``noise`` on the values are rounding, and their steps say nothing.
-    """
-    logs = [math.log(value) for value in values if value]
-    told = logs if noise is None or noise < 2 else logs[: noise + 1]
-    whole = told[-1] - logs[0]
-    steps = sorted(b - a for a, b in pairwise(told))
-    steady = steps[len(steps) // 2] * (len(logs) - 1)
-    if whole * steady <= 0 or _reversal(told, whole) > _REVERSAL * abs(whole):
-        return 1.0
-    return math.exp(max(-600.0, min(600.0, min(whole, steady, key=abs))))
-
-
-def _reversal(logs: Sequence[float], whole: float) -> float:
-    """Return the largest movement against the trend: layers inside normalised branches go up and down."""
-    sign, top, largest = (1.0 if whole > 0 else -1.0), -math.inf, 0.0
-    for value in logs:
-        top = max(top, sign * value)
-        largest = max(largest, top - sign * value)
-    return largest
-
-
 def _turn(taps: list[Tap], *, fades: bool) -> Tap:
     """Return the layer behind which the spread changes most."""
     sign = -1 if fades else 1
     steps = [(sign * math.log((b.spread or 1.0) / (a.spread or 1.0)), b) for a, b in pairwise(taps)]
     return max(steps, key=lambda step: step[0])[1]
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.3g}")
-
-
-def place_of(found: Rectified) -> tuple[str, str]:
-    """Return what tells one rectifier from another: module and line."""
-    place = found.location
-    return found.module, f"{place.file}:{place.line}" if place else found.op
-
-
-def signals_of(subject: Subject, index: int) -> Signals:
-    """Run another batch forward in training mode and return what its activations did."""
-    with subject.pristine() as model:
-        model.train()
-        seed_everything(subject.seed + index)
-        with SignalWatch(model, None) as watch, torch.no_grad():
-            subject.call(model, subject.batch(index).clone())
-    return watch.seen
 
 
 def saturated(subject: Subject, found: Squashed, *, hidden: bool) -> Finding:
@@ -313,53 +228,6 @@ def dead(subject: Subject, found: Rectified) -> Finding:
         fix="initialise the bias of the layer before it at 0, or check the sign and scale of its weights",
         evidence={"zeros": found.zeros, "size": found.size},
     )
-
-
-def is_affine(subject: Subject) -> bool:
-    """Say whether outputs in eval mode are an affine function of the floating inputs: f((x+y)/2) = (f(x)+f(y))/2."""
-    first, second = subject.batch(0), subject.batch(1)
-    floats = [path for path, t in first.tensors().items() if t.is_floating_point()]
-    inputs = dict(first.input_leaves())
-    floats = [path for path in floats if path in inputs]
-    if not floats:
-        return False
-    others = second.tensors()
-
-    def towards(share: float) -> Any:
-        def change(path: str, leaf: Any) -> Any:
-            if path not in floats:
-                return leaf
-            return leaf * (1 - share) + others[path] * share
-
-        return first.map(change, targets=False)
-
-    if all(torch.equal(first.tensors()[path], others[path]) for path in floats):
-        return False
-    outputs = [trees.floats(subject.forward(towards(share))) for share in (0.0, 1.0, 0.5)]
-    a, b, middle = outputs
-    moved = False
-    for path, tensor in middle.items():
-        expected = (a[path].double() + b[path].double()) / 2
-        size = max(trees.scale(a[path]), trees.scale(b[path]), 1e-30)
-        if trees.worst(tensor.double(), expected) > _TOLERANCE * size:
-            return False
-        moved = moved or trees.worst(a[path], b[path]) > 100 * _TOLERANCE * size
-    return moved
-
-
-def collapsing(model: nn.Module, chains: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the pairs of directly composed Linear layers of which the first narrows nothing."""
-    found = []
-    modules = dict(model.named_modules())  # hidden ones have no name here
-    for first, second in dict.fromkeys(chains):
-        a, b = modules.get(first), modules.get(second)
-        if not isinstance(a, nn.Linear) or not isinstance(b, nn.Linear):
-            continue  # depthwise and pointwise convolutions, and lateral ones of pyramids, follow each other by design
-        if not (a.weight.requires_grad and b.weight.requires_grad):
-            continue
-        if a.out_features >= min(a.in_features, b.out_features):  # narrower: a low-rank product
-            found.append((first, second))
-    return found
 
 
 def affine(subject: Subject, called: list[str], pairs: list[tuple[str, str]]) -> Finding:

@@ -13,7 +13,6 @@ from .. import sources, trees
 from ..data.tracing import find_line
 from ..findings import Culprit, Finding, Location
 from ..loop.closures import functions_of
-from ..probes.losses import LINEAR, Broadcast, LogOf
 from ..probes.watch import version_of
 from ..state import seed_everything
 from ..verdicts import suspicious, violated
@@ -26,10 +25,9 @@ if TYPE_CHECKING:
 
     from ..probes.dead_terms import DeadTerm
     from ..probes.focal import FocalMean
+    from ..probes.losses import Broadcast, LogOf
     from ..runs.loss import Consumed, LossEvidence
     from ..subject import Subject
-
-__all__ = ["LINEAR"]
 
 
 def loss_line(subject: Subject) -> Location | None:

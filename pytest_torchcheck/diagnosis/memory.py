@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,10 +12,11 @@ from pytest_torchcheck.measure.budget import search
 from pytest_torchcheck.measure.memory import attempt
 from pytest_torchcheck.measure.steps import track
 from pytest_torchcheck.probes.memory.fake import Unmeasurable
-from pytest_torchcheck.probes.memory.profile import Holding, MemoryProfile, build_profile
+from pytest_torchcheck.probes.memory.profile import MemoryProfile, build_profile
 from pytest_torchcheck.subject import SubjectError
 from pytest_torchcheck.units import format_bytes, format_flops
 
+from ..measure.evidence import _short, evidence
 from ..verdicts import suspicious, violated
 from .memory_causes import advice, find_causes, general_cause, tensor_name
 
@@ -72,53 +72,6 @@ def over_ceiling(
         fix=main.fix + _fits(largest),
         evidence=evidence(profile),
     )
-
-
-def evidence(profile: MemoryProfile) -> dict[str, Any]:
-    """Return a profile as a finding keeps it: tables, the timeline, exact counts."""
-    return {
-        "peak_bytes": profile.peak_bytes,
-        "peak_phase": profile.peak_phase,
-        **(
-            {"allocator_peak_bytes": profile.allocator_peak_bytes}
-            if profile.allocator_peak_bytes
-            else {}
-        ),
-        "sizes": dict(profile.sizes),
-        "fake": profile.fake,
-        "lines": profile.line_rows(10),
-        "categories": [
-            {
-                "category": row["category"],
-                "at the peak": format_bytes(row["at_peak"]),
-                "at most": format_bytes(row["at_most"]),
-            }
-            for row in profile.rows()
-        ],
-        "phases": [
-            {"phase": phase, "peak": format_bytes(count)}
-            for phase, count in profile.by_phase.items()
-        ],
-        "largest_tensors": [holding_row(holding) for holding in profile.largest],
-        "timeline": profile.timeline_data(),
-    }
-
-
-def holding_row(holding: Holding) -> dict[str, Any]:
-    """Return one live tensor as a row of a table."""
-    place = holding.location
-    return {
-        "memory": format_bytes(holding.bytes),
-        "what": holding.describe(),
-        "category": holding.category.replace("_", " "),
-        "made by": holding.op.removeprefix("aten.").partition(".")[0],
-        "module": holding.module,
-        "line": _short(place),
-    }
-
-
-def _short(line: Location | None) -> str:
-    return "" if line is None else f"{os.path.basename(line.file)}:{line.line}"
 
 
 def _what(name: str) -> str:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from .. import sources
 from ..culprits import parameter
 from ..findings import Culprit, Finding, Location
-from ..loop.rebinding import is_trained, where_rebound
+from ..loop.rebinding import where_rebound
 from ..probes.watch import Watch, name_of, tensors_in
+from ..runs.steps import lost
 from ..state import seed_everything
 from ..subject import SubjectError, optimizers_of
 from ..verdicts import inconclusive, violated
@@ -189,16 +190,6 @@ def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
         because="the same tensor stands in more than one place of param_groups",
         fix=spent.fix if spent is not None else "give each parameter to one group only",
     )
-
-
-def lost(subject: Subject, made: Trajectory) -> frozenset[str]:
-    """Return the parameters that a step replaces and that nothing trains from then on; cached."""
-    if "lost-parameters" not in subject.cache:
-        subject.cache["lost-parameters"] = frozenset(
-            name for name, since in made.rebound.items() if not is_trained(subject, name, since)
-        )
-    found: frozenset[str] = subject.cache["lost-parameters"]
-    return found
 
 
 def standstill(subject: Subject, names: list[str], made: Trajectory, total: int) -> Finding:

@@ -12,9 +12,9 @@ import torch
 
 from .. import sources
 from ..findings import Culprit, Finding, Location
+from ..runs.hidden import hidden
+from ..runs.portability import Portability, numpy_line
 from ..verdicts import explained, suspicious, violated
-from .hidden import hidden
-from .portability import Portability, numpy_line
 
 if TYPE_CHECKING:
     from ..probes.holdings import Holding

@@ -6,84 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import sources, trees
+from .. import sources
 from ..findings import Culprit, Finding
-from ..printable import message_of
-from ..state import seed_everything
-from ..verdicts import passed, suspicious, violated
-from .numerics import Outputs, culprits_of, in_double, overflowing, place_of
+from ..verdicts import suspicious, violated
+from .numerics import culprits_of, overflowing, place_of
 
 if TYPE_CHECKING:
-    from ..batches import Batch
     from ..probes.finiteness import NonFinite
     from ..subject import Subject
 
-_NO_KERNEL = (
-    "not implemented for 'Half'",
-    "not implemented for 'BFloat16'",
-    "not implemented for 'ComplexHalf'",
-)
-_LOST = 0.5  # relative error of a low-precision output in which no digit is right
 
-
-_SENSITIVE = 30.0
-
-
-def evaluate(subject: Subject, model: torch.nn.Module, batch: Batch) -> Outputs:
-    """Return the floating outputs of a model in eval mode, detached."""
-    model.eval()
-    with torch.no_grad():
-        return {
-            path: trees.dense(t) for path, t in trees.floats(subject.call(model, batch)).items()
-        }
-
-
-def step_in(subject: Subject, model: torch.nn.Module, batch: Batch) -> bool:
-    """Say whether a training step of this model makes NaN or infinity."""
-    model.train()
-    for parameter in model.parameters():
-        parameter.grad = None
-    loss = subject.compute_loss(subject.call(model, batch), batch)
-    if loss.requires_grad:
-        with subject.phase("backward", batch):
-            loss.sum().backward()
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    return not all(bool(torch.isfinite(trees.dense(t)).all()) for t in (loss.detach(), *grads))
-
-
-def breaks(tensor: torch.Tensor, exact: torch.Tensor | None) -> bool:
-    """Say whether an output is not finite where the exact one is: a mask's -inf is meant."""
-    bad = ~torch.isfinite(tensor)
-    if exact is not None and exact.shape == tensor.shape:
-        bad &= torch.isfinite(exact)
-    return bool(bad.any())
-
-
-def accuracy(subject: Subject, dtype: str, outputs: Outputs, exact: Outputs) -> Finding:
-    """Compare the error with what rounding the weights and inputs alone does in float64."""
-    errors = {
-        path: trees.worst(
-            outputs[path].nan_to_num(posinf=0, neginf=0), tensor.nan_to_num(posinf=0, neginf=0)
-        )
-        / max(trees.scale(tensor), 1e-30)
-        for path, tensor in exact.items()
-        if path in outputs and outputs[path].shape == tensor.shape
-    }
-    if not errors:
-        return passed(f"outputs, loss and gradients are finite in {dtype}")
-    path = max(errors, key=lambda key: errors[key])
-    worst = errors[path]
-    evidence: dict[str, Any] = {"relative_error": errors}
-    if worst < _LOST:
-        return passed(
-            f"finite in {dtype}; relative error at most {worst:.2g}, in {path}", evidence=evidence
-        )
-    noise = in_double(subject, lambda model, batch: rounded(subject, model, batch, exact))
-    if noise is None or worst < _SENSITIVE * noise:
-        return passed(
-            f"finite in {dtype}; relative error {worst:.2g} in {path}, as far as rounding the weights alone moves it",
-            evidence=evidence,
-        )
+def digits_lost(
+    subject: Subject, dtype: str, path: str, *, worst: float, noise: float, evidence: dict[str, Any]
+) -> Finding:
+    """Explain an output in which no digit is right, though rounding the weights alone moves it far less."""
     if (found := overflowing(subject, subject.batch())) is not None:
         return overflow(subject, dtype, path, found, train=False, error=worst)
     return suspicious(
@@ -97,34 +33,6 @@ def accuracy(subject: Subject, dtype: str, outputs: Outputs, exact: Outputs) -> 
         fix="compute sums, means, norms and positions in float32",
         evidence=evidence,
     )
-
-
-def rounded(subject: Subject, model: torch.nn.Module, batch: Batch, exact: Outputs) -> float:
-    """Return how far random rounding of the weights moves the outputs, the largest of three draws."""
-    assert subject.dtype is not None
-    eps = torch.finfo(subject.dtype).eps
-    generator = torch.Generator().manual_seed(subject.seed)
-    weights = [(p, p.detach().clone()) for p in model.parameters() if p.is_floating_point()]
-    largest = 0.0
-    for _ in range(3):
-        with torch.no_grad():
-            for parameter, value in weights:
-                noise = torch.randn(value.shape, generator=generator, dtype=value.dtype).to(
-                    value.device
-                )
-                parameter.copy_(value * (1 + eps * noise))
-        seed_everything(subject.seed)
-        for path, tensor in evaluate(subject, model, batch.clone()).items():
-            if path in exact and exact[path].shape == tensor.shape:
-                largest = max(
-                    largest, trees.worst(tensor, exact[path]) / max(trees.scale(exact[path]), 1e-30)
-                )
-    return largest
-
-
-def no_kernel(error: BaseException) -> bool:
-    """Say whether an error only means that this device has no kernel for a low-precision dtype."""
-    return any(text in message_of(error) for text in _NO_KERNEL)
 
 
 def overflow(

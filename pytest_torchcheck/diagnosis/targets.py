@@ -9,8 +9,8 @@ import torch
 from .. import sources
 from ..findings import Culprit, Finding
 from ..probes.finiteness import find_nonfinite
-from ..probes.losses import LossCall, LossWatch
 from ..probes.watch import Op, Watch, name_of, tensors_in
+from ..runs.loss import loss_calls
 from ..verdicts import suspicious, violated
 from .gradients import evidence_of, remedy, writers
 from .losses import loss_line
@@ -78,14 +78,6 @@ def not_finite(
         because=evidence_of(at),
         fix=fix,
     )
-
-
-def loss_calls(subject: Subject, loss: LossOfOutput) -> list[LossCall]:
-    """Return the calls of torch's loss functions, with what made their arguments."""
-    watch = LossWatch()
-    with watch:
-        loss.run()
-    return watch.calls
 
 
 def _place(subject: Subject, loss: LossOfOutput, *, target_first: bool) -> Location | None:

@@ -14,9 +14,9 @@ from torch import nn
 
 from .. import sources
 from ..findings import Culprit, Finding, Location
+from ..runs.saving import CheckpointError, through_file
 from ..verdicts import not_applicable, passed, suspicious, violated
 from .explanation import listed
-from .state import CheckpointError, through_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

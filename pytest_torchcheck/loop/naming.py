@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.diagnosis.assigned import holds
+from pytest_torchcheck.codes.training import holds
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.diagnosis.used_up import used_up_near
+from pytest_torchcheck.codes.training import used_up_near
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
 from ..verdicts import violated

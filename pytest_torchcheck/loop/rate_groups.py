@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.diagnosis.optimizers import optimizer_line
+from pytest_torchcheck.codes.training import optimizer_line
 from pytest_torchcheck.findings import Culprit
 from pytest_torchcheck.subject import optimizers_of
 

@@ -7,9 +7,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
+from pytest_torchcheck.codes.training import making, optimizer_line
 from pytest_torchcheck.data.tracing import find_line
-from pytest_torchcheck.diagnosis.making import making
-from pytest_torchcheck.diagnosis.optimizers import optimizer_line
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
 from ..verdicts import suspicious, violated

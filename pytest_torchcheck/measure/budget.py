@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_torchcheck import sources
+from pytest_torchcheck.codes import memory as explain
 from pytest_torchcheck.contracts import Contract, DeclarationError
 from pytest_torchcheck.findings import ContractViolation
-from pytest_torchcheck.late import resolve
 from pytest_torchcheck.measure.memory import attempt
 from pytest_torchcheck.measure.steps import StepFailed, StepKind, Tracked, subject_for, track
 from pytest_torchcheck.probes.memory.profile import Holding, MemoryProfile, build_profile
@@ -180,11 +180,7 @@ def assert_fits(
         }
         fits = largest_batch(contract, budget, at=others, step=step, dtype=dtype, seed=seed)
     raise ContractViolation(
-        [
-            resolve("diagnosis.memory:out_of_memory")(found, fits).replace(
-                check="fits", contract=contract.name
-            )
-        ]
+        [explain.out_of_memory(found, fits).replace(check="fits", contract=contract.name)]
     ) from None
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from .. import hardware
 from ..findings import Finding
+from ..late import resolve
 from ..printable import message_of
 from . import options
 from .collection import CheckItem, read_record, record
@@ -405,13 +406,11 @@ class _OnCpu:
         if known is not None:
             self.recorder.findings += known["findings"]
             return
-        from ..diagnosis.errors import explain_error
-
         error = next(
             (e for e in _chain(call.excinfo.value) if any(e is r for r in self.raised)), None
         )
         if isinstance(error, Exception):
-            found = explain_error(error, phase="step")
+            found = resolve("diagnosis.errors:explain_error")(error, phase="step")
             self.recorder.findings.append(
                 Finding(
                     code=found.code,

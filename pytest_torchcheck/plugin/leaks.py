@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from ..codes.memory import leaks
 from . import markers
 from .collection import Explained
 from .parts import TorchcheckWarning
@@ -142,8 +143,6 @@ def _fresh(arguments: dict[str, Any], patches: contextlib.ExitStack) -> dict[str
 
 
 def _explain(leak: Leak, item: pytest.Function) -> Any:
-    from ..diagnosis.memory import leaks
-
     named = _by_fixture(leak, item)
     return leaks(named, kind="repetition").replace(
         check="leak_free",

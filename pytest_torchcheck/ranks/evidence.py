@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -132,3 +132,17 @@ def _uneven(subject: Subject, full: Batch, ranks: int) -> tuple[list[Batch], Bat
     return [subject.source.rows(full, piece) for piece in pieces], subject.source.rows(
         full, torch.cat(pieces)
     )
+
+
+CHECK_OF: Final = {
+    "init": "rank-consistency",
+    "consistency": "rank-consistency",
+    "steps": "distributed-steps",
+    "single": "distributed-steps",
+    "checkpoint": "rank-checkpoint",
+    "sharded": "fsdp-equivalence",
+    "meta": "fsdp-equivalence",
+    "epochs": "rank-data",
+    "statistics": "synchronised-statistics",
+}
+"""Which check tells that the ranks stopped in a stage; ddp-equivalence tells the others."""

@@ -17,18 +17,6 @@ if TYPE_CHECKING:
 
     from .launch import Outcome
 
-CHECK_OF: Final = {
-    "init": "rank-consistency",
-    "consistency": "rank-consistency",
-    "steps": "distributed-steps",
-    "single": "distributed-steps",
-    "checkpoint": "rank-checkpoint",
-    "sharded": "fsdp-equivalence",
-    "meta": "fsdp-equivalence",
-    "epochs": "rank-data",
-    "statistics": "synchronised-statistics",
-}
-"""Which check tells that the ranks stopped in a stage; ddp-equivalence tells the others."""
 _DURING: Final = {
     "start": "while starting", "single": "in the training step, as the only rank", "join": "while joining the group",
     "init": "while building the model", "local": "in forward or backward without any wrapper",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..findings import Location
     from ..probes.dead_terms import DeadTerm
     from ..probes.focal import FocalMean
+    from ..probes.loss_slopes import LossOfOutput
     from ..subject import Subject
 
 _REGRESSIONS = ("F.mse_loss", "F.l1_loss", "F.smooth_l1_loss", "F.huber_loss")
@@ -344,3 +345,11 @@ def _no_probabilities(target: torch.Tensor, grad: torch.Tensor | None) -> tuple[
         return ()
     found = torch.unique(target.float())
     return tuple(found.tolist() if len(found) <= 4 else found[[0, -1]].tolist())
+
+
+def loss_calls(subject: Subject, loss: LossOfOutput) -> list[LossCall]:
+    """Return the calls of torch's loss functions, with what made their arguments."""
+    watch = LossWatch()
+    with watch:
+        loss.run()
+    return watch.calls

@@ -16,7 +16,7 @@ from ..data.contents import raw_bytes
 from ..functions.discovery import is_compiled
 from ..loop.checkpoints import keep_checkpoint
 from ..loop.closures import carried_graphs
-from ..loop.rebinding import Rebinding
+from ..loop.rebinding import Rebinding, is_trained
 from ..probes.leaks import LiveBytes, count_hooks
 from ..probes.watch import version_of
 from ..state import seed_everything
@@ -346,3 +346,13 @@ def cover(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Coverage
         foreign=tuple(tuple(p.shape) for p in held if id(p) not in own),
         optimizers=tuple(type(optimizer).__name__ for optimizer in optimizers),
     )
+
+
+def lost(subject: Subject, made: Trajectory) -> frozenset[str]:
+    """Return the parameters that a step replaces and that nothing trains from then on; cached."""
+    if "lost-parameters" not in subject.cache:
+        subject.cache["lost-parameters"] = frozenset(
+            name for name, since in made.rebound.items() if not is_trained(subject, name, since)
+        )
+    found: frozenset[str] = subject.cache["lost-parameters"]
+    return found

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from pytest_torchcheck import Contract, Finding
-from pytest_torchcheck.diagnosis.portability import portability
+from pytest_torchcheck.runs.portability import portability
 from pytest_torchcheck.subject import Subject
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..probes.holdings import Holding, holdings
-from ..runs.observation import observe
 from ..subject import Subject, optimizers_of
+from .observation import observe
 
 _ON_PURPOSE = re.compile(
     r"teacher|ema|target|momentum|frozen|reference|vgg|lpips|percept|clip|pretrain|critic",

@@ -12,20 +12,20 @@ import torch
 from torch import nn
 
 from .. import sources, trees
+from ..codes.errors import explain_error
 from ..printable import message_of
 from ..probes.holdings import Holding, holdings
 from ..probes.placement import Placement, Pretend, stray_attribute
 from ..state import seed_everything
 from ..subject import SubjectError, probe_loss
-from .errors import explain_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..batches import Batch
+    from ..diagnosis.explanation import Explanation
     from ..findings import Location
     from ..subject import Subject
-    from .explanation import Explanation
 
 MetaKind = Literal["not-run", "ran", "mixed", "no-data", "unsupported", "crash"]
 

@@ -1,0 +1,43 @@
+"""Outputs: between samples and positions, in evaluation, from one call to the next, and beside a reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .explainer import Each, Explainer, Maybe, One
+
+anomaly_left_on = One("diagnosis.behaviour:anomaly_left_on", "anomaly-left-on")
+other_dim = One("diagnosis.behaviour:other_dim", "batch-axis")
+global_state = One("diagnosis.behaviour:global_state", "global-state")
+impure = One("diagnosis.behaviour:impure", "eval-writes")
+mixed = One("diagnosis.behaviour:mixed", "batch-statistics samples-mixed")
+not_repeatable = One("diagnosis.behaviour:not_repeatable", "eval-not-repeatable")
+output_mismatch = Maybe("diagnosis.behaviour:output_mismatch", "output-range output-shape")
+placed = One("diagnosis.behaviour:placed", "batch-statistics sample-order samples-mixed")
+reseeded = Maybe("diagnosis.behaviour:reseeded")
+single_shape = One("diagnosis.behaviour:single_shape", "batch-of-one")
+size_crash = One("diagnosis.behaviour:size_crash", "crash size-crash")
+size_dependent = One("diagnosis.behaviour:size_dependent", "batch-size-dependent")
+stuck_mode = One("diagnosis.behaviour:stuck_mode", "mode-stuck")
+unseeded = One("diagnosis.behaviour:unseeded", "numpy-random python-random seed-ignored")
+
+flags = Each("diagnosis.flags:flags", "requires-grad-of-module")
+
+ignored = One("diagnosis.influence:ignored", "input-ignored")
+recomputed = One("diagnosis.influence:recomputed", "checkpoint-differs")
+
+computes_narrow = Explainer[bool]("diagnosis.places:computes_narrow")
+
+future = One("diagnosis.promised:future", "future-leak")
+padding = One("diagnosis.promised:padding", "padding-leak")
+permutation = One("diagnosis.promised:permutation", "order-dependent")
+
+random_in_eval = One("diagnosis.random_eval:random_in_eval", "random-in-eval")
+
+differs = One("diagnosis.reference:differs", "reference-differs reference-unlike")
+unlike = Maybe("diagnosis.reference:unlike", "reference-unlike")
+
+replay = Explainer[Any]("diagnosis.replay:replay")
+
+unrepeated_batch = Maybe("diagnosis.unrepeated:unrepeated_batch", "seed-ignored")
+unrepeated_build = Maybe("diagnosis.unrepeated:unrepeated_build", "seed-ignored")

@@ -1,0 +1,43 @@
+"""Datasets, loaders and their workers."""
+
+from __future__ import annotations
+
+from .explainer import Each, One
+
+dtype_refused = One("data.explain_labels:dtype_refused", "label-dtype")
+labels_wrong = Each(
+    "data.explain_labels:labels_wrong",
+    "label-constant label-dtype label-negative label-one-based label-shifted",
+)
+
+last_batch_fails = One("data.explain_order:last_batch_fails", "last-batch-fails")
+last_batch_wrong = Each(
+    "data.explain_order:last_batch_wrong", "evaluation-drops-samples loader-empty"
+)
+leaked = One("data.explain_order:leaked", "split-overlap")
+order_wrong = Each("data.explain_order:order_wrong", "order-not-repeatable")
+reach_wrong = One("data.explain_order:reach_wrong", "sampler-length")
+
+damaged = One("data.explain_samples:damaged", "dataset-mutated")
+elsewhere = Each("data.explain_samples:elsewhere")
+empty = One("data.explain_samples:empty", "dataset-empty")
+identical = One("data.explain_samples:identical", "samples-identical")
+inconsistent = Each(
+    "data.explain_samples:inconsistent", "batch-not-collatable samples-do-not-stack"
+)
+not_finite = Each("data.explain_samples:not_finite", "sample-nan")
+not_repeatable = One("data.explain_samples:not_repeatable", "sample-not-repeatable")
+out_of_range = One("data.explain_samples:out_of_range", "sample-range")
+overwritten = One("data.explain_samples:overwritten", "sample-overwritten")
+read_error = One("data.explain_samples:read_error", "sample-raises")
+
+differing = One("data.explain_workers:differing")
+duplicated = Each("data.explain_workers:duplicated", "augmentation-duplicated")
+not_picklable = One("data.explain_workers:not_picklable", "not-picklable")
+not_random = One("data.explain_workers:not_random", "augmentation-fixed")
+shards_shared = One("data.explain_workers:shards_shared")
+undelivered = One(
+    "data.explain_workers:undelivered",
+    "main-guard worker-cannot-unpickle worker-collate worker-dies worker-hangs worker-raises",
+)
+unseeded = One("data.explain_workers:unseeded", "augmentation-unseeded")

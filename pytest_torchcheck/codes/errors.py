@@ -1,0 +1,11 @@
+"""Exceptions of the user's code: torch's messages decide the code."""
+
+from __future__ import annotations
+
+from ..diagnosis.explanation import Explanation
+from ..findings import Finding, Location
+from .explainer import Explainer
+
+explain_error = Explainer[Explanation]("diagnosis.errors:explain_error")
+own_loss_line = Explainer[Location | None]("diagnosis.losses:own_loss_line")
+with_live_tensors = Explainer[Finding]("diagnosis.memory:with_live_tensors", "out-of-memory")

@@ -1,0 +1,13 @@
+"""Labels that do not fit the loss or the classes."""
+
+from __future__ import annotations
+
+from .explainer import One
+
+beyond_the_classes = One("diagnosis.labels:beyond_the_classes")
+blank_labels = One("diagnosis.labels:blank_labels", "label-blank")
+counted = One("diagnosis.labels:counted", "ignored-counted")
+no_probabilities = One("diagnosis.labels:no_probabilities")
+padding = One("diagnosis.labels:padding", "padding-counted")
+shifted = One("diagnosis.labels:shifted")
+too_few_outputs = One("diagnosis.labels:too_few_outputs", "label-classes")

@@ -1,0 +1,15 @@
+"""Memory of a step, and what stays after it."""
+
+from __future__ import annotations
+
+from .explainer import One
+
+inference_graph = One("diagnosis.inference:inference_graph", "inference-graph")
+
+cached = One("diagnosis.memory:cached", "leak-graph leak-hooks")
+grows_too_fast = One("diagnosis.memory:grows_too_fast")
+leaks = One("diagnosis.memory:leaks", "leak-graph leak-hooks")
+longer_graph = One("diagnosis.memory:longer_graph", "leak-graph")
+over_ceiling = One("diagnosis.memory:over_ceiling", "memory-ceiling")
+too_many_flops = One("diagnosis.memory:too_many_flops", "flops-ceiling")
+out_of_memory = One("diagnosis.memory:out_of_memory", "out-of-memory")

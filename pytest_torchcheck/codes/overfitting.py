@@ -1,0 +1,10 @@
+"""One batch that is not learnt."""
+
+from __future__ import annotations
+
+from .explainer import Explainer, One
+
+constant = One("diagnosis.overfitting:constant", "loss-constant")
+crawling = One("diagnosis.overfitting:crawling", "optimizer-crawls")
+hindrance = Explainer[str | None]("diagnosis.overfitting:hindrance")
+stuck = One("diagnosis.overfitting:stuck", "overfit-blind overfit-stuck")

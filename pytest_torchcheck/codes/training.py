@@ -1,0 +1,25 @@
+"""The training loop: accumulation, resuming, schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..findings import Location
+from .explainer import Explainer, Maybe, One
+
+longer_graph = One("diagnosis.memory:longer_graph", "leak-graph")
+
+not_accumulated = One(
+    "loop.explain_equivalences:not_accumulated", "accumulation-differs accumulation-scale"
+)
+not_averaged = One("loop.explain_equivalences:not_averaged", "average-differs")
+not_guarded = One("loop.explain_equivalences:not_guarded", "non-finite-applied")
+not_resumed = One("loop.explain_equivalences:not_resumed")
+parted = One("loop.explain_equivalences:parted", "replicas-differ")
+stepped_each = One("loop.explain_equivalences:stepped_each", "accumulation-missing")
+stepped_early = Maybe("loop.explain_equivalences:stepped_early", "accumulation-early")
+
+holds = Explainer[bool]("diagnosis.assigned:holds")
+making = Explainer[Any]("diagnosis.making:making")
+optimizer_line = Explainer[Location | None]("diagnosis.optimizers:optimizer_line")
+used_up_near = Explainer[list[Any]]("diagnosis.used_up:used_up_near")

@@ -1,0 +1,162 @@
+"""How a signal goes through the layers of a model: what fades, what is dead or saturated, what is affine."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .. import trees
+from ..probes.signals import Rectified, Signals, SignalWatch, Tap
+from ..state import seed_everything
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..subject import Subject
+
+DEPTH = 5
+"""Layers with weights below which a fading signal has another reason."""
+
+
+DEAD = 0.99
+
+
+SATURATED = 0.8
+"""Share of a squashing function's outputs at its bounds; N(0, 12) at its input gives as much."""
+
+
+FEW = 64
+
+
+_TOLERANCE = 1e-4
+
+
+def trunk(taps: Sequence[Tap]) -> list[Tap]:
+    """Return the outputs of layers with weight matrices, in order: where a signal could change its size."""
+    return [tap for tap in taps if tap.weighted]
+
+
+def measured(taps: Sequence[Tap]) -> dict[str, Any]:
+    """Return a row for each layer as evidence: what it gave, and the gradient that came back to it."""
+    rows = [
+        {"module": t.name, "kind": t.kind, "shape": list(t.shape), "low": short(t.low), "high": short(t.high),
+         "rms": short(t.rms), "spread": short(t.spread), "gradient": short(t.gradient)}
+        for t in taps[:64]
+    ]  # fmt: skip
+    return {"layers": rows} if rows else {}
+
+
+def short(value: float | None) -> float | None:
+    """Return three digits of a number."""
+    return None if value is None else float(f"{value:.3g}")
+
+
+def place_of(found: Rectified) -> tuple[str, str]:
+    """Return what tells one rectifier from another: module and line."""
+    place = found.location
+    return found.module, f"{place.file}:{place.line}" if place else found.op
+
+
+def signals_of(subject: Subject, index: int) -> Signals:
+    """Run another batch forward in training mode and return what its activations did."""
+    with subject.pristine() as model:
+        model.train()
+        seed_everything(subject.seed + index)
+        with SignalWatch(model, None) as watch, torch.no_grad():
+            subject.call(model, subject.batch(index).clone())
+    return watch.seen
+
+
+def is_affine(subject: Subject) -> bool:
+    """Say whether outputs in eval mode are an affine function of the floating inputs: f((x+y)/2) = (f(x)+f(y))/2."""
+    first, second = subject.batch(0), subject.batch(1)
+    floats = [path for path, t in first.tensors().items() if t.is_floating_point()]
+    inputs = dict(first.input_leaves())
+    floats = [path for path in floats if path in inputs]
+    if not floats:
+        return False
+    others = second.tensors()
+
+    def towards(share: float) -> Any:
+        def change(path: str, leaf: Any) -> Any:
+            if path not in floats:
+                return leaf
+            return leaf * (1 - share) + others[path] * share
+
+        return first.map(change, targets=False)
+
+    if all(torch.equal(first.tensors()[path], others[path]) for path in floats):
+        return False
+    outputs = [trees.floats(subject.forward(towards(share))) for share in (0.0, 1.0, 0.5)]
+    a, b, middle = outputs
+    moved = False
+    for path, tensor in middle.items():
+        expected = (a[path].double() + b[path].double()) / 2
+        size = max(trees.scale(a[path]), trees.scale(b[path]), 1e-30)
+        if trees.worst(tensor.double(), expected) > _TOLERANCE * size:
+            return False
+        moved = moved or trees.worst(a[path], b[path]) > 100 * _TOLERANCE * size
+    return moved
+
+
+def collapsing(model: nn.Module, chains: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the pairs of directly composed Linear layers of which the first narrows nothing."""
+    found = []
+    modules = dict(model.named_modules())  # hidden ones have no name here
+    for first, second in dict.fromkeys(chains):
+        a, b = modules.get(first), modules.get(second)
+        if not isinstance(a, nn.Linear) or not isinstance(b, nn.Linear):
+            continue  # depthwise and pointwise convolutions, and lateral ones of pyramids, follow each other by design
+        if not (a.weight.requires_grad and b.weight.requires_grad):
+            continue
+        if a.out_features >= min(a.in_features, b.out_features):  # narrower: a low-rank product
+            found.append((first, second))
+    return found
+
+
+FADED, BURST = 1e-6, 1e5
+"""Ratio of the spread, and of the gradient, at both ends beyond which training cannot start."""
+
+
+FADING, BURSTING = 1e-4, 1e4
+"""Ratio from which on it is said; nets of 8 plain layers, residual nets and transformers as built stay within."""
+
+
+_REVERSAL = 0.25  # of the whole change in logarithms
+
+
+def noise_from(chain: Sequence[Tap]) -> int | None:
+    """Return the first layer behind which the samples differ by no more than rounding, or None."""
+    noise = 16 * torch.finfo(torch.float32).eps
+    return next(
+        (place for place, tap in enumerate(chain) if (tap.spread or 0.0) < noise * tap.rms), None
+    )
+
+
+def trend(values: Sequence[float | None], noise: int | None = None) -> float:
+    """Return the ratio of the last value to the first, or what the median step makes of it where that is nearer to 1.
+
+    One layer with a scale of its own (a gate, a small head) moves the ends and not the median step. From the place
+    ``noise`` on the values are rounding, and their steps say nothing.
+    """
+    logs = [math.log(value) for value in values if value]
+    told = logs if noise is None or noise < 2 else logs[: noise + 1]
+    whole = told[-1] - logs[0]
+    steps = sorted(b - a for a, b in pairwise(told))
+    steady = steps[len(steps) // 2] * (len(logs) - 1)
+    if whole * steady <= 0 or _reversal(told, whole) > _REVERSAL * abs(whole):
+        return 1.0
+    return math.exp(max(-600.0, min(600.0, min(whole, steady, key=abs))))
+
+
+def _reversal(logs: Sequence[float], whole: float) -> float:
+    """Return the largest movement against the trend: layers inside normalised branches go up and down."""
+    sign, top, largest = (1.0 if whole > 0 else -1.0), -math.inf, 0.0
+    for value in logs:
+        top = max(top, sign * value)
+        largest = max(largest, top - sign * value)
+    return largest

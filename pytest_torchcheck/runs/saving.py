@@ -1,0 +1,271 @@
+"""What a model saves: the state dict through a file, what it does not hold, and tensors changed on purpose."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .. import sources, trees
+from ..facts import forward_facts
+from ..printable import message_of
+from ..probes.holdings import Holding, holdings
+from ..state import is_lazy
+from .pieces import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ..findings import Location
+    from ..subject import Subject
+
+SAVE_BYTES = 64 * 2**20
+"""State dicts up to this size are written and read whole; of larger ones only the structure is."""
+
+
+def grown_keys(subject: Subject) -> list[str]:
+    """Return the keys of ``state_dict()`` that one forward adds or reshapes."""
+    return list(forward_facts(subject).grown)
+
+
+def perturb(tensors: Iterable[torch.Tensor]) -> int:
+    """Change floating tensors in place, every other element more than its neighbours; positive values stay positive.
+
+    Returns:
+        How many were changed. Cost: three passes over their memory.
+    """
+    changed = 0
+    with torch.no_grad():
+        for tensor in tensors:
+            if is_lazy(tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
+                continue
+            if tensor.layout != torch.strided or tensor.device.type == "meta" or not tensor.numel():
+                continue
+            data = tensor.data
+            if any(step == 0 < n - 1 for step, n in zip(data.stride(), data.shape, strict=True)):
+                continue  # expanded: its elements are one in memory
+            size = float(torch.linalg.vector_norm(data.flatten()).float()) / math.sqrt(data.numel())
+            size = size if math.isfinite(size) else 1.0
+            data.mul_(1.1)
+            if data.is_contiguous():
+                data.view(-1)[::2].mul_(1.1).add_(0.1 * size + 1e-3)
+            else:
+                data.add_(0.1 * size + 1e-3)
+            changed += 1
+    return changed
+
+
+def registered(model: nn.Module) -> list[torch.Tensor]:
+    """Return the parameters and buffers."""
+    return [*model.parameters(), *model.buffers()]
+
+
+def saved_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """Return the parameters and buffers that ``state_dict()`` holds under their own names."""
+    saved = set(model.state_dict())
+    return [
+        tensor
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if name in saved
+    ]
+
+
+def trainable_holdings(model: nn.Module) -> list[tuple[str, torch.Tensor, Holding]]:
+    """Return what attributes hold that carries learned values: hidden modules' tensors and parameters."""
+    return [
+        (path, tensor, holding)
+        for holding in holdings(model)
+        if holding.kind != "tensor" or (holding.value.requires_grad and holding.value.is_leaf)
+        for path, tensor in holding.tensors()
+    ]
+
+
+class CheckpointError(Exception):
+    """A state dict cannot be written or read.
+
+    Attributes:
+        error: What torch raised.
+        phase: ``save`` or ``load``.
+    """
+
+    def __init__(self, phase: str, error: Exception) -> None:
+        super().__init__(f"{phase}: {type(error).__name__}: {message_of(error)}")
+        self.phase, self.error = phase, error
+
+
+def through_file(state: Mapping[str, Any], *, alias: bool = False) -> tuple[dict[str, Any], str]:
+    """Write a state dict as a checkpoint and read it back as ``torch.load`` does by default.
+
+    Args:
+        state: What ``state_dict()`` returned.
+        alias: A large state, of which only the structure is written, need not be copied.
+
+    Returns:
+        The state read back, in new memory, and why ``weights_only=True`` refused it (empty where it did not).
+
+    Raises:
+        CheckpointError: It can be neither written nor read.
+    """
+    tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
+    whole = sum(t.numel() * t.element_size() for t in tensors if not is_lazy(t)) <= SAVE_BYTES
+    written = state if whole else _each(state, _light)
+    buffer = io.BytesIO()
+    try:
+        torch.save(written, buffer)
+    except Exception as error:  # extra state may hold anything
+        raise CheckpointError("save", error) from error
+    refused = ""
+    buffer.seek(0)
+    try:
+        read = torch.load(buffer, weights_only=True)
+    except pickle.UnpicklingError as error:
+        refused = _refusal(error)
+        buffer.seek(0)
+        try:
+            read = torch.load(buffer, weights_only=False)
+        except Exception as again:
+            raise CheckpointError("load", again) from again
+    if whole:
+        return read, refused
+    return _each(state, _same if alias else _cloned), refused
+
+
+def _refusal(error: Exception) -> str:
+    """Say what ``weights_only=True`` refuses: the class where torch names it, else its first line."""
+    text = message_of(error)
+    named = re.search(r"(?:Unsupported global: GLOBAL|Unsupported class|GLOBAL) ([\w.]+)", text)
+    if named is not None:
+        return f"an object of class {named[1]}"
+    return (text.splitlines() or [type(error).__name__])[0]
+
+
+def _each(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Change every value; the versions of the modules stay with the state dict."""
+    made = OrderedDict((key, change(value)) for key, value in state.items())
+    if hasattr(state, "_metadata"):
+        made._metadata = state._metadata  # type: ignore[attr-defined]
+    return made
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _cloned(value: Any) -> Any:
+    return (
+        value.detach().clone() if isinstance(value, torch.Tensor) and not is_lazy(value) else value
+    )
+
+
+def _light(value: Any) -> Any:
+    return value.new_empty(0) if isinstance(value, torch.Tensor) and not is_lazy(value) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A piece of state that a checkpoint does not restore.
+
+    Attributes:
+        name: Qualified name.
+        kind: ``buffer`` (not persistent), ``tensor``, ``parameter`` or ``attribute`` (a plain number or text).
+        location: The line that makes it.
+        detail: What was measured of it.
+    """
+
+    name: str
+    kind: str
+    location: Location | None
+    detail: str
+
+    @classmethod
+    def of(cls, path: str, holding: Holding) -> Lost:
+        """Describe a held tensor; of a hidden module, the module."""
+        name = holding.path if holding.kind == "module" else path
+        kind = (
+            "tensor"
+            if holding.kind == "tensor" and not holding.value.requires_grad
+            else "parameter"
+        )
+        return cls(
+            name=name, kind=kind, location=holding.location, detail=f"held through a {holding.via}"
+        )
+
+
+def lost_state(
+    model: nn.Module, fresh: nn.Module
+) -> list[tuple[Lost, torch.Tensor | None, torch.Tensor | None]]:
+    """Compare what the state dict does not hold in two instances; return what differs, with both tensors."""
+    saved = set(model.state_dict())
+    found: list[tuple[Lost, torch.Tensor | None, torch.Tensor | None]] = []
+    others = dict(fresh.named_buffers())
+    for name, buffer in model.named_buffers():
+        other = others.get(name)
+        if name not in saved and (other is None or not trees.same(buffer, other)):
+            place = _volatile(model, name) or sources.of_parameter(model, name)
+            lost = Lost(name=name, kind="buffer", location=place, detail="not persistent")
+            found.append((lost, buffer, other))
+    theirs = {path: tensor for holding in holdings(fresh) for path, tensor in holding.tensors()}
+    for holding in holdings(model):
+        for path, tensor in holding.tensors():
+            other = theirs.get(path)
+            if other is None or not trees.same(tensor, other):
+                found.append((Lost.of(path, holding), tensor, other))
+    for name, module in model.named_modules():
+        found += [(lost, None, None) for lost in _scalars(name, module, fresh)]
+    return found
+
+
+def _volatile(model: nn.Module, name: str) -> Location | None:
+    """Return the line that registers a buffer as not persistent, where one line says both."""
+    path, _, word = name.rpartition(".")
+    owner = model.get_submodule(path)
+    pattern = rf"register_buffer\(\s*[\"']{re.escape(word)}[\"'].*persistent\s*=\s*(?!True)"
+    found = (sources.search(cls, pattern) for cls in type(owner).__mro__ if cls is not nn.Module)
+    return next(filter(None, found), None)
+
+
+def _scalars(name: str, module: nn.Module, fresh: nn.Module) -> list[Lost]:
+    try:
+        twin = fresh.get_submodule(name)
+    except AttributeError:
+        return []
+    lost = []
+    for key, value in vars(module).items():
+        if key == "training" or (key.startswith("_") and key in vars(nn.Module())):
+            continue
+        ours, theirs = plain(value), plain(vars(twin).get(key))
+        if ours is not None and theirs is not None and ours != theirs:
+            path = f"{name}.{key}" if name else key
+            place = sources.of_assignment(module, key)
+            lost.append(
+                Lost(
+                    name=path,
+                    kind="attribute",
+                    location=place,
+                    detail=f"{ours:.40} against {theirs:.40}",
+                )
+            )
+    return lost
+
+
+def copy_over(pairs: Iterable[tuple[Lost, torch.Tensor | None, torch.Tensor | None]]) -> list[Lost]:
+    """Give the fresh instance the values that it lacks; return those that could be given."""
+    given = []
+    with torch.no_grad():
+        for lost, ours, theirs in pairs:
+            if (
+                ours is not None
+                and theirs is not None
+                and ours.shape == theirs.shape
+                and ours.dtype == theirs.dtype
+            ):
+                theirs.data.copy_(ours.data)
+                given.append(lost)
+    return given
