@@ -13,6 +13,7 @@ from torch import nn
 from . import sources
 from .adapters import Adapted, AdapterError, Declared, Loop, adapt
 from .batches import Batch, BatchSource
+from .declarations import LOG
 from .declared_names import unknown_inputs, unknown_names
 from .factories import class_built, class_of
 from .late import resolve
@@ -240,6 +241,7 @@ class Contract:
                 f"overfit: allowed are Overfit(steps=, ratio=) and None; got {overfit!r}"
             )
         self.overfit: Overfit | None = Overfit() if isinstance(overfit, _Unset) else overfit
+        LOG.note(self, self.location)
 
     @property
     def name(self) -> str:
@@ -364,11 +366,13 @@ class Contract:
             strict: Count ``suspicious`` and ``inconclusive`` as violated.
 
         Returns:
-            A report; ``report.ok`` is False when anything is violated.
+            A report; ``report.ok`` is False when anything is violated, when a check itself failed, and when
+            no check reached a verdict.
 
         Raises:
             DeclarationError: ``checks`` or ``devices`` names something that does not exist.
         """
+        LOG.use(self)
         report: Report = resolve("runner:run_contract")(
             self,
             checks=(checks,)

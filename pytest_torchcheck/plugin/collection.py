@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from .. import sources
+from ..declarations import LOG
 from ..findings import ContractViolation, Finding
 from ..render.terminal import render_finding
 from ..render.text import headline
-from . import fixtures, markers, options
+from . import declared, fixtures, markers, options
 from .options import ACCELERATORS, Options
 from .parts import TorchcheckWarning
 
@@ -166,13 +167,23 @@ class ContractNode(pytest.Collector):
             found = cases(self.contract, devices=places or (once.device,))
             wanted = (once.check, once.device, once.dtype)
             return [
-                CheckItem.from_parent(self, name=case.id, case=case)
+                self._item(case)
                 for case in found
                 if (case.check.name, case.device, case.dtype) == wanted
             ]
         found = cases(self.contract, devices=places)
         self.size = len(found)
-        return [CheckItem.from_parent(self, name=case.id, case=case) for case in found]
+        return [self._item(case) for case in found]
+
+    def _item(self, case: Case) -> CheckItem:
+        """Make an item whose id is given whole.
+
+        From pytest 9.2 on, an id that is pieced together from a name with brackets differs from the one that
+        reports and the cache read back, so that ``--lf`` and ``--sw`` would lose the item.
+        """
+        nodeid = f"{self.nodeid}::{case.id}"
+        made: CheckItem = CheckItem.from_parent(self, name=case.id, nodeid=nodeid, case=case)
+        return made
 
     def teardown(self) -> None:
         """Put back what the contract's cases used, once the last one is done."""
@@ -313,21 +324,48 @@ class _Contracts:
     def __init__(self, settings: Options) -> None:
         self.settings = settings
         self._artifact: Artifact | None = None
+        self._placed: dict[int, tuple[str, str]] = {}  # where a container's contract is collected
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makeitem(
         self, collector: pytest.Module | pytest.Class, name: str, obj: object
-    ) -> ContractNode | None:
-        """Make a collector of a contract."""
+    ) -> ContractNode | list[ContractNode] | None:
+        """Make a collector of a contract, or of each contract in a list or dict."""
         contracts = sys.modules.get("pytest_torchcheck.contracts")
         if contracts is None or not self.settings.enabled:
             return None  # nobody has declared one yet, and asking must not import torch
         if isinstance(obj, pytest.MarkDecorator):
             _refuse_outer_mark(collector, name, obj, contracts.Contract)
-        if not isinstance(obj, contracts.Contract) or self._seen_elsewhere(collector, obj):
+        if not isinstance(obj, contracts.Contract):
+            found = declared.held(name, obj, contracts.Contract)
+            nodes = [self._node(collector, *pair, anywhere=True) for pair in found]
+            return [node for node in nodes if node is not None] or None
+        return self._node(collector, name, obj)
+
+    def _node(
+        self,
+        collector: pytest.Module | pytest.Class,
+        name: str,
+        obj: Contract,
+        *,
+        anywhere: bool = False,
+    ) -> ContractNode | None:
+        """Make a collector of a contract once, whatever else refers to it.
+
+        Args:
+            collector: Of its module or class.
+            name: What it is called there.
+            obj: The contract.
+            anywhere: Whether it stands in a container, and a name of its own comes first.
+        """
+        LOG.use(obj)
+        if self._seen_elsewhere(collector, obj):
             return None
-        first = next((key for key, value in vars(collector.obj).items() if value is obj), name)
-        if first != name:  # a second name for the same contract
+        bound = next((key for key, value in vars(collector.obj).items() if value is obj), None)
+        if bound not in (None, name):  # a second name for the same contract
+            return None
+        here = (collector.nodeid, name)
+        if anywhere and self._placed.setdefault(id(obj), here) != here:
             return None
         if not obj.is_named:
             obj.name = name
@@ -589,3 +627,4 @@ def register(config: pytest.Config) -> None:
     config.pluginmanager.register(_Records(), "torchcheck-records")
     if settings.enabled or settings.models:
         config.pluginmanager.register(_Contracts(settings), "torchcheck-contracts")
+        config.pluginmanager.register(declared.Unbound(), "torchcheck-unbound")
