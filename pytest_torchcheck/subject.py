@@ -15,6 +15,7 @@ from torch import nn
 from . import trees
 from .contracts import DTYPES, Contract
 from .declared_names import unknown_inputs, unknown_names
+from .modes import give_modes, own_trains
 from .printable import message_of
 from .state import ModuleState, device_loss_told, is_lazy, isolated, seed_everything
 from .stepping import take_step
@@ -245,6 +246,7 @@ class Subject:
                 raise TypeError(
                     f"the factory must return an nn.Module; it returned {type(model).__name__}"
                 )
+        give_modes(model)
         return self._materialise(self.convert(model))
 
     def convert(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -299,7 +301,8 @@ class Subject:
         lazy = any(is_lazy(t) for t in (*model.parameters(), *model.buffers()))
         home = {t.device.type for t in (*model.parameters(), *model.buffers())}
         moves = self.dtype is not None or (home and home != {self.device.type})
-        if moves or lazy:
+        if moves or lazy or own_trains(model):
+            give_modes(model)
             with isolated():
                 self.convert(model)
                 self._materialise(model)

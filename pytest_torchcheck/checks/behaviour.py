@@ -10,6 +10,7 @@ from torch import nn
 from .. import trees
 from ..codes import behaviour as explain
 from ..facts import copied, forward_facts, outputs
+from ..modes import own_trains
 from ..runs.rows import Rows, floating_from, output_rows
 from ..runs.time_first import other_batch_dim
 from ..state import seed_everything, seed_torch
@@ -445,6 +446,9 @@ def mode_flags(subject: Subject) -> Iterator[Finding]:
         )
         return
     if idle:
+        return
+    if own := own_trains(subject.model):
+        yield explain.train_overridden(subject, own)
         return
     note = f"; {len(still)} stay in eval mode after train(), on purpose or not" if still else ""
     yield passed(f"eval() reaches {count} of {count} modules{note}")

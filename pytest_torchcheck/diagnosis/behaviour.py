@@ -353,6 +353,24 @@ def stuck_mode(subject: Subject, names: list[str]) -> Finding:
     )
 
 
+def train_overridden(subject: Subject, names: tuple[str, ...]) -> Finding:
+    """Explain a class that uses the name ``train`` for something else, so that ``eval()`` does not work."""
+    cls = type(subject.model.get_submodule(names[0]))
+    place = sources.of_object(cls.train)
+    return suspicious(
+        "train-overridden",
+        f"{cls.__name__}.train takes other arguments than a mode, so eval() and train() do not work",
+        culprits=[
+            Culprit(kind="module", name=n or "the model itself", location=place) for n in names
+        ],
+        location=place,
+        observed=f"the signature is train{inspect.signature(cls.train)}",
+        cause="Module.eval() calls self.train(False), which this class uses for something else",
+        because="torch.nn.Module.train takes one argument, mode: bool = True; the checks set the mode without it",
+        fix="rename the method, for instance to fit",
+    )
+
+
 def _overrider(subject: Subject, name: str) -> torch.nn.Module | None:
     parts = name.split(".") if name else []
     for depth in range(len(parts), -1, -1):
