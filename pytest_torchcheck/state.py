@@ -17,14 +17,15 @@ import torch
 import torch.utils.deterministic
 from torch import nn
 
+from .held import Slots, copied, is_iterator, keeper, position, put_slots, slots_of
 from .printable import message_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _ATOMS = (
     type(None), bool, int, float, complex, str, bytes, type, types.FunctionType, types.MethodType,
-    types.BuiltinFunctionType, types.ModuleType, torch.dtype, torch.device, torch.Size, torch.Generator,
+    types.BuiltinFunctionType, types.ModuleType, torch.dtype, torch.device, torch.Size,
 )  # fmt: skip
 _LOSSES = (
     "device-side assert triggered",
@@ -42,6 +43,7 @@ _HOST_RANGE = re.compile(
     r"^(?:list|tuple|string|range|deque|array|bytearray|pop) |for axis \d|Dimension out of range"
 )
 _CONTAINERS = (list, dict, set, collections.deque)
+_PLAIN = (*_CONTAINERS, collections.OrderedDict, collections.defaultdict, collections.Counter)
 _FOREIGN = (
     "builtins",
     "torch",
@@ -100,9 +102,7 @@ class _TensorState:
     copy: torch.Tensor | None
     requires_grad: bool
     grad: _TensorState | None
-    version: int | None = (
-        None  # how often a gradient had been written in place, where that is counted
-    )
+    version: int | None = None  # how often it had been written in place, where that is counted
 
     @classmethod
     def of(cls, tensor: torch.Tensor, *, copy: bool) -> _TensorState:
@@ -114,14 +114,9 @@ class _TensorState:
             alias=tensor.data,
             copy=None if lazy or not copy else tensor.detach().clone(),
             requires_grad=tensor.requires_grad,
-            grad=None if grad is None else cls._of_gradient(grad),
+            grad=None if grad is None else cls.of(grad, copy=True),
+            version=None if lazy else _version(tensor),
         )
-
-    @classmethod
-    def _of_gradient(cls, grad: torch.Tensor) -> _TensorState:
-        made = cls.of(grad, copy=True)
-        made.version = _version(grad)
-        return made
 
     def ensure_copy(self) -> None:
         if self.copy is None and not is_lazy(self.tensor):
@@ -162,6 +157,16 @@ class _TensorState:
             elif self.tensor.grad is not None:
                 self.tensor.grad = None
 
+    def restore_version(self) -> None:
+        """Let a graph that was built before run backward: the values are those that it has seen.
+
+        torch refuses a backward whose saved tensors were written to since, by their counts of writes.
+        """
+        kept = self.copy is not None or self.alias.numel() == 0
+        if self.version is None or not kept or _version(self.tensor) in (None, self.version):
+            return
+        torch._C._autograd._unsafe_set_version_counter((self.tensor,), (self.version,))
+
 
 def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
@@ -192,13 +197,19 @@ class ModuleState:
     def __init__(self, module: nn.Module, *, copy_parameters: bool = False) -> None:
         self.module = module
         self._objects: list[tuple[Any, type, dict[str, Any]]] = []
+        self._slotted: list[tuple[Any, Slots]] = []
         self._containers: list[tuple[Any, Any]] = []
+        self._kept: list[Callable[[], None]] = []
+        self._iterators: dict[int, Any] = {}  # by id of the iterator: a copy of what it was
+        self._generators: list[tuple[types.GeneratorType[Any, Any, Any], int]] = []
         self._tensors: dict[int, _TensorState] = {}
         self._parameters: list[_TensorState] = []
         self._seen: set[int] = set()
         self._keep: list[Any] = []
         self._parameter_ids = {id(p) for p in module.parameters()}
         self._walk(module)
+        if self._iterators:
+            self._hand_out_copies()
         if copy_parameters:
             self.copy_parameters()
 
@@ -223,12 +234,16 @@ class ModuleState:
             if state.grad is not None:
                 state.tensor.grad = None
 
-    def restore(self, *, parameters: bool = True, gradients: bool = True) -> None:
+    def restore(
+        self, *, parameters: bool = True, gradients: bool = True, last: bool = False
+    ) -> None:
         """Put everything back.
 
         Args:
             parameters: Their values too, where they were copied.
             gradients: The values of all gradients, not only of those that are seen to have been written.
+            last: No run follows: the iterators are the very ones that there were, and so are the counts of writes to
+                tensors, so that a graph that was pending can run backward.
         """
         for thing, cls, attributes in self._objects:
             if type(thing) is not cls:
@@ -239,11 +254,58 @@ class ModuleState:
             ):
                 current.clear()
                 current.update(attributes)
+        for thing, slots in self._slotted:
+            put_slots(thing, slots)
         for container, copy in self._containers:
             _restore_container(container, copy)
+        for put_back in self._kept:
+            put_back()
+        if self._iterators and not last:
+            self._hand_out_copies()
         parameter_ids = {id(state) for state in self._parameters}
         for state in self._tensors.values():
             state.restore(values=parameters or id(state) not in parameter_ids, gradients=gradients)
+            if last:
+                state.restore_version()
+
+    def advanced(self) -> tuple[str, ...]:
+        """Name the generators of Python's that were read since: nothing can put those back."""
+        moved = {
+            id(generator): generator
+            for generator, place in self._generators
+            if position(generator) != place
+        }
+        if not moved:
+            return ()
+        paths = {id(module): path for path, module in self.module.named_modules()}
+        named = {
+            id(value): f"{paths[id(thing)]}.{key}".lstrip(".") if id(thing) in paths else key
+            for thing, _, attributes in self._objects
+            for key, value in attributes.items()
+            if id(value) in moved
+        }
+        return tuple(named.get(key, found.__qualname__) for key, found in moved.items())
+
+    def _hand_out_copies(self) -> None:
+        """Let every holder of an iterator hold a copy of it as it was, the same one for all of its holders."""
+        fresh = {key: copied(then) for key, then in self._iterators.items()}
+        for thing, _, attributes in self._objects:
+            for name, value in attributes.items():
+                if id(value) in fresh:
+                    thing.__dict__[name] = fresh[id(value)]
+        for thing, slots in self._slotted:
+            for member, value in slots.items():
+                if id(value) in fresh:
+                    member.__set__(thing, fresh[id(value)])
+        for container, copy in self._containers:
+            if isinstance(container, dict):
+                for key, value in copy:
+                    if id(value) in fresh:
+                        container[key] = fresh[id(value)]
+            elif isinstance(container, list | collections.deque):
+                for place, value in enumerate(copy):
+                    if id(value) in fresh:
+                        container[place] = fresh[id(value)]
 
     def _walk(self, value: Any) -> None:
         stack = [value]
@@ -269,15 +331,30 @@ class ModuleState:
             elif isinstance(thing, _CONTAINERS):
                 self._containers.append((thing, _shallow(thing)))
                 stack.extend(thing.values() if isinstance(thing, dict) else thing)
+                if type(thing) not in _PLAIN:
+                    stack.extend(self._take_object(thing))
             elif isinstance(thing, tuple | frozenset):
                 stack.extend(thing)
-            elif (
-                hasattr(thing, "__dict__")
-                and type(thing).__module__.split(".")[0] not in _FOREIGN
-                and not isinstance(thing, type(torch))
-            ):
-                self._objects.append((thing, type(thing), dict(thing.__dict__)))
-                stack.extend(thing.__dict__.values())
+            elif (put_back := keeper(thing)) is not None:
+                self._kept.append(put_back)
+            elif isinstance(thing, types.GeneratorType):
+                self._generators.append((thing, position(thing)))
+            elif is_iterator(thing):
+                if (then := copied(thing)) is not None:
+                    self._iterators[id(thing)] = then
+            elif type(thing).__module__.split(".")[0] not in _FOREIGN:
+                stack.extend(self._take_object(thing))
+
+    def _take_object(self, thing: Any) -> Iterable[Any]:
+        """Keep the attributes and slots of an object of the user's; return what they hold."""
+        found: list[Any] = []
+        if slots := slots_of(thing):
+            self._slotted.append((thing, slots))
+            found += slots.values()
+        if hasattr(thing, "__dict__"):
+            self._objects.append((thing, type(thing), dict(thing.__dict__)))
+            found += thing.__dict__.values()
+        return found
 
 
 def _shallow(container: Any) -> Any:

@@ -181,6 +181,7 @@ class Subject:
         self._touched = False  # parameters may have been changed since the state was taken
         self._forward_writes = False  # a forward alone changes parameters
         self._looks = 0
+        self._not_put_back: set[str] = set()
         self._placed: dict[
             Any, Batch
         ] = {}  # the last batches that went to another device, as they were
@@ -325,9 +326,9 @@ class Subject:
         """Put the user's module back as it was; the subject is not usable afterwards."""
         with device_loss_told():
             if self._state is not None:
-                self._state.restore(parameters=True)
+                self._state.restore(parameters=True, last=True)
         if self._original is not None:
-            self._original.restore(parameters=True)
+            self._original.restore(parameters=True, last=True)
         self._model = self._state = self._original = self._misnamed = None
         self.cache.clear()
 
@@ -375,6 +376,14 @@ class Subject:
             self.state.restore(parameters=self._touched or self._forward_writes, gradients=False)
         self._touched = False
 
+    def not_put_back(self) -> tuple[str, ...]:
+        """Name what the model has read and nothing can put back, each once."""
+        states = [state for state in (self._original, self._state) if state is not None]
+        names = {name for state in states for name in state.advanced()}
+        new = tuple(sorted(names - self._not_put_back))
+        self._not_put_back |= names
+        return new
+
     def parameters_moved(self) -> bool:
         """Say whether a parameter's values differ from the pristine ones (only known where copied)."""
         if not self.state.has_parameter_copies:
@@ -412,7 +421,7 @@ class Subject:
             try:
                 yield self.convert(model, torch.float64)
             finally:
-                saved.restore(parameters=False)
+                saved.restore(parameters=False, last=True)
 
     # -- data -----------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ def check_module(
             warnings.simplefilter("ignore")
             return _check(module, inputs, label, seed)
     finally:
-        kept.restore(parameters=True)
+        kept.restore(parameters=True, last=True)
 
 
 def _check(module: nn.Module, inputs: Any, label: str, seed: int) -> list[Finding]:

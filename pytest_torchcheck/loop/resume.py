@@ -330,7 +330,7 @@ def kept_module(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        state.restore()
+        state.restore(last=True)
 
 
 def _evaluate(subject: Subject, model: nn.Module) -> dict[str, torch.Tensor]:
