@@ -149,7 +149,8 @@ def _rebuilt(value: Any) -> Any:
         raise TypeError(f"a {type(value).__name__} cannot be copied")
     if hasattr(value, "__copy__"):
         return value.__copy__()
-    function, arguments, *state = value.__reduce__()
+    reduced: Any = value.__reduce__()
+    function, arguments, *state = reduced
     made = function(*map(_rebuilt, arguments))
     if state and state[0] is not None:
         made.__setstate__(_state_of(state[0]))

@@ -28,7 +28,7 @@ def by_class(
     known: weakref.WeakKeyDictionary[type, dict[Any, _R]] = weakref.WeakKeyDictionary()
 
     @functools.wraps(function)
-    def cached(cls: type, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def cached(cls: type, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         found = known.setdefault(cls, {})
         key = (args, tuple(sorted(kwargs.items())))
         if key not in found:
