@@ -13,6 +13,7 @@ from ..codes import state as explain
 from ..diagnosis.explanation import listed
 from ..findings import Culprit, Finding
 from ..probes.holdings import Holding, holdings
+from ..probes.init_arguments import given_to_init
 from ..runs.hidden import hidden
 from ..runs.observation import observe
 from ..runs.portability import portability
@@ -104,7 +105,7 @@ def unregistered_tensors(subject: Subject) -> Iterator[Finding]:
     if not held:
         yield passed("no attribute holds a tensor beside the parameters and buffers")
         return
-    findings = [_used(stray) for stray in _left_behind(subject, held)]
+    findings = [_used(subject, stray) for stray in _left_behind(subject, held)]
     yield from findings
     if not findings:
         names = [h.path for h in held]
@@ -127,9 +128,9 @@ def _left_behind(subject: Subject, held: list[Holding]) -> Iterator[Stray]:
             yield stray
 
 
-def _used(stray: Stray) -> Finding:
+def _used(subject: Subject, stray: Stray) -> Finding:
     word = stray.name.rpartition(".")[2]
-    return violated(
+    return (suspicious if given_to_init(subject.model, stray.name) else violated)(
         "tensor-unregistered",
         f"{stray.name} takes part in the forward but is neither parameter nor buffer",
         culprits=[Culprit(kind="tensor", name=stray.name, location=stray.location)],

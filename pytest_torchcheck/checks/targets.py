@@ -104,7 +104,7 @@ def _ignored(subject: Subject, loss: LossOfOutput) -> set[int]:
     """Return the labels that do not count: of the specs, and of the calls of torch's loss functions."""
     specs = (subject.source.specs.get(path) for path in loss.targets())
     declared = {spec.ignore_index for spec in specs if isinstance(spec, Labels)}
-    given = {call.options.get("ignore_index") for call in explain.loss_calls(subject, loss)}
+    given = {call.options.get("ignore_index") for call in loss_calls(subject, loss)}
     return {int(value) for value in declared | given if value is not None}
 
 

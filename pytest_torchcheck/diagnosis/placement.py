@@ -12,6 +12,7 @@ import torch
 
 from .. import sources
 from ..findings import Culprit, Finding, Location
+from ..probes.init_arguments import given_to_init
 from ..runs.hidden import hidden
 from ..runs.portability import Portability, numpy_line
 from ..verdicts import explained, suspicious, violated
@@ -139,7 +140,9 @@ def _attribute(subject: Subject, mixture: Mixture, stray: Stray, evidence: Porta
             **fields,
         )
     code = "module-hidden" if holding.kind == "module" else "parameter-hidden"
-    return violated(
+    # whoever builds the model chooses the device of what it is given
+    given = not trained and given_to_init(subject.model, stray.name)
+    return (suspicious if given else violated)(
         "cpu-tensor",
         f"{stray.name} stays on the CPU when the model is moved to a GPU",
         cause=cause,

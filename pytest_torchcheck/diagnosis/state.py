@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import sources
 from ..findings import Culprit, Finding
+from ..probes.init_arguments import given_to_init
 from ..runs.hidden import hidden
 from ..runs.portability import Portability
 from ..verdicts import suspicious, violated
@@ -65,7 +66,10 @@ def explain_lost(
     trained = {holding.path for holding in hidden(subject).trained.values()}
     # a module hidden in a list that gets no gradient is hidden on purpose, and has a checkpoint of its own
     meant = all(each.kind == "parameter" and each.name not in trained for each in lost)
-    made = suspicious if meant else violated
+    if given := all(given_to_init(subject.model, each.name) for each in lost):
+        cause = f"{first.name} is an argument of __init__ that this instance keeps, and another was given to the other"
+        fix = f"build the model with the same {word} before loading; or {fix}"
+    made = suspicious if meant or given else violated
     return made(
         "state-lost",
         f"a checkpoint loses {names}",
