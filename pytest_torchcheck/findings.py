@@ -14,7 +14,9 @@ from .printable import printable, printable_data
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-Status = Literal["violated", "error", "suspicious", "inconclusive", "passed", "not-applicable"]
+Status = Literal[
+    "violated", "error", "suspicious", "inconclusive", "known", "passed", "not-applicable"
+]
 STATUSES: tuple[Status, ...] = get_args(Status)
 """Every status, the most serious first."""
 
@@ -103,8 +105,8 @@ class Finding:
         check: Name of the check, such as ``gradients-exist``.
         code: Stable kebab-case symptom, such as ``grad-none``.
         status: ``violated`` fails; ``error`` fails too: the check itself raised, a defect of this package;
-            ``suspicious`` warns (and fails under strict); ``inconclusive`` could not have failed; the rest
-            need no action.
+            ``suspicious`` warns (and fails under strict); ``inconclusive`` could not have failed; ``known``
+            is a failure that the project has recorded; the rest need no action.
         summary: One sentence that stands alone: name and symptom.
         culprits: What is at fault, the first one first.
         location: The line of the user's code to change or to look at.
@@ -213,7 +215,8 @@ class Report:
             return "violated"
         if counts["error"]:
             return "error"
-        return "ok" if counts["passed"] or counts["suspicious"] else "nothing checked"
+        decided = counts["passed"] or counts["suspicious"] or counts["known"]
+        return "ok" if decided else "nothing checked"
 
     @property
     def causes(self) -> tuple[Finding, ...]:

@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,7 @@ from ..declarations import LOG
 from ..findings import ContractViolation, Finding
 from ..render.terminal import render_finding
 from ..render.text import headline
-from . import declared, fixtures, markers, options
+from . import declared, fixtures, known, markers, options
 from .options import ACCELERATORS, Options
 from .parts import TorchcheckWarning
 
@@ -39,11 +40,13 @@ class Verdict:
         failing: Findings that fail it.
         warning: Findings that are shown as warnings.
         skipping: Reasons why it is shown as skipped; empty unless nothing fails.
+        known: Headlines of known findings, for which it is shown as an expected failure; empty unless nothing fails.
     """
 
     failing: tuple[Finding, ...] = ()
     warning: tuple[Finding, ...] = ()
     skipping: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
 
 
 def judge(findings: Sequence[Finding], *, strict: bool) -> Verdict:
@@ -61,6 +64,9 @@ def judge(findings: Sequence[Finding], *, strict: bool) -> Verdict:
     warning = tuple(f for f in findings if f.status == "suspicious" and f not in failing)
     if failing:
         return Verdict(failing=failing, warning=warning)
+    expected = tuple(headline(f) for f in findings if f.status == "known")
+    if expected:
+        return Verdict(warning=warning, known=expected)
     undecided = [f"inconclusive: {f.summary}" for f in findings if f.status == "inconclusive"]
     idle = [f"not applicable: {f.summary}" for f in findings if f.status == "not-applicable"]
     held = any(f.status in ("passed", "suspicious") for f in findings)
@@ -103,6 +109,7 @@ class ContractNode(pytest.Collector):
         self.contract = contract
         self.replayed = replayed
         self._runner: Runner | None = None
+        self._alike: Counter[tuple[str, str]] = Counter()
         self.size = 0  # how many cases there are before a selection; 0 where not all are collected
         # marks stand on the factory: @contract(...) above, @pytest.mark.slow below it
         self.own_markers.extend(markers.own_marks(contract.model))
@@ -173,6 +180,7 @@ class ContractNode(pytest.Collector):
             ]
         found = cases(self.contract, devices=places)
         self.size = len(found)
+        self._alike = Counter((case.check.name, case.device.partition(":")[0]) for case in found)
         return [self._item(case) for case in found]
 
     def _item(self, case: Case) -> CheckItem:
@@ -184,6 +192,10 @@ class ContractNode(pytest.Collector):
         nodeid = f"{self.nodeid}::{case.id}"
         made: CheckItem = CheckItem.from_parent(self, name=case.id, nodeid=nodeid, case=case)
         return made
+
+    def alike(self, case: Case) -> int:
+        """Return how many cases of a case's check there are on its type of device, before a selection."""
+        return self._alike[case.check.name, case.device.partition(":")[0]]
 
     def teardown(self) -> None:
         """Put back what the contract's cases used, once the last one is done."""
@@ -236,7 +248,21 @@ class CheckItem(pytest.Item):
         lost = [one.evidence.get("batch not saved") for one in self.findings]
         for problem in dict.fromkeys(filter(None, lost)):
             self.add_report_section("call", "torchcheck", f"the batch is not saved: {problem}")
-        raise_verdict(judge(_settle(node.runner, self.findings), strict=node.settings.strict), self)
+        settled = self._marked(_settle(node.runner, self.findings))
+        self.findings = self._marked(self.findings)
+        raise_verdict(judge(settled, strict=node.settings.strict), self)
+
+    def _marked(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        """Mark the findings that the project knows of already."""
+        base, node = self.config.stash.get(known.KEY, None), self.parent
+        failing = judge(findings, strict=node.settings.strict).failing
+        if base is None or not failing:
+            return findings
+        items = self.session.items
+        selected = {
+            i.case.check.name for i in items if isinstance(i, CheckItem) and i.parent is node
+        }
+        return base.marked(node.nodeid, findings, failing, selected)
 
     def teardown(self) -> None:
         """Let go of the findings: the report carries them, and pytest keeps every item."""
@@ -295,6 +321,8 @@ def raise_verdict(verdict: Verdict, item: pytest.Item) -> None:
         item.warn(TorchcheckWarning(render_failure([finding])))
     if verdict.failing:
         raise ContractViolation(verdict.failing)
+    if verdict.known:
+        pytest.xfail("; ".join(verdict.known))
     if verdict.skipping:
         pytest.skip("; ".join(verdict.skipping))
 
@@ -589,6 +617,7 @@ def _case_record(item: CheckItem, report: pytest.TestReport) -> dict[str, Any]:
         "contract": node.contract.name,
         "case": case.id,
         "of": node.size,
+        "alike": node.alike(case),
         "ran": bool(item.findings),
         "seconds": round(report.duration, 6),
         "environment": item.environment,

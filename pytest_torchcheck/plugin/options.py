@@ -57,6 +57,8 @@ class Options(NamedTuple):
         leak: Bytes of device memory that an item may leave behind; None does not look.
         isolated_timeout: Seconds for an item that runs in a process of its own.
         probe_timeout: Seconds for the process that probes the devices.
+        baseline: File of the known findings, which do not fail.
+        write_baseline: Whether to write what this run finds to that file.
         models: Models to hold to inferred contracts, such as ``package.module:name``.
         inputs: Specs of their inputs, for each of them or for all.
         loss: Name of their loss.
@@ -81,6 +83,8 @@ class Options(NamedTuple):
     leak: int | None = None
     isolated_timeout: float = 600.0
     probe_timeout: float = 60.0
+    baseline: Path | None = None
+    write_baseline: bool = False
     models: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     loss: str | None = None
@@ -207,6 +211,14 @@ SETTINGS: Final = (
     Setting(
         name="probe_timeout", flag="--torchcheck-probe-timeout", kind="float", parse=parse_seconds, metavar="SECONDS",
         ini="torchcheck_probe_timeout", help="deadline of the process that probes the GPUs (60)",
+    ),
+    Setting(
+        name="baseline", flag="--torchcheck-baseline", parse=Path, metavar="FILE", ini="torchcheck_baseline",
+        help="a file of known findings: they do not fail, new ones do, and those that are gone must be removed",
+    ),
+    Setting(
+        name="write_baseline", flag="--torchcheck-write-baseline", kind="flag",
+        help="write what this run finds to the file of --torchcheck-baseline; what did not run stays as it is",
     ),
     Setting(
         name="models", flag="--torchcheck-model", kind="texts", parse=parse_target, metavar="PACKAGE.MODULE:NAME",

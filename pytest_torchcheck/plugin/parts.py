@@ -21,6 +21,7 @@ _WATCHING: Final = (
     "isolation",
     "devices",
     "reporting",
+    "known",
     "coverage",
     "workers",
 )

@@ -121,7 +121,7 @@ def _counts(report: Report) -> str:
         parts.append(f"{more} that follow{'s' * (more == 1)}")
     if counts["error"]:
         parts.append(_count(counts["error"], "error"))
-    rest: tuple[Status, ...] = ("suspicious", "inconclusive", "passed", "not-applicable")
+    rest: tuple[Status, ...] = ("suspicious", "inconclusive", "known", "passed", "not-applicable")
     parts += [f"{counts[one]} {one.replace('-', ' ')}" for one in rest if counts[one]]
     return ", ".join(parts) or "no check ran"
 

@@ -126,7 +126,7 @@ def _title(report: Report) -> str:
         parts.append(f"{follow} more {'failure' if follow == 1 else 'failures'} of the same cause")
     if counts["error"]:
         parts.append(counted(counts["error"], "error"))
-    rest: tuple[Status, ...] = ("suspicious", "inconclusive", "passed", "not-applicable")
+    rest: tuple[Status, ...] = ("suspicious", "inconclusive", "known", "passed", "not-applicable")
     parts += [f"{counts[status]} {STATUS_WORDS[status]}" for status in rest if counts[status]]
     seconds = f" in {report.seconds:.1f} s" if report.seconds else ""
     told = ", ".join(parts) or "no check ran"

@@ -15,6 +15,7 @@ STATUS_WORDS: dict[str, str] = {
     "error": "error",
     "suspicious": "suspicious",
     "inconclusive": "inconclusive",
+    "known": "known",
     "passed": "passed",
     "not-applicable": "not applicable",
 }
