@@ -73,6 +73,7 @@ FAMILIES = (
     "loop",
     "trainer",
     "training",
+    "averages",
     "equivalence",
     "data",
     "loading",

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from pytest_torchcheck import promises, sources
+from pytest_torchcheck import promises
 from pytest_torchcheck.loop import accumulation, resume
 from pytest_torchcheck.loop.rebinding import where_rebound
 from pytest_torchcheck.loop.recorder import STEPS, record, trace_of
-from pytest_torchcheck.loop.replay import last_write, where_changed
+from pytest_torchcheck.loop.replay import last_write
 from pytest_torchcheck.subject import SubjectError
 
 from ..codes import training as explain
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pytest_torchcheck.subject import Subject
 
 _ACCUMULATED = 1e-5  # float64 leaves 1e-12; losses that compute in float32 inside leave 1e-7
-_AVERAGED = 1e-5
 
 
 @check(
@@ -288,85 +287,3 @@ def non_finite_guard(subject: Subject) -> Iterator[Finding]:
         yield passed(
             f"the weights are finite after a step whose gradients were NaN; {len(trace.optimizer_steps())} optimizer steps ran"
         )
-
-
-@check(
-    "moving-average",
-    "The average is that of the trained weights after every step.",
-    needs=("model",),
-    promise="MovingAverage",
-    cost="1 FBS",
-    axes="once",
-)
-def moving_average(subject: Subject) -> Iterator[Finding]:
-    """Compare the averaged parameters after one step with the rule."""
-    for promise in subject.contract.promised("MovingAverage"):
-        assert isinstance(promise, promises.MovingAverage)
-        finding = _average(subject, promise)
-        yield finding
-
-
-def _average(subject: Subject, promise: promises.MovingAverage) -> Finding:
-    modules = dict(subject.model.named_modules(remove_duplicate=False))
-    for name in (promise.target, promise.source):
-        if name not in modules:
-            return inconclusive(
-                f"MovingAverage names {name!r}, which the model does not have", code="unknown-name"
-            )
-    target, source = modules[promise.target], modules[promise.source]
-    sources_ = dict(source.named_parameters())
-    pairs = {n: p for n, p in target.named_parameters() if n in sources_ and p.is_floating_point()}
-    for name, p in pairs.items():
-        if p.data_ptr() == sources_[name].data_ptr():
-            place = sources.of_assignment(subject.model, promise.target.partition(".")[0])
-            return explain.not_averaged(
-                promise.target, promise.source, promise.decay, name, None, 0.0, place, same=True
-            )
-    if not pairs:
-        return inconclusive(
-            f"{promise.target} and {promise.source} have no parameter of one name",
-            code="unknown-name",
-        )
-    before = {name: p.detach().clone() for name, p in pairs.items()}
-    start = {name: sources_[name].detach().clone() for name in pairs}
-    after: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def look(_: int, model: nn.Module) -> None:
-        after.update(
-            {n: (p.detach().clone(), sources_[n].detach().clone()) for n, p in pairs.items()}
-        )
-
-    # a copy of its source shows nothing in the first step's direction alone: the source must move first
-    trace = record(subject, steps=1, after_step=look)
-    if trace.error is not None:
-        raise trace.error
-    moved = [name for name in pairs if not torch.equal(start[name], after[name][1])]
-    if not moved:
-        return inconclusive(
-            f"{promise.source} did not move in one step, so that no average could differ"
-        )
-    for name in moved:
-        old, (new, current) = before[name], after[name]
-        meant = promise.decay * old + (1 - promise.decay) * current
-        error = float((new - meant).abs().max())
-        scale = float((current - old).abs().max()) or 1.0
-        if error > _AVERAGED * max(scale, float(meant.abs().max())):
-            direction = (old - current).double().flatten()
-            size = float(direction @ direction)
-            measured = (
-                float((new - current).double().flatten() @ direction) / size if size else None
-            )
-            place = where_changed(subject, f"{promise.target}.{name}")
-            return explain.not_averaged(
-                promise.target,
-                promise.source,
-                promise.decay,
-                name,
-                measured,
-                error,
-                place,
-                same=False,
-            )
-    return passed(
-        f"{len(moved)} parameters of {promise.target} are the average with decay {promise.decay:g}"
-    )

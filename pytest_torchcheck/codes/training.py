@@ -15,6 +15,7 @@ not_accumulated = One(
 not_averaged = One("loop.explain_equivalences:not_averaged", "average-differs")
 not_guarded = One("loop.explain_equivalences:not_guarded", "non-finite-applied")
 not_resumed = One("loop.explain_equivalences:not_resumed")
+pushed_away = One("loop.explain_equivalences:pushed_away", "average-pushed-away")
 parted = One("loop.explain_equivalences:parted", "replicas-differ")
 stepped_each = One("loop.explain_equivalences:stepped_each", "accumulation-missing")
 stepped_early = Maybe("loop.explain_equivalences:stepped_early", "accumulation-early")

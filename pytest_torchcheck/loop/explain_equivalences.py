@@ -239,6 +239,23 @@ def not_guarded(step: OptimizerStep, broken: Sequence[str], total: int) -> Findi
     )
 
 
+def pushed_away(wrong: dict[str, float], source: str, name: str, place: Location | None) -> Finding:
+    """A copy of the weights that every update moves away from them."""
+    return violated(
+        "average-pushed-away",
+        f"{name} moves away from {source}, of which it started as a copy",
+        culprits=[
+            Culprit(kind="parameter", name=each, detail="moves away", location=place)
+            for each in wrong
+        ],
+        location=place,
+        observed=f"each update moves it against the difference {source} - {name} (cosine {wrong[name]:.3f})",
+        cause="the update of the average has the wrong sign",
+        because="an average of the weights lies between its old value and theirs, whatever its decay",
+        fix="move it towards the weights, as in average.lerp_(weight, 1 - decay)",
+    )
+
+
 def not_averaged(
     target: str,
     source: str,

@@ -388,10 +388,10 @@ def _unlike(pair: list[Any]) -> bool:
 
 
 def where_changed(subject: Subject, name: str) -> Location | None:
-    """Find the line of the user's step that writes to a parameter, or the call of the step where none does."""
+    """Find the line of the user's step that writes to a parameter or buffer, or the call of the step where none does."""
 
     def watch(model: nn.Module, _: Any) -> Watcher:
-        parameter = model.get_parameter(name)
+        parameter = {**dict(model.named_parameters()), **dict(model.named_buffers())}[name]
         before = parameter.detach().clone()
 
         def watcher(frame: FrameType, event: str, line: int) -> bool:

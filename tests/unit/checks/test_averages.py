@@ -1,0 +1,108 @@
+"""Copies of trained weights: which way the steps move them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract
+
+
+class Pair(nn.Module):
+    def __init__(self, *, buffers: bool = False) -> None:
+        super().__init__()
+        self.fast = nn.Linear(5, 4)
+        self.slow = copy.deepcopy(self.fast).requires_grad_(False)
+        if buffers:
+            self.register_buffer("memory", self.fast.weight.detach().clone())
+        self.steps = 0
+
+    def forward(self, x):
+        return self.fast(x)
+
+
+def check(update, **made):
+    def step(model, optimizer, inputs, targets):
+        model.train()
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(*inputs), targets)
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            update(model)
+        return loss
+
+    generator = torch.Generator().manual_seed(0)
+    batch = ((torch.randn(6, 5, generator=generator),), torch.randn(6, 4, generator=generator))
+    (found,) = (
+        Contract(
+            model=lambda: Pair(**made),
+            batch=batch,
+            loss=F.mse_loss,
+            optimizer=lambda m: torch.optim.Adam(m.fast.parameters(), lr=1e-2),
+            train_step=step,
+        )
+        .check(checks=["averages-follow"])
+        .findings
+    )
+    return found
+
+
+def pairs(model):
+    return zip(model.slow.parameters(), model.fast.parameters(), strict=True)
+
+
+def follow(rate):
+    def update(model):
+        for slow, fast in pairs(model):
+            slow.lerp_(fast, rate)
+
+    return update
+
+
+def away(model):
+    for slow, fast in pairs(model):
+        slow.mul_(1.001).sub_(fast, alpha=0.001)
+
+
+def copied_now_and_then(model):
+    model.steps += 1
+    if model.steps % 2 == 0:
+        model.slow.load_state_dict(model.fast.state_dict())
+
+
+def untouched(model):
+    pass
+
+
+@pytest.mark.parametrize(
+    "update",
+    [follow(1e-4), follow(0.5), copied_now_and_then],
+    ids=["slow average", "fast average", "copied now and then"],
+)
+def test_copies_that_follow_pass(update) -> None:
+    assert check(update).status in ("passed", "not-applicable")
+
+
+def test_copies_that_stay_do_not_concern_it() -> None:
+    assert check(untouched).status == "not-applicable"
+
+
+def test_an_average_that_is_pushed_away_is_named_whatever_its_decay() -> None:
+    found = check(away)
+    assert (found.status, found.code) == ("violated", "average-pushed-away")
+    assert {c.name for c in found.culprits} == {"slow.weight", "slow.bias"}
+    assert found.location is not None
+    assert "alpha=0.001" in found.location.text
+
+
+def test_buffers_count_as_copies() -> None:
+    def update(model):
+        model.memory.add_(model.memory - model.fast.weight, alpha=0.01)
+
+    found = check(update, buffers=True)
+    assert [c.name for c in found.culprits] == ["memory"]
