@@ -18,6 +18,7 @@ reseeded = Maybe("diagnosis.behaviour:reseeded")
 single_shape = One("diagnosis.behaviour:single_shape", "batch-of-one")
 size_crash = One("diagnosis.behaviour:size_crash", "crash size-crash")
 size_dependent = One("diagnosis.behaviour:size_dependent", "batch-size-dependent")
+train_overridden = One("diagnosis.behaviour:train_overridden", "train-overridden")
 stuck_mode = One("diagnosis.behaviour:stuck_mode", "mode-stuck")
 unseeded = One("diagnosis.behaviour:unseeded", "numpy-random python-random seed-ignored")
 
