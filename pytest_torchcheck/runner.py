@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from . import outcomes, sources, verdicts
+from . import deadline, outcomes, sources, verdicts
 from .adapters import LoopUnavailableError
 from .checks.registry import Check, catalogue
 from .codes.errors import own_loss_line, with_live_tensors
@@ -109,6 +109,7 @@ class Runner:
         strict: Whether ``suspicious`` and ``inconclusive`` fail.
         artifacts: Folder for batches and states of failures, or None.
         reproduce: Makes the command that repeats a case.
+        explain_seconds: Wall time that one explanation may take; a finding remains without one that takes longer.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Runner:
         strict: bool = False,
         artifacts: Path | None = None,
         reproduce: Callable[[Case], str] | None = None,
+        explain_seconds: float = deadline.SECONDS,
     ) -> None:
         self.contract = contract
         self.seed = seed
@@ -127,6 +129,7 @@ class Runner:
         self.strict = strict
         self.artifacts = artifacts
         self.reproduce = reproduce or self._command
+        self.explain_seconds = explain_seconds
         self.findings: list[Finding] = []
         self.seconds = 0.0
         self._subjects: dict[tuple[str, str | None], Subject] = {}
@@ -150,7 +153,7 @@ class Runner:
         reason = self.contract.skip.get(case.check.name)
         start = time.perf_counter()
         try:
-            with isolated(), warnings.catch_warnings():
+            with isolated(), warnings.catch_warnings(), deadline.allowed(self.explain_seconds):
                 warnings.simplefilter("ignore")
                 repeatable()
                 untried = reason is not None and not case.check.tries_skip
@@ -162,7 +165,7 @@ class Runner:
         elif reason is not None:
             found = outcomes.skipped(found, reason, case.check.name)
         made = tuple(
-            finding.replace(
+            outcomes.named(finding, case.check.summary).replace(
                 check=finding.check or case.check.name,
                 contract=self.contract.name,
                 device=case.device,
@@ -350,8 +353,9 @@ class Runner:
             return outcomes.misnamed(cause)
         # what is run again to explain the error may train and write: it is put back too
         kept = model is not None and not lost
+        budget = deadline.Budget()
         try:
-            with subject.pristine(steps=True) if kept else contextlib.nullcontext():
+            with budget.spent(), subject.pristine(steps=True) if kept else contextlib.nullcontext():
                 known = explain_error(
                     cause,
                     phase=error.phase,
@@ -363,7 +367,9 @@ class Runner:
             return known.replace(culprits=self._with_batch_line(known.culprits))
         except Exception as failure:
             found = outcomes.unexplained(cause, error.phase, failure)
-            return found.replace(location=sources.of_error(cause))
+        except deadline.TooLongError:
+            found = outcomes.out_of_time(cause, error.phase, budget.seconds)
+        return found.replace(location=sources.of_error(cause))
 
     def _with_batch_line(self, culprits: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
         """Point targets that no line of the failing call makes to what the contract's own batch function returns."""

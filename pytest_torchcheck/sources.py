@@ -15,6 +15,7 @@ import textwrap
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from . import deadline
 from .findings import Location
 from .prose import in_code
 from .weak import by_class
@@ -411,6 +412,7 @@ _Node = TypeVar("_Node", bound=ast.stmt)
 
 
 def _innermost(filename: str, line: int, kind: type[_Node]) -> _Node | None:
+    deadline.keep()
     around = [
         node
         for node in ast.walk(tree_of(filename) or ast.Module(body=[], type_ignores=[]))

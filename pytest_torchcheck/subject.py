@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from torch import nn
 
-from . import trees
+from . import deadline, trees
 from .contracts import DTYPES, Contract
 from .declared_names import unknown_inputs, unknown_names
 from .modes import give_modes, own_trains
@@ -126,6 +126,7 @@ class Again:
 
     def __call__(self, device: str | None = None) -> Any:
         """Do it here, or on ``device``."""
+        deadline.keep()
         if device is None:
             return self._here()
         if self._there is None:
@@ -240,6 +241,7 @@ class Subject:
         """
         if not self.contract.is_factory:
             raise TypeError("only a factory can build the model anew")
+        deadline.keep()
         seed_everything(self.seed if seed is None else seed)
         with self.phase("build"):
             model = self.contract.model()
@@ -342,6 +344,7 @@ class Subject:
             steps: Parameters may change inside, so their values are kept and put back. Without it
                 their values are put back only where a copy exists.
         """
+        deadline.keep()
         model = self.model
         if steps:
             self.state.copy_parameters()
@@ -459,6 +462,7 @@ class Subject:
 
     def call(self, model: nn.Module, batch: Batch) -> Any:
         """Call the model with a batch as it is."""
+        deadline.keep()
         with self.phase("forward", batch, lambda: self.contract.invoke(model, batch)):
             return self.contract.invoke(model, batch)
 
@@ -654,6 +658,7 @@ class Subject:
         Raises:
             SubjectError: Any phase raised; its phase is ``step`` for the user's own step.
         """
+        deadline.keep()
         if self.contract.train_step is not None:
             step = self.contract.train_step
             inputs: Any = batch.kwargs if batch.kwargs and not batch.args else batch.args

@@ -6,11 +6,11 @@ from typing import Any
 
 from .explainer import Each, Explainer, Maybe, One
 
-anomaly_left_on = One("diagnosis.behaviour:anomaly_left_on", "anomaly-left-on")
-other_dim = One("diagnosis.behaviour:other_dim", "batch-axis")
+anomaly_left_on = One("diagnosis.behaviour:anomaly_left_on", "anomaly-left-on", doubtful=True)
+other_dim = One("diagnosis.behaviour:other_dim", "batch-axis", doubtful=True)
 global_state = One("diagnosis.behaviour:global_state", "global-state")
 impure = One("diagnosis.behaviour:impure", "eval-writes")
-mixed = One("diagnosis.behaviour:mixed", "batch-statistics samples-mixed")
+mixed = One("diagnosis.behaviour:mixed", "batch-statistics samples-mixed", doubtful=True)
 not_repeatable = One("diagnosis.behaviour:not_repeatable", "eval-not-repeatable")
 output_mismatch = Maybe("diagnosis.behaviour:output_mismatch", "output-range output-shape")
 placed = One("diagnosis.behaviour:placed", "batch-statistics sample-order samples-mixed")
@@ -20,7 +20,9 @@ size_crash = One("diagnosis.behaviour:size_crash", "crash size-crash")
 size_dependent = One("diagnosis.behaviour:size_dependent", "batch-size-dependent")
 train_overridden = One("diagnosis.behaviour:train_overridden", "train-overridden")
 stuck_mode = One("diagnosis.behaviour:stuck_mode", "mode-stuck")
-unseeded = One("diagnosis.behaviour:unseeded", "numpy-random python-random seed-ignored")
+unseeded = One(
+    "diagnosis.behaviour:unseeded", "numpy-random python-random seed-ignored", doubtful=True
+)
 
 flags = Each("diagnosis.flags:flags", "requires-grad-of-module")
 
@@ -33,7 +35,7 @@ future = One("diagnosis.promised:future", "future-leak")
 padding = One("diagnosis.promised:padding", "padding-leak")
 permutation = One("diagnosis.promised:permutation", "order-dependent")
 
-random_in_eval = One("diagnosis.random_eval:random_in_eval", "random-in-eval")
+random_in_eval = One("diagnosis.random_eval:random_in_eval", "random-in-eval", doubtful=True)
 
 differs = One("diagnosis.reference:differs", "reference-differs reference-unlike")
 unlike = Maybe("diagnosis.reference:unlike", "reference-unlike")

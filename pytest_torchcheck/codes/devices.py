@@ -11,4 +11,4 @@ explain = One(
     "diagnosis.placement:explain",
     "cpu-factory cpu-literal cpu-tensor device-fixed module-hidden module-placed-by-hand numpy-on-device tensor-placed-by-hand",
 )
-meta_finding = One("diagnosis.placement:meta_finding", "meta-mixed")
+meta_finding = One("diagnosis.placement:meta_finding", "meta-mixed", doubtful=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .explainer import Each, One
 
-nothing_trainable = One("diagnosis.freezing:nothing_trainable", "nothing-trainable")
+nothing_trainable = One("diagnosis.freezing:nothing_trainable", "nothing-trainable", doubtful=True)
 off = Each("diagnosis.freezing:off", "grad-off")
 
 changed_inputs = Each("diagnosis.gradients:changed_inputs", "input-mutated")

@@ -6,17 +6,21 @@ from .explainer import One
 
 arguments_swapped = One("diagnosis.losses:arguments_swapped", "loss-arguments-swapped")
 broadcast = One("diagnosis.losses:broadcast", "loss-broadcast")
-changed_arguments = One("diagnosis.losses:changed_arguments", "output-mutated target-mutated")
+changed_arguments = One(
+    "diagnosis.losses:changed_arguments", "output-mutated target-mutated", doubtful=True
+)
 dead_term = One("diagnosis.losses:dead_term", "derivative-without-graph")
 disconnected = One("diagnosis.losses:disconnected", "loss-disconnected")
 focal_mean = One("diagnosis.losses:focal_mean", "focal-of-mean")
 hot_start = One("diagnosis.losses:hot_start")
-labels_as_numbers = One("diagnosis.losses:labels_as_numbers", "labels-as-numbers")
-no_class_probabilities = One("diagnosis.losses:no_class_probabilities", "targets-no-distribution")
+labels_as_numbers = One("diagnosis.losses:labels_as_numbers", "labels-as-numbers", doubtful=True)
+no_class_probabilities = One(
+    "diagnosis.losses:no_class_probabilities", "targets-no-distribution", doubtful=True
+)
 not_scalar = One("diagnosis.losses:not_scalar", "loss-not-scalar")
 recreated = One("diagnosis.losses:recreated", "loss-recreated")
-stretched = One("diagnosis.losses:stretched", "loss-stretched")
-unstable_log = One("diagnosis.losses:unstable_log", "log-of-probabilities")
+stretched = One("diagnosis.losses:stretched", "loss-stretched", doubtful=True)
+unstable_log = One("diagnosis.losses:unstable_log", "log-of-probabilities", doubtful=True)
 wrong_input = One(
     "diagnosis.losses:wrong_input",
     "double-sigmoid double-softmax kl-of-logits log-as-rate rate-as-log relu-logits",
@@ -25,9 +29,9 @@ wrong_sign = One("diagnosis.losses:wrong_sign")
 
 misplaced = One("diagnosis.pairing:misplaced", "target-misplaced")
 order = One("diagnosis.pairing:order", "pairs-mixed")
-self_counted = One("diagnosis.pairing:self_counted", "self-counted")
+self_counted = One("diagnosis.pairing:self_counted", "self-counted", doubtful=True)
 
-not_finite = One("diagnosis.targets:not_finite", "edge-targets-non-finite")
+not_finite = One("diagnosis.targets:not_finite", "edge-targets-non-finite", doubtful=True)
 of_other_samples = One("diagnosis.targets:of_other_samples", "target-of-another-sample")
 shared = One("diagnosis.targets:shared", "samples-share-targets")
 unread = One("diagnosis.targets:unread", "target-unread")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from .explainer import One
 
-inference_graph = One("diagnosis.inference:inference_graph", "inference-graph")
+inference_graph = One("diagnosis.inference:inference_graph", "inference-graph", doubtful=True)
 
 cached = One("diagnosis.memory:cached", "leak-graph leak-hooks")
 grows_too_fast = One("diagnosis.memory:grows_too_fast")
-leaks = One("diagnosis.memory:leaks", "leak-graph leak-hooks")
+leaks = One("diagnosis.memory:leaks", "leak-graph leak-hooks", doubtful=True)
 longer_graph = One("diagnosis.memory:longer_graph", "leak-graph")
 over_ceiling = One("diagnosis.memory:over_ceiling", "memory-ceiling")
 too_many_flops = One("diagnosis.memory:too_many_flops", "flops-ceiling")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from .explainer import One
 
-edge = One("diagnosis.numerics:edge", "edge-non-finite")
-moved = One("diagnosis.numerics:moved", "layout-crash")
+edge = One("diagnosis.numerics:edge", "edge-non-finite", doubtful=True)
+moved = One("diagnosis.numerics:moved", "layout-crash", doubtful=True)
 
-digits_lost = One("diagnosis.precision:digits_lost", "precision-lost precision-overflow")
+digits_lost = One(
+    "diagnosis.precision:digits_lost", "precision-lost precision-overflow", doubtful=True
+)
 overflow = One("diagnosis.precision:overflow", "precision-overflow")

@@ -5,6 +5,6 @@ from __future__ import annotations
 from .explainer import Explainer, One
 
 constant = One("diagnosis.overfitting:constant", "loss-constant")
-crawling = One("diagnosis.overfitting:crawling", "optimizer-crawls")
+crawling = One("diagnosis.overfitting:crawling", "optimizer-crawls", doubtful=True)
 hindrance = Explainer[str | None]("diagnosis.overfitting:hindrance")
 stuck = One("diagnosis.overfitting:stuck", "overfit-blind overfit-stuck")

@@ -11,12 +11,14 @@ broken = One("ranks.explain:broken", "rank-raised wrapper-hides-attribute")
 consistency = Each(
     "ranks.explain:consistency",
     "not-broadcast rank-dependent-init same-noise tie-split unseeded-init",
+    doubtful=True,
 )
 culprits = Explainer[list[Culprit]]("ranks.explain:_culprits")
 differing = Explainer[list[str]]("ranks.explain:differing")
 gradients = Each(
     "ranks.explain:gradients",
     "accumulation-differs batch-coupled gradients-differ late-parameter loss-coupled loss-sum",
+    doubtful=True,
 )
 line = Explainer[Location | None]("ranks.explain:_line")
 listed = Explainer[str]("ranks.explain:_listed")

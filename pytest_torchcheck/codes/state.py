@@ -12,11 +12,11 @@ attribute_line = Explainer[Location | None]("diagnosis.entries.devices:attribute
 
 placed_by_hand = Explainer[Location | None]("diagnosis.placement:placed_by_hand")
 
-made_in_forward = Each("diagnosis.registration:made_in_forward", "parameter-late")
+made_in_forward = Each("diagnosis.registration:made_in_forward", "parameter-late", doubtful=True)
 repeated = Each("diagnosis.registration:repeated", "module-repeated")
 unregistered = One("diagnosis.registration:unregistered", "module-hidden")
 
-explain_lost = One("diagnosis.state:explain_lost", "state-lost")
+explain_lost = One("diagnosis.state:explain_lost", "state-lost", doubtful=True)
 
 check_ties = Each("diagnosis.ties:check_ties", "tie-missing tie-unknown")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck import sources
+from pytest_torchcheck import deadline, sources
 from pytest_torchcheck.state import isolated
 
 from ..printable import message_of
@@ -94,6 +94,7 @@ class Survey:
 
 def read(dataset: Any, index: int, seed: int) -> Any:
     """Read one item after seeding the process."""
+    deadline.keep()
     seed_process(seed)
     return dataset[index]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .. import deadline
 from .explanation import PHASE_WORDS, Explanation, clipped
 from .scene import Scene
 from .squeezed import with_squeeze
@@ -66,6 +67,7 @@ def explain_scene(scene: Scene) -> Explanation | None:
     """Ask the table; None where no entry knows the error."""
     names = {cls.__name__ for cls in type(scene.error).__mro__}
     for entry in entries():
+        deadline.keep()
         if entry.types and not names.intersection(entry.types):
             continue
         if entry.phases and scene.phase not in entry.phases:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .. import deadline
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
@@ -38,6 +40,7 @@ class Functions(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run one torch function."""
+        deadline.keep()
         return self._around(func, types, args, dict(kwargs or {}))
 
 
@@ -69,6 +72,7 @@ class Kernels(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run one kernel."""
+        deadline.keep()
         return self._around(func, types, args, dict(kwargs or {}))
 
 
