@@ -21,6 +21,7 @@ from .nearest import unknown
 from .promises import MayChange, Promise
 from .specs import SpecError, as_spec_tree
 from .specs.annotations import specs_of_forward
+from .trees import keep
 from .units import parse_bytes, parse_flops
 
 if TYPE_CHECKING:
@@ -329,8 +330,8 @@ class Contract:
     def invoke(self, model: nn.Module, batch: Batch) -> Any:
         """Call a model with a batch, as its adapter does or with the batch's arguments."""
         if self.adapted is not None and self.adapted.call is not None:
-            return self.adapted.call(model, batch)
-        return model(*batch.args, **batch.kwargs)
+            return keep(self.adapted.call(model, batch))
+        return keep(model(*batch.args, **batch.kwargs))
 
     def promised(self, kind: str) -> tuple[Promise, ...]:
         """Return the promises of a class (or of a subclass of it), by class name."""

@@ -1,4 +1,4 @@
-"""Set the mode of modules that use the name ``train`` for something else."""
+"""Set the mode of modules that use the name ``train`` for something else, or have one mode alone."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 
 from torch import nn
 
+from .peek import attributes
+
 
 def give_modes(model: nn.Module) -> tuple[str, ...]:
     """Let ``train()`` and ``eval()`` set the mode, also where a class overrides ``train`` with other arguments.
 
     Such a class breaks ``eval()``, which calls ``train(False)``. Its instances get an attribute that sets the
-    mode where it is given one, and calls the class's own ``train`` otherwise.
+    mode where it is given one, and calls the class's own ``train`` otherwise. A program that ``torch.export`` made
+    raises in both: it stays in its only mode.
 
     Args:
         model: The model; its instances are changed, no class is.
@@ -24,15 +27,38 @@ def give_modes(model: nn.Module) -> tuple[str, ...]:
     found = own_trains(model)
     for name in found:
         module = model.get_submodule(name)
-        module.__dict__["train"] = functools.partial(train, module)
+        if _is_exported(module):
+            module.__dict__["train"] = module.__dict__["eval"] = functools.partial(stay, module)
+        else:
+            module.__dict__["train"] = functools.partial(train, module)
     return found
 
 
 def own_trains(model: nn.Module) -> tuple[str, ...]:
-    """Name the modules whose class has a ``train`` that takes no mode."""
+    """Name the modules whose ``train`` takes no mode: by their class, or as an exported program."""
     return tuple(
-        name for name, module in model.named_modules() if not _takes_mode(type(module).train)
+        name
+        for name, module in model.named_modules()
+        if _is_exported(module) or not _takes_mode(type(module).train)
     )
+
+
+def has_modes(model: nn.Module) -> bool:
+    """Say whether ``train`` and ``eval`` do something: not in a program that ``torch.export`` made."""
+    return not any(
+        _is_exported(module) or getattr(attributes(module).get("train"), "func", None) is stay
+        for module in model.modules()
+    )
+
+
+def stay(module: nn.Module, mode: bool = True) -> nn.Module:
+    """Leave a module in the only mode it has."""
+    return module
+
+
+def _is_exported(module: nn.Module) -> bool:
+    own = attributes(module).get("train")  # torch.export replaces it on the instance, to raise
+    return getattr(own, "__module__", "").startswith("torch.export")
 
 
 def train(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

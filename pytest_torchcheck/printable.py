@@ -64,3 +64,17 @@ def message_of(error: BaseException) -> str:
         return printable(str(error))
     except Exception as problem:  # a __str__ of the user's may raise anything
         return f"(its __str__ raises {type(problem).__name__})"
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """Return ``repr(value)``, shortened; what an object of the user's is where its ``__repr__`` raises.
+
+    Args:
+        value: Anything of the user's.
+        most: How many characters.
+    """
+    try:
+        text = repr(value)
+    except Exception as problem:  # a __repr__ of the user's may raise anything
+        return f"<{type(value).__name__}, whose __repr__ raises {type(problem).__name__}>"
+    return printable(text if len(text) <= most else f"{text[: most - 3]}...")

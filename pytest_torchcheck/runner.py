@@ -14,6 +14,7 @@ import torch
 
 from . import deadline, outcomes, sources, verdicts
 from .adapters import LoopUnavailableError
+from .blame import compiled_by_itself, only_observed, raised_by_observer
 from .checks.registry import Check, catalogue
 from .codes.errors import own_loss_line, with_live_tensors
 from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError
@@ -22,7 +23,7 @@ from .findings import Culprit, Finding, Location, Report
 from .nearest import unknown
 from .printable import message_of
 from .state import is_device_error, isolated, repeatable
-from .subject import NothingToDifferentiate, Subject, SubjectError
+from .subject import NothingToDifferentiate, Subject, SubjectError, UnmeasurableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -267,9 +268,16 @@ class Runner:
                 found.append(finding)  # noqa: PERF402 - what came before an error is kept
             if not found:
                 raise RuntimeError("the check yielded no finding")
+        except UnmeasurableError as error:
+            return (*_acting(found), verdicts.inconclusive(error.reason, code="not-measurable"))
         except SubjectError as error:
             if isinstance(error.error, NothingToDifferentiate):
                 return (verdicts.not_applicable(str(error.error)), *_acting(found))
+            if raised_by_observer(error.error):
+                return (*_acting(found), outcomes.internal(case.check.name, error.error, found))
+            if self._only_observed(error, subject):
+                reason = compiled_by_itself(error)
+                return (*_acting(found), verdicts.inconclusive(reason, code="not-measurable"))
             return (*_acting(found), self.crash(case, error, subject))
         except LoopUnavailableError as error:
             return (
@@ -298,6 +306,12 @@ class Runner:
                 fix="hold a list, or an iterator over one, which can be copied",
             ),
         )
+
+    def _only_observed(self, error: SubjectError, subject: Subject) -> bool:
+        if subject._model is None:
+            return False
+        with subject.pristine(steps=True):
+            return only_observed(error)
 
     def crash(self, case: Case, error: SubjectError, subject: Subject) -> Finding:
         """Explain an exception of the user's code, or point to the finding that did."""

@@ -18,7 +18,9 @@ import torch.utils.deterministic
 from torch import nn
 
 from .held import Slots, copied, is_iterator, keeper, position, put_slots, slots_of
+from .peek import NONE, attributes
 from .printable import message_of
+from .trees import address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -130,7 +132,7 @@ class _TensorState:
             or now.dtype != then.dtype
             or now.device != then.device
             or now.shape != then.shape
-            or (now.layout == torch.strided and now.data_ptr() != then.data_ptr())
+            or address(now) != address(then)
         )
 
     def written(self) -> bool:
@@ -202,6 +204,7 @@ class ModuleState:
         self._kept: list[Callable[[], None]] = []
         self._iterators: dict[int, Any] = {}  # by id of the iterator: a copy of what it was
         self._generators: list[tuple[types.GeneratorType[Any, Any, Any], int]] = []
+        self._scripts: list[_ScriptState] = []
         self._tensors: dict[int, _TensorState] = {}
         self._parameters: list[_TensorState] = []
         self._seen: set[int] = set()
@@ -245,17 +248,20 @@ class ModuleState:
             last: No run follows: the iterators are the very ones that there were, and so are the counts of writes to
                 tensors, so that a graph that was pending can run backward.
         """
-        for thing, cls, attributes in self._objects:
+        _reshard(self.module)
+        for thing, cls, then in self._objects:
             if type(thing) is not cls:
                 thing.__class__ = cls
-            current = thing.__dict__
-            if len(current) != len(attributes) or any(
-                current.get(key, self) is not value for key, value in attributes.items()
+            current = attributes(thing)
+            if len(current) != len(then) or any(
+                current.get(key, self) is not value for key, value in then.items()
             ):
                 current.clear()
-                current.update(attributes)
+                current.update(then)
         for thing, slots in self._slotted:
             put_slots(thing, slots)
+        for script in self._scripts:
+            script.restore()
         for container, copy in self._containers:
             _restore_container(container, copy)
         for put_back in self._kept:
@@ -289,10 +295,10 @@ class ModuleState:
     def _hand_out_copies(self) -> None:
         """Let every holder of an iterator hold a copy of it as it was, the same one for all of its holders."""
         fresh = {key: copied(then) for key, then in self._iterators.items()}
-        for thing, _, attributes in self._objects:
-            for name, value in attributes.items():
+        for thing, _, then in self._objects:
+            for name, value in then.items():
                 if id(value) in fresh:
-                    thing.__dict__[name] = fresh[id(value)]
+                    attributes(thing)[name] = fresh[id(value)]
         for thing, slots in self._slotted:
             for member, value in slots.items():
                 if id(value) in fresh:
@@ -323,14 +329,16 @@ class ModuleState:
                     self._parameters.append(state)
             elif isinstance(thing, nn.Module):
                 if isinstance(thing, torch.jit.ScriptModule):
+                    self._scripts.append(_ScriptState.of(thing))
                     stack.extend(thing.parameters())
                     stack.extend(thing.buffers())
                 else:
                     self._objects.append((thing, type(thing), dict(thing.__dict__)))
                     stack.extend(thing.__dict__.values())
             elif isinstance(thing, _CONTAINERS):
-                self._containers.append((thing, _shallow(thing)))
-                stack.extend(thing.values() if isinstance(thing, dict) else thing)
+                items = _shallow(thing)
+                self._containers.append((thing, items))
+                stack.extend([v for _, v in items] if isinstance(thing, dict) else items)
                 if type(thing) not in _PLAIN:
                     stack.extend(self._take_object(thing))
             elif isinstance(thing, tuple | frozenset):
@@ -351,43 +359,76 @@ class ModuleState:
         if slots := slots_of(thing):
             self._slotted.append((thing, slots))
             found += slots.values()
-        if hasattr(thing, "__dict__"):
-            self._objects.append((thing, type(thing), dict(thing.__dict__)))
-            found += thing.__dict__.values()
+        if (own := attributes(thing)) is not NONE:
+            self._objects.append((thing, type(thing), dict(own)))
+            found += own.values()
         return found
 
 
-def _shallow(container: Any) -> Any:
+def _shallow(container: Any) -> list[Any]:
+    """Return the items of a container, whatever its class makes of ``len`` and iteration."""
     if isinstance(container, dict):
-        return list(container.items())
-    return list(container)
+        return list(dict.items(container))
+    base = next(kind for kind in (list, set, collections.deque) if isinstance(container, kind))
+    return list(base.__iter__(container))
 
 
 def _restore_container(container: Any, copy: list[Any]) -> None:
-    if not container and not copy:
-        return  # the hooks of most modules
+    now = _shallow(container)
     if isinstance(container, dict):
-        same = len(container) == len(copy) and all(
-            key == key_then and value is value_then
-            for (key, value), (key_then, value_then) in zip(container.items(), copy, strict=True)
+        same = len(now) == len(copy) and all(
+            key is key_then and value is value_then
+            for (key, value), (key_then, value_then) in zip(now, copy, strict=True)
         )
         if not same:
-            container.clear()
+            base = collections.OrderedDict if _is_ordered(container) else dict
+            base.clear(container)
             for key, value in copy:
-                dict.__setitem__(container, key, value) if type(
-                    container
-                ) is dict else container.update({key: value})
+                base.__setitem__(container, key, value)
         return
-    if len(container) == len(copy) and all(a is b for a, b in zip(container, copy, strict=True)):
+    if len(now) == len(copy) and all(a is b for a, b in zip(now, copy, strict=True)):
         return
     if isinstance(container, set):
-        container.clear()
-        container.update(copy)
+        set.clear(container)
+        set.update(container, copy)
     elif isinstance(container, list):
-        container[:] = copy
+        list.__setitem__(container, slice(None), copy)
     else:
-        container.clear()
-        container.extend(copy)
+        collections.deque.clear(container)
+        collections.deque.extend(container, copy)
+
+
+def _is_ordered(container: Any) -> bool:
+    return isinstance(container, collections.OrderedDict)
+
+
+@dataclass(frozen=True, slots=True)
+class _ScriptState:
+    """Mode and buffers of a scripted module and of those in it, which no ``__dict__`` holds."""
+
+    parts: list[tuple[Any, bool, dict[str, torch.Tensor | None]]]
+
+    @classmethod
+    def of(cls, module: torch.jit.ScriptModule) -> _ScriptState:
+        return cls([(m, bool(m.training), dict(m._buffers.items())) for m in module.modules()])
+
+    def restore(self) -> None:
+        for module, training, buffers in self.parts:
+            if module.training != training:
+                module.training = training
+            for name, then in buffers.items():
+                if module._buffers[name] is not then:
+                    module._buffers[name] = then
+
+
+def _reshard(module: nn.Module) -> None:
+    """Let every part of a ``fully_shard``ed module hold its shards again: a forward leaves the last ones gathered."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    for part in module.modules():
+        if isinstance(part, fsdp.FSDPModule):
+            part.reshard()
 
 
 _BETWEEN = 2**31 + 271828  # a seed that no run has

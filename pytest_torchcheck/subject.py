@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import deadline, trees
 from .contracts import DTYPES, Contract
 from .declared_names import unknown_inputs, unknown_names
-from .modes import give_modes, own_trains
+from .modes import give_modes, has_modes, own_trains
+from .peek import attribute
 from .printable import message_of
 from .state import ModuleState, device_loss_told, is_lazy, isolated, seed_everything
 from .stepping import take_step
@@ -55,6 +57,18 @@ class SubjectError(Exception):
 
 class NothingToDifferentiate(RuntimeError):
     """The contract declares no loss, and no output is floating-point: there is nothing to train on."""
+
+
+class UnmeasurableError(SubjectError):
+    """What a check needs cannot be had of this model, through no fault of it; the check is inconclusive.
+
+    Args:
+        reason: What cannot be had, and why.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("build", TypeError(reason))
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +244,11 @@ class Subject:
         assert self._state is not None
         return self._state
 
+    @property
+    def has_modes(self) -> bool:
+        """Say whether ``train`` and ``eval`` do something: not in a program that ``torch.export`` made."""
+        return has_modes(self.model)
+
     def build(self, seed: int | None = None) -> nn.Module:
         """Build the model anew from its factory, on the subject's device and dtype.
 
@@ -253,9 +272,16 @@ class Subject:
         return self._materialise(self.convert(model))
 
     def convert(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-        """Move a module to the subject's device, and to ``dtype`` or the subject's dtype, in place."""
+        """Move a module to the subject's device, and to ``dtype`` or the subject's dtype, in place.
+
+        Raises:
+            UnmeasurableError: Its parameters are of a class that wraps other tensors, such as ``DTensor``,
+                and cannot be cast in place and back.
+        """
         wanted = dtype or self.dtype
         if wanted is not None:
+            if (wrapping := _wrapping(model)) is not None:
+                raise UnmeasurableError(f"{wrapping} cannot be cast to {wanted} in place and back")
             complex_dtype = {
                 torch.float64: torch.complex128,
                 torch.float32: torch.complex64,
@@ -290,7 +316,7 @@ class Subject:
             raise TypeError("the contract holds no model")
         if self.contract.is_factory:
             with isolated():
-                self._model = self.build()
+                self._model = _materialised(self.build())
                 self.cache["anomaly-after-build"] = torch.is_anomaly_enabled()
             size = sum(
                 p.numel() * p.element_size() for p in self._model.parameters() if not is_lazy(p)
@@ -298,7 +324,7 @@ class Subject:
             # a large model is copied only once a step is to be undone
             self._state = ModuleState(self._model, copy_parameters=size <= _COPY_BYTES)
             return
-        model = self.contract.model
+        model = _materialised(self.contract.model)
         original = ModuleState(model)
         self._original, self._model = original, model
         lazy = any(is_lazy(t) for t in (*model.parameters(), *model.buffers()))
@@ -418,6 +444,9 @@ class Subject:
         """Give the model in float64 (complex128), as the oracle of algebraic properties.
 
         The pristine state comes back afterwards. Batches must be moved by ``batch.to(dtype=torch.float64)``.
+
+        Raises:
+            UnmeasurableError: See :meth:`convert`.
         """
         with self.pristine() as model:
             saved = ModuleState(model)
@@ -496,6 +525,8 @@ class Subject:
         kind = kind or ("probe" if self.contract.loss is None else "user")
         if kind == "probe":
             return probe_loss(output, self.seed)
+        if isinstance(output, trees.Kept):
+            output.rewind()
         with self.phase("loss", batch, lambda: self.contract.loss(output, batch.targets)):
             if self.contract.loss == "output":
                 return own_loss(output)
@@ -749,6 +780,29 @@ def _same_data(tensor: torch.Tensor, copy_: torch.Tensor) -> bool:
     )
 
 
+def _materialised(model: nn.Module) -> nn.Module:
+    """Return a model that holds values.
+
+    Raises:
+        UnmeasurableError: All its parameters are on the meta device, where there are shapes alone.
+    """
+    first = next((p for p in model.parameters() if not is_lazy(p)), None)
+    if first is not None and all(p.is_meta for p in model.parameters()):
+        raise UnmeasurableError(
+            "every parameter is on the meta device, which holds shapes and no values; declare a factory that "
+            'gives them values, such as model.to_empty(device="cpu") and an initialisation'
+        )
+    return model
+
+
+def _wrapping(model: nn.Module) -> str | None:
+    """Return the class of the first parameter or buffer that wraps other tensors, and its name; None without one."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_traceable_wrapper_subclass(tensor):
+            return f"{name}, a {type(tensor).__name__},"
+    return None
+
+
 def clear_gradients(model: nn.Module) -> None:
     """Set every gradient to None, so that a stale one cannot pass for a new one."""
     for parameter in model.parameters():
@@ -801,7 +855,7 @@ def probe_loss(output: Any, seed: int = 0) -> torch.Tensor:
     for tensor in trees.floats(output).values():
         if not tensor.requires_grad and tensor.device.type != "meta" and torch.is_grad_enabled():
             continue
-        values = tensor.to_dense() if tensor.layout != torch.strided else tensor
+        values = _dense_with_graph(tensor)
         direction = torch.randn(values.shape, generator=generator, dtype=torch.float32)
         direction = direction.to(
             device=values.device, dtype=torch.float32 if values.is_complex() else values.dtype
@@ -824,6 +878,15 @@ def no_gradient(output: Any, batch: Batch | None = None) -> SubjectError:
             "there is nothing to train on"
         )
     return SubjectError("loss", error, batch)
+
+
+def _dense_with_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a sparse, nested or distributed tensor as a strided one, differentiably."""
+    if (local := attribute(tensor, "to_local")) is not None:
+        return local()  # type: ignore[no-any-return]
+    if tensor.is_nested:
+        return torch.cat([part.reshape(-1) for part in tensor.unbind()])
+    return tensor.to_dense() if tensor.layout != torch.strided else tensor
 
 
 def own_loss(output: Any) -> torch.Tensor:
@@ -856,7 +919,7 @@ def own_loss(output: Any) -> torch.Tensor:
 def default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """Return the checks' own optimizer: Adam at 1e-3, or SGD where gradients are sparse."""
     trainable = [p for p in model.parameters() if p.requires_grad]
-    if any(getattr(m, "sparse", False) for m in model.modules()):
+    if any(attribute(m, "sparse", False) is True for m in model.modules()):
         return torch.optim.SGD(trainable, lr=1e-2)
     return torch.optim.Adam(trainable, lr=1e-3)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import promises, sources
+from .. import promises, sources, trees
 from ..codes import training as explain
 from ..loop.recorder import record
 from ..loop.replay import where_changed
@@ -151,7 +151,7 @@ def _average(subject: Subject, promise: promises.MovingAverage) -> Finding:
     sources_ = dict(source.named_parameters())
     pairs = {n: p for n, p in target.named_parameters() if n in sources_ and p.is_floating_point()}
     for name, p in pairs.items():
-        if p.data_ptr() == sources_[name].data_ptr():
+        if trees.address(p) == trees.address(sources_[name]) is not None:
             place = sources.of_assignment(subject.model, promise.target.partition(".")[0])
             return explain.not_averaged(
                 promise.target, promise.source, promise.decay, name, None, 0.0, place, same=True

@@ -425,6 +425,9 @@ def mode_flags(subject: Subject) -> Iterator[Finding]:
     suspects = [m for m in subject.model.modules() if "requires_grad" in vars(m)]
     idle = list(explain.flags(subject)) if suspects else []
     yield from idle
+    if not subject.has_modes:
+        yield not_applicable("an exported program has one mode: its train() and eval() raise")
+        return
     with subject.pristine() as model:
         model.eval()
         training = [name for name, module in model.named_modules() if module.training]

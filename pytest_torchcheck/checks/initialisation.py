@@ -58,7 +58,7 @@ def _unwritten(model: nn.Module, other: nn.Module) -> list[str]:
         if (
             is_lazy(parameter)
             or not parameter.is_floating_point()
-            or parameter.layout != torch.strided
+            or not trees.computable(parameter)
         ):
             continue
         if not bool(torch.isnan(parameter.detach().sum())):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .. import sources
+from .. import sources, trees
 from ..findings import Culprit, Finding
 from ..printable import message_of
 from ..probes.holdings import closure_of, holdings
@@ -189,11 +189,11 @@ def check_copy(subject: Subject, expected: Outputs) -> Iterator[Finding]:
 
 
 def _shared(model: nn.Module, twin: nn.Module) -> list[str]:
-    ours = {t.data_ptr() for t in registered(model) if t.layout == torch.strided and t.numel()}
+    ours = {trees.address(t) for t in registered(model) if t.numel()} - {None}
     return [
         name
         for name, t in (*twin.named_parameters(), *twin.named_buffers())
-        if t.layout == torch.strided and t.numel() and t.data_ptr() in ours
+        if t.numel() and trees.address(t) in ours
     ]
 
 

@@ -341,6 +341,8 @@ class Scene:
     def input_with_size(self, size: int) -> str:
         """Return the input dimension that has this size, such as ``src has length 24 in dimension 1``."""
         for name, value in self.inputs.items():
+            if value.is_nested:
+                continue
             for dimension in range(value.dim() - 1, -1, -1):
                 if value.shape[dimension] == size:
                     return f"{name} has length {size} in dimension {dimension}"
@@ -348,7 +350,9 @@ class Scene:
 
     def batch_size(self) -> int | None:
         """Return the first size that all inputs share, or None."""
-        sizes = {value.shape[0] for value in self.inputs.values() if value.dim() > 0}
+        sizes = {
+            value.shape[0] for value in self.inputs.values() if value.dim() and not value.is_nested
+        }
         return sizes.pop() if len(sizes) == 1 else None
 
 

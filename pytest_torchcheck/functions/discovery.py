@@ -219,7 +219,9 @@ class _Recorder:
 
 def is_custom_operator(func: Any) -> bool:
     """Say whether an operator was registered through ``torch.library`` outside torch."""
-    namespace = getattr(func, "namespace", "aten")
+    if not isinstance(func, torch._ops.OpOverload):
+        return False  # a higher-order operator such as cond
+    namespace = func.namespace
     return namespace not in _TORCH and _implementation(func) is not None
 
 

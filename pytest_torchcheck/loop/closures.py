@@ -16,6 +16,7 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.data.contents import Contents
 from pytest_torchcheck.data.generators import is_generator
 from pytest_torchcheck.data.snapshot import Snapshot
+from pytest_torchcheck.peek import attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -278,5 +279,5 @@ def _attached(value: Any, name: str, depth: int = _DEPTH) -> dict[str, torch.Ten
     elif isinstance(value, list | tuple | deque):
         parts = ((f"{name}[{i}]", item) for i, item in enumerate(value))
     elif sources.is_own_class(kind) and not isinstance(value, torch.nn.Module):
-        parts = ((f"{name}.{key}", item) for key, item in list(vars(value).items()))
+        parts = ((f"{name}.{key}", item) for key, item in list(attributes(value).items()))
     return {k: v for path, item in parts for k, v in _attached(item, path, depth - 1).items()}

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from .. import sources
+from ..peek import attributes, slots
+from ..printable import shown
 from ..state import _ATOMS, _FOREIGN, is_lazy
 
 if TYPE_CHECKING:
@@ -159,7 +161,7 @@ def _inside(value: Any, path: str, registered: set[int]) -> Iterator[tuple[str, 
 
 def _parts(thing: Any, path: str) -> list[tuple[str, str, Any]]:
     if isinstance(thing, Mapping):
-        return [(f"{path}[{key!r:.40}]", "dict", item) for key, item in thing.items()]
+        return [(f"{path}[{shown(key, 40)}]", "dict", item) for key, item in thing.items()]
     if isinstance(thing, list | tuple | deque):
         return [
             (f"{path}[{place}]", type(thing).__name__, item) for place, item in enumerate(thing)
@@ -179,13 +181,12 @@ def _parts(thing: Any, path: str) -> list[tuple[str, str, Any]]:
             for name, cell in zip(thing.__code__.co_freevars, closure_of(thing), strict=False)
             if isinstance(cell, torch.Tensor | nn.Module | list | tuple | dict)
         ]
-    if hasattr(thing, "__dict__") and type(thing).__module__.split(".")[0] not in _FOREIGN:
-        if isinstance(thing, types.ModuleType):
-            return []
-        return [
-            (f"{path}.{name}", type(thing).__name__, item) for name, item in vars(thing).items()
-        ]
-    return []
+    if type(thing).__module__.split(".")[0] in _FOREIGN:
+        return []
+    return [
+        (f"{path}.{name}", type(thing).__name__, item)
+        for name, item in {**attributes(thing), **slots(thing)}.items()
+    ]
 
 
 def closure_of(function: types.FunctionType) -> list[Any]:

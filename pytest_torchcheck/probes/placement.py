@@ -286,6 +286,7 @@ class Pretend(Watch):
         self._moved: dict[int, weakref.ref[Tensor]] = {}
         self._stayed: dict[int, tuple[Tensor, Stray]] = {id(t): (t, s) for t, s in strays}
         self._seen: set[tuple[Any, ...]] = set()
+        self._transformed = False
         for tensor in (*model.parameters(), *model.buffers(), *inputs):
             if id(tensor) not in self._stayed:
                 self._moved[id(tensor)] = weakref.ref(tensor)
@@ -309,6 +310,7 @@ class Pretend(Watch):
             return self._where(func, name, args, kwargs, caller)
         self.found.ops += 1
         given = list(tensors_in((args, kwargs)))
+        self._transformed |= any(map(torch._C._functorch.is_functorch_wrapped_tensor, given))
         moved = [tensor for tensor in given if self._is_moved(tensor) or self._is_gradient(tensor)]
         self._look(full, name, given, moved)
         args, kwargs, asked = _onto_cpu(name, args, kwargs)
@@ -391,6 +393,7 @@ class Pretend(Watch):
             and not tensor.requires_grad
             and not in_backward()
             and type(tensor) is Tensor
+            and not self._transformed  # vmap makes tensors that no call of torch returns
         )
 
     def _mixture(self, op: str, stray: Stray | None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .watch import Watch, in_backward, name_of, tensors_in, unseen, version_of
+from .watch import Watch, in_backward, name_of, readable, tensors_in, unseen, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -275,6 +275,8 @@ class SignalWatch(Watch):
         self._outputs[id(output)] = _Output.of(output, name, linear=isinstance(module, LINEAR))
         if len(self.seen.taps) >= _MOST or not self._is_tapped(module):
             return
+        if not readable(output):
+            return
         with unseen(output):
             values = output.detach()
             low, high = values.aminmax()
@@ -310,6 +312,8 @@ class SignalWatch(Watch):
                 self._filled.setdefault(id(result), (weakref.ref(result), self.locate()))
         if not isinstance(result, Tensor) or not result.is_floating_point() or not result.numel():
             return
+        if not readable(result):
+            return
         if getattr(func, "__name__", "") in SQUASHING and not in_backward():
             self._squashed(name_of(func), args, result)
         if token is None:
@@ -334,7 +338,9 @@ class SignalWatch(Watch):
         ):
             return None
         given = next(tensors_in((args, kwargs)), None)
-        return None if given is None else not bool((given.detach() != 0).any())
+        if given is None or not readable(given):
+            return None
+        return not bool((given.detach() != 0).any())
 
     def _squashed(self, name: str, args: Any, result: Tensor) -> None:
         given = next(tensors_in(args), None)

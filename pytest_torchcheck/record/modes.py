@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
+from torch._C._dynamo import eval_frame as _eval_frame
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -39,7 +41,9 @@ class Functions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run one torch function."""
+        """Run one torch function; what torch compiles by itself, for ``cond`` and the like, is passed on."""
+        if torch.compiler.is_dynamo_compiling():  # a constant to the compiler, which reads this
+            return func(*args, **(kwargs or {}))
         deadline.keep()
         return self._around(func, types, args, dict(kwargs or {}))
 
@@ -74,6 +78,18 @@ class Kernels(TorchDispatchMode):
         """Run one kernel."""
         deadline.keep()
         return self._around(func, types, args, dict(kwargs or {}))
+
+
+def _out_of_sight(method: Callable[..., Any]) -> None:
+    """Let torch's compiler run a method, and all that it calls, without looking at it.
+
+    ``torch.compiler.disable`` does the same, and imports the compiler first.
+    """
+    skip = _eval_frame._FrameAction.SKIP
+    _eval_frame.set_code_exec_strategy(method.__code__, _eval_frame._FrameExecStrategy(skip, skip))
+
+
+_out_of_sight(Kernels.__torch_dispatch__)
 
 
 class Observer:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..peek import attribute
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients, optimizers_of, schedulers_of
 from .one_batch import Floor, follow, remaining, small_batch
@@ -190,7 +191,7 @@ def _optimizers(model: nn.Module, rate: float) -> Iterator[torch.optim.Optimizer
     sparse = {
         id(p)
         for m in model.modules()
-        if getattr(m, "sparse", False)
+        if attribute(m, "sparse", False) is True
         for p in m.parameters(recurse=False)
     }
     dense = [p for p in trainable if id(p) not in sparse]

@@ -200,7 +200,7 @@ class LossSight:
             samples=len(self.watch.samples),
             logs=tuple(self.watch.logs),
             outputs={
-                p: 0.0 if g is None else float(g.detach().abs().max())
+                p: 0.0 if g is None else float(trees.dense(g).abs().max())
                 for p, g in by_path.items()
                 if g is None or g.numel()
             },

@@ -93,7 +93,7 @@ def _spans(subject: Subject, batch: Batch) -> dict[str, tuple[float, float, bool
             or tensor.dim() < 2
         ):
             continue
-        if tensor.layout != torch.strided or not tensor.numel() or "mask" in path.lower():
+        if not trees.computable(tensor) or not tensor.numel() or "mask" in path.lower():
             continue
         spec = subject.source.specs.get(path)
         domain = spec.values if spec is not None else None

@@ -59,7 +59,8 @@ def _find_rows(subject: Subject) -> Rows | None:
     others: list[str] = []
     for path, tensor in full.items():
         other = less.get(path)
-        if other is None or tensor.is_nested or other.dim() != tensor.dim():
+        # the elements of a set stand in the order of their values, which other samples may change
+        if other is None or "{" in path or tensor.is_nested or other.dim() != tensor.dim():
             others.append(path)
             continue
         moved = [

@@ -46,7 +46,7 @@ def perturb(tensors: Iterable[torch.Tensor]) -> int:
         for tensor in tensors:
             if is_lazy(tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
                 continue
-            if tensor.layout != torch.strided or tensor.device.type == "meta" or not tensor.numel():
+            if not trees.computable(tensor) or not tensor.numel():
                 continue
             data = tensor.data
             if any(step == 0 < n - 1 for step, n in zip(data.stride(), data.shape, strict=True)):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from .. import trees
 from ..data.contents import raw_bytes
 from ..functions.discovery import is_compiled
 from ..loop.checkpoints import keep_checkpoint
@@ -274,14 +275,16 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
                 before = put.get(name)
             if before is None or before.shape != parameter.shape:
                 continue
-            moved[name] = _largest(parameter.detach() - before)
-            sizes[name] = _largest(before)
+            if parameter.is_meta:
+                continue  # a shape alone: nothing that could move
+            moved[name] = _largest(trees.dense(parameter) - trees.dense(before))
+            sizes[name] = _largest(trees.dense(before))
         buffers = tuple(
             name
             for name, buffer in model.named_buffers()
             if (before := subject.state.original(buffer)) is not None
             and buffer.device.type != "meta"
-            and (before.shape != buffer.shape or not torch.equal(before, buffer))
+            and not trees.same(before, buffer)
         )
         changed = tuple(
             name

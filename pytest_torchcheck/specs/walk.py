@@ -18,6 +18,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from pytest_torchcheck.peek import attributes
+from pytest_torchcheck.printable import shown
+
 DEPTH = 8
 """Objects inside objects are not entered further than this."""
 
@@ -67,7 +70,7 @@ def _parts(value: Any, packed: bool) -> Parts | None:
     if isinstance(value, PackedSequence):
         return [(".data", value.data)] if packed else None
     if isinstance(value, Mapping):
-        return [(f"[{key!r}]", part) for key, part in value.items()]
+        return [(f"[{shown(key)}]", part) for key, part in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(f".{name}", getattr(value, name)) for name in value._fields]
     if isinstance(value, (tuple, list)):
@@ -78,12 +81,12 @@ def _parts(value: Any, packed: bool) -> Parts | None:
     if dataclasses.is_dataclass(value):
         return [(f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
     if _is_plain(value):
-        return [(f".{name}", part) for name, part in vars(value).items()]
+        return [(f".{name}", part) for name, part in attributes(value).items()]
     return None
 
 
 def _is_plain(value: Any) -> bool:
-    return hasattr(value, "__dict__") and not callable(value) and bool(vars(value))
+    return bool(attributes(value)) and not callable(value)
 
 
 def _like(value: Any, made: list[Any]) -> Any:
@@ -110,7 +113,7 @@ def _like(value: Any, made: list[Any]) -> Any:
     names = (
         [f.name for f in dataclasses.fields(value)]
         if dataclasses.is_dataclass(value)
-        else list(vars(value))
+        else list(attributes(value))
     )
     for name, part in zip(names, made, strict=True):
         object.__setattr__(twin, name, part)

@@ -1,0 +1,72 @@
+"""Whose an exception is that was raised while the user's code ran: theirs, or that of what observed it."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import traceback
+from typing import TYPE_CHECKING, Final
+
+from . import sources
+from .printable import message_of
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from .subject import SubjectError
+
+_HERE: Final = os.path.dirname(os.path.realpath(__file__)) + os.sep
+_HANDED_ON: Final = "(*args, **kwargs)"  # an observer runs what it observes
+
+
+def raised_by_observer(error: BaseException) -> bool:
+    """Say whether a hook or mode of this package raised within a call of the user's, or of torch's.
+
+    Args:
+        error: What came out of the user's model, loss or step, with its traceback.
+    """
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    for place in range(len(frames) - 1, -1, -1):
+        frame, line = frames[place]
+        if _is_own(frame):
+            text = linecache.getline(frame.f_code.co_filename, line)
+            return _HANDED_ON not in text and any(_is_called(f) for f, _ in frames[:place])
+        if sources.rank(frame.f_code.co_filename):
+            return False
+    return False
+
+
+def only_observed(error: SubjectError) -> bool:
+    """Say whether torch's compiler refused what it compiles by itself because it was observed.
+
+    Operators such as ``cond`` and ``flex_attention`` compile their functions also outside ``torch.compile``.
+    The same call is made once more, with nothing that observes it.
+    """
+    if not type(error.error).__module__.startswith("torch._dynamo") or error.rerun is None:
+        return False
+    try:
+        error.rerun()
+    except Exception:  # it is the user's, whatever observes it
+        return False
+    return True
+
+
+def compiled_by_itself(error: SubjectError) -> str:
+    """Return the reason for which a check cannot look at such a model."""
+    said = message_of(error.error).strip().partition("\n")[0]
+    return (
+        "torch compiles an operator of this model by itself (such as cond or flex_attention), and what runs in it "
+        f"cannot be observed: {type(error.error).__name__}: {said[:140]}"
+    )
+
+
+def _is_own(frame: FrameType) -> bool:
+    return os.path.realpath(frame.f_code.co_filename).startswith(_HERE)
+
+
+def _is_called(frame: FrameType) -> bool:
+    """Say whether a frame belongs to what the package runs: the user's code, or torch."""
+    name = frame.f_code.co_filename
+    return not _is_own(frame) and (
+        sources.rank(name) > 0 or f"{os.sep}torch{os.sep}" in os.path.realpath(name)
+    )

@@ -1,0 +1,63 @@
+"""Read what an object of the user's holds without running its code, whatever its special methods do."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any, Final
+
+NONE: Final[dict[str, Any]] = {}
+"""What an object without attributes of its own holds; never written to."""
+
+
+def attributes(thing: Any) -> dict[str, Any]:
+    """Return the live ``__dict__`` of an instance; empty where it has none.
+
+    ``__getattr__``, ``__getattribute__`` and properties are not run. A class, a function or a module has none.
+
+    Args:
+        thing: Any object.
+    """
+    if isinstance(thing, type | types.ModuleType | types.FunctionType):
+        return NONE
+    try:
+        found = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return NONE
+    return found if type(found) is dict else NONE
+
+
+def slots(thing: Any) -> dict[str, Any]:
+    """Return the values of an instance's ``__slots__`` that are set, by name.
+
+    Classes of C and of the standard library have none: what those keep there is a cache of their own.
+
+    Args:
+        thing: Any object.
+    """
+    found: dict[str, Any] = {}
+    for cls in type(thing).__mro__:
+        root = (cls.__module__ or "").partition(".")[0]
+        if "__slots__" not in cls.__dict__ or root in sys.stdlib_module_names:
+            continue
+        for name, member in cls.__dict__.items():
+            if isinstance(member, types.MemberDescriptorType):
+                try:
+                    found[name] = member.__get__(thing)
+                except AttributeError:  # declared, never assigned
+                    continue
+    return found
+
+
+def attribute(thing: Any, name: str, default: Any = None) -> Any:
+    """Return ``getattr(thing, name)``, or the default where that raises anything at all.
+
+    Args:
+        thing: Any object, such as a module with a ``__getattr__`` of its own.
+        name: The attribute.
+        default: What stands for it where it cannot be had.
+    """
+    try:
+        return getattr(thing, name, default)
+    except Exception:  # a __getattr__ or property of the user's may raise what it likes
+        return default

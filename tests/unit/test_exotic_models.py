@@ -1,0 +1,393 @@
+"""Correct models that are unusual in what they hold, take, return or are made of: no check fails on them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest_torchcheck.findings import Report
+
+
+def _batch(targets: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(6, 4, generator=generator)
+    return x, torch.randn(6, targets, generator=generator)
+
+
+def _net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def _report(
+    model: Any, *checks: str, loss: Callable[..., Any] = F.mse_loss, batch: Any = None
+) -> Report:
+    return Contract(model=model, batch=batch or _batch(), loss=loss).check(checks or None)
+
+
+def _wrong(report: Report) -> list[tuple[str, str]]:
+    bad = ("violated", "error")
+    return [(f.check, f"{f.code}: {f.summary}") for f in report.findings if f.status in bad]
+
+
+_SHORT = (
+    "backward", "weights-update", "repeatable-steps", "function-coverage", "input-influence", "batch-independence",
+    "batch-sizes", "eval-determinism", "eval-purity", "seeding", "state-dict-roundtrip", "copy-and-pickle",
+    "unregistered-tensors", "dead-modules", "device-portability", "sampling-paths", "degenerate-inputs",
+)  # fmt: skip
+
+
+class Schedule:
+    """A held value none of whose special methods can be used."""
+
+    def __init__(self) -> None:
+        self.factor = 0.5
+
+    def _refuse(self, *_: object) -> Any:
+        raise RuntimeError("not before fit()")
+
+    __bool__ = __len__ = __eq__ = __repr__ = __str__ = __iter__ = __contains__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Closed:
+    """A held value that lets nobody read its attributes but one."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "gain":
+            return 2.0
+        if name.startswith("__") and name != "__dict__":
+            return object.__getattribute__(self, name)
+        raise PermissionError(name)
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = _net()
+        self.schedule, self.closed = Schedule(), Closed()
+        self.table = {"warm": Schedule()}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x) * self.schedule.factor * self.table["warm"].factor * self.closed.gain
+
+
+class Strict(nn.Module):
+    """A layer without a size, and with errors of its own for what it lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def __bool__(self) -> bool:
+        raise ValueError("a layer is neither true nor false")
+
+    __len__ = __bool__  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise LookupError(name) from None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+def _strict() -> nn.Module:
+    return nn.Sequential(Strict(), nn.Tanh(), nn.Linear(4, 2))
+
+
+class Graph(nn.Module):
+    """Propagation along a fixed graph, kept in a sparse layout."""
+
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        ring = torch.eye(4) + torch.eye(4).roll(1, 0)
+        self.register_buffer("ring", getattr(ring, f"to_sparse{layout}")())
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh((self.ring @ x.T).T))
+
+
+class Packed(nn.Module):
+    """Weights stored in eight bits, used in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        stored = torch.linspace(-1, 1, 8).view(4, 2)
+        self.register_buffer("stored", stored.to(torch.float8_e5m2))
+        self.frozen = nn.Parameter(stored.T.to(torch.float8_e4m3fn).clone(), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.scale) @ (self.stored.to(x.dtype) + self.frozen.T.to(x.dtype))
+
+
+class PartlyMeta(nn.Module):
+    """A part that is loaded later keeps its shapes on meta."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = _net()
+        self.later = nn.Linear(5, 5, device="meta").requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+class EachRow(nn.Module):
+    """A layer written for one sample, mapped over the batch, then a plain one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.vmap(lambda row: torch.relu(self.first(row)))(x))
+
+
+def _exported() -> nn.Module:
+    sizes = ({0: torch.export.Dim("b", min=2, max=64)},)
+    return torch.export.export(_net(), (_batch()[0],), dynamic_shapes=sizes).module()
+
+
+def _scripted() -> nn.Module:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(4, 2)
+            self.register_buffer("scale", torch.full((4,), 0.5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x * self.scale)
+
+    return torch.jit.script(Scaled())
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        Holder,
+        _strict,
+        lambda: Graph(""),
+        lambda: Graph("_csr"),
+        lambda: Graph("_csc"),
+        Packed,
+        PartlyMeta,
+        EachRow,
+        _exported,
+        _scripted,
+    ],
+    ids=["held", "strict", "coo", "csr", "csc", "float8", "meta", "vmap", "exported", "scripted"],
+)
+def test_no_check_fails_on_an_unusual_model(build: Callable[[], nn.Module]) -> None:
+    assert _wrong(_report(build)) == []
+
+
+def test_a_module_of_the_user_keeps_its_buffers_where_it_is_scripted() -> None:
+    model = _scripted()
+    scale = model.scale
+    _report(model, "batch-independence", "dtype-conversion")
+    assert model.scale is scale
+    assert model.scale.dtype == torch.float32
+
+
+def test_an_exported_module_of_the_user_keeps_its_own_train() -> None:
+    model = _exported()
+    assert _wrong(_report(model, "backward", "mode-flags")) == []
+    with pytest.raises(NotImplementedError):
+        model.train()
+
+
+def test_a_model_on_meta_is_not_judged_and_told_why() -> None:
+    def build() -> nn.Module:
+        with torch.device("meta"):
+            return _net()
+
+    report = _report(build, "backward", "weights-update")
+    assert {f.status for f in report.findings} == {"inconclusive"}
+    assert "to_empty" in report.findings[0].summary
+
+
+# what a forward returns
+
+
+class Heads(nn.Module):
+    """Two heads, returned in whatever form ``put`` makes of them."""
+
+    def __init__(self, put: Callable[[list[torch.Tensor]], Any]) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(4, 2) for _ in range(2))
+        self.put = put
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.put([head(x) for head in self.heads])
+
+
+class Lazily(Heads):
+    def forward(self, x: torch.Tensor) -> Any:
+        for head in self.heads:
+            yield head(x)
+
+
+@dataclasses.dataclass
+class Pair:
+    mean: torch.Tensor
+    other: torch.Tensor
+
+
+class Slotted:
+    __slots__ = ("first", "later", "second")
+
+    def __init__(self, parts: list[torch.Tensor]) -> None:
+        self.first, self.second = parts
+
+
+class Predictor:
+    """An object that is called for its result."""
+
+    def __init__(self, parts: list[torch.Tensor]) -> None:
+        self.parts = parts
+
+    def __call__(self) -> torch.Tensor:
+        return self.parts[0] + self.parts[1]
+
+
+def _of(output: Any) -> list[torch.Tensor]:
+    if isinstance(output, Pair):
+        return [output.mean, output.other]
+    if isinstance(output, Slotted):
+        return [output.first, output.second]
+    if callable(output):
+        return [output()]
+    return list(output)
+
+
+def _summed(output: Any, targets: torch.Tensor) -> torch.Tensor:
+    return sum((F.mse_loss(part, targets) for part in _of(output)), torch.zeros(()))
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda parts: Pair(*parts),
+        Slotted,
+        set,
+        frozenset,
+        collections.deque,
+        lambda parts: dict(enumerate(parts)).values(),
+        lambda parts: map(torch.tanh, parts),
+        Predictor,
+        lambda parts: lambda: parts[0] * parts[1],
+    ],
+    ids=["dataclass", "slots", "set", "frozenset", "deque", "values", "map", "callable", "closure"],
+)
+def test_the_tensors_of_an_output_are_found_in_any_form(put: Callable[..., Any]) -> None:
+    report = _report(lambda: Heads(put), *_SHORT, loss=_summed)
+    assert _wrong(report) == []
+    held = {f.check for f in report.findings if f.status == "passed"}
+    assert {"backward", "input-influence", "eval-determinism"} <= held
+
+
+def test_an_input_that_a_set_of_outputs_ignores_is_still_found() -> None:
+    class Deaf(Heads):
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(torch.ones_like(x))
+
+    report = _report(lambda: Deaf(set), "input-influence", loss=_summed)
+    assert _wrong(report)[0][0] == "input-influence"
+
+
+def test_a_generator_is_run_as_a_part_of_the_forward() -> None:
+    report = _report(lambda: Lazily(list), *_SHORT, loss=_summed)
+    assert _wrong(report) == []
+
+    class Late(Lazily):
+        def forward(self, x: torch.Tensor) -> Any:
+            yield self.heads[0](x)
+            raise ZeroDivisionError("the second head")
+
+    found = _report(lambda: Late(list), "backward", loss=_summed).findings[0]
+    assert found.status == "violated"
+    assert "the forward pass raises ZeroDivisionError" in found.summary
+
+
+D = torch.distributions
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        lambda m, s: D.Independent(D.Laplace(m, s), 1),
+        lambda m, s: D.TransformedDistribution(D.Normal(m, s), [D.AffineTransform(0.5, 2.0)]),
+        lambda m, s: D.LogNormal(m, s).base_dist,
+        lambda m, s: D.MixtureSameFamily(D.Categorical(logits=m), D.Normal(m, s)),
+    ],
+    ids=["independent", "transformed", "normal", "mixture"],
+)
+def test_the_parameters_of_a_distribution_are_its_output(law: Callable[..., Any]) -> None:
+    class Density(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean, self.scale = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return law(self.mean(x), F.softplus(self.scale(x)) + 0.2)
+
+    x, y = _batch()
+    mixture = isinstance(law(torch.zeros(1, 2), torch.ones(1, 2)), D.MixtureSameFamily)
+    batch = (x, y[:, 0] if mixture else y)
+    report = _report(Density, *_SHORT, batch=batch, loss=lambda d, t: -d.log_prob(t).mean())
+    assert _wrong(report) == []
+
+
+def test_a_sparse_and_a_nested_output_are_compared() -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = _net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.net(x)).to_sparse()
+
+    class Ragged(Sparse):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x)
+
+    dense = lambda o, t: F.mse_loss(o.to_dense(), t)  # noqa: E731
+    assert _wrong(_report(Sparse, *_SHORT, loss=dense)) == []
+    parts = [torch.randn(n, 4) for n in (2, 3, 1)]
+    ragged = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    padded = lambda o, t: F.mse_loss(o.to_padded_tensor(0.0).sum(1), t)  # noqa: E731
+    assert _wrong(_report(Ragged, *_SHORT, loss=padded, batch=(ragged, torch.randn(3, 2)))) == []
+
+
+def test_what_an_observer_raises_is_never_blamed_on_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pytest_torchcheck.probes.signals.readable", int)  # raises for most tensors
+    report = _report(_net, "dead-modules")
+    assert {f.status for f in report.findings} == {"error"}
+
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = _net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x) * float(x)
+
+    monkeypatch.undo()
+    assert _report(Broken, "dead-modules").findings[0].status == "violated"
