@@ -38,7 +38,7 @@ class Slow(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         RUNS.append(deadline.running())
         if deadline.running():
-            time.sleep(0.05)
+            time.sleep(0.2)
         try:
             h = self.first(x)
         except Exception:  # what stops an explanation is none of the model's business
