@@ -87,23 +87,6 @@ def unexplained(error: BaseException, phase: Phase, failure: BaseException) -> E
     )
 
 
-def out_of_time(error: BaseException, phase: Phase, seconds: float) -> Explanation:
-    """Say what is certain of the user's exception where explaining it took too long.
-
-    Args:
-        error: The exception of the user's code.
-        phase: Where in a training step.
-        seconds: How long it was let run.
-    """
-    return Explanation(
-        code="crash",
-        summary=f"{PHASE_WORDS[phase]} raises {type(error).__name__}: {clipped(_said(error), 140)}",
-        observed=f"explaining it took more than {seconds:g} s and was given up",
-        because=f"the message is {_said(error)!r}" if _said(error) else "it carries no message",
-        fix="see the traceback in the report",
-    )
-
-
 def named(finding: Finding, promise: str) -> Finding:
     """Say what does not hold, where an explanation that took too long could not.
 

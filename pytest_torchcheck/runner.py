@@ -367,9 +367,8 @@ class Runner:
             return outcomes.misnamed(cause)
         # what is run again to explain the error may train and write: it is put back too
         kept = model is not None and not lost
-        budget = deadline.Budget()
         try:
-            with budget.spent(), subject.pristine(steps=True) if kept else contextlib.nullcontext():
+            with subject.pristine(steps=True) if kept else contextlib.nullcontext():
                 known = explain_error(
                     cause,
                     phase=error.phase,
@@ -381,8 +380,6 @@ class Runner:
             return known.replace(culprits=self._with_batch_line(known.culprits))
         except Exception as failure:
             found = outcomes.unexplained(cause, error.phase, failure)
-        except deadline.TooLongError:
-            found = outcomes.out_of_time(cause, error.phase, budget.seconds)
         return found.replace(location=sources.of_error(cause))
 
     def _with_batch_line(self, culprits: tuple[Culprit, ...]) -> tuple[Culprit, ...]:

@@ -44,22 +44,34 @@ def explain_error(
         device: Where it ran.
 
     Returns:
-        The explanation; ``code`` is ``crash`` for an error that the table does not know.
+        The explanation; ``code`` is ``crash`` for an error that the table does not know, or whose explanation
+        takes longer than :mod:`pytest_torchcheck.deadline` allows.
     """
-    current: BaseException | None = error
+    scene = Scene(error, phase=phase, model=model, batch=batch, rerun=rerun, device=device)
+    budget = deadline.Budget()
+    nested = deadline.running()
+    try:
+        with budget.spent():
+            return _explained(scene)
+    except deadline.TooLongError:
+        if nested:
+            raise
+        return _out_of_time(scene, budget.seconds)
+
+
+def _explained(first: Scene) -> Explanation:
+    """Ask the table about an error, then about those that it was raised from."""
+    current: BaseException | None = first.error
     seen: set[int] = set()
-    first: Scene | None = None
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        scene = Scene(current, phase=phase, model=model, batch=batch, rerun=rerun, device=device)
-        first = first or scene
+        scene = first if current is first.error else first.of(current)
         if (found := explain_scene(scene)) is not None:
             return with_squeeze(scene, found)
         # the user's code may have wrapped torch's error in one of its own
         current = current.__cause__ or (
             None if current.__suppress_context__ else current.__context__
         )
-    assert first is not None
     return with_squeeze(first, _unknown(first))
 
 
@@ -77,6 +89,20 @@ def explain_scene(scene: Scene) -> Explanation | None:
         if (found := entry.explain(scene, match)) is not None:
             return found
     return None
+
+
+def _out_of_time(scene: Scene, seconds: float) -> Explanation:
+    """Say what is certain of an error where explaining it took too long; nothing is run."""
+    name, message = type(scene.error).__name__, scene.first_line or "(no message)"
+    return Explanation(
+        code="crash",
+        summary=f"{PHASE_WORDS[scene.phase]} raises {name}: {clipped(message, 140)}",
+        observed=f"explaining it took more than {seconds:g} s and was given up",
+        because=f"the message is {message!r}",
+        fix="see the traceback in the report",
+        culprits=scene.blame(),
+        location=scene.location,
+    )
 
 
 def _line_values(scene: Scene) -> str:

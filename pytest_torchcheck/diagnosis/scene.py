@@ -68,6 +68,17 @@ class Scene:
         self.message = message_of(error)
         self._replays: dict[bool, Replay | None] = {}
 
+    def of(self, error: BaseException) -> Scene:
+        """Return the scene of another error of the same run: the one that this one was raised from."""
+        return Scene(
+            error,
+            phase=self.phase,
+            model=self.model,
+            batch=self.batch,
+            rerun=self.rerun,
+            device=self.device,
+        )
+
     # -- words ----------------------------------------------------------------------------------
 
     @cached_property
