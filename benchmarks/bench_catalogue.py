@@ -15,7 +15,7 @@ from timing import median
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.checks.registry import catalogue
+from pytest_torchcheck.catalogue import catalogue
 
 
 def lean(contract: Contract) -> list[str]:

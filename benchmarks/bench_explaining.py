@@ -14,7 +14,7 @@ from timing import median
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.checks.registry import catalogue
+from pytest_torchcheck.catalogue import catalogue
 from pytest_torchcheck.promises import Causal
 
 if TYPE_CHECKING:

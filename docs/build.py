@@ -21,7 +21,7 @@ ALWAYS = {"model", "loss", "targets", "overfit"}
 
 def table_of_checks() -> str:
     """Every check, in the order in which they run: what it promises, when it applies, what it costs."""
-    from pytest_torchcheck.checks.registry import catalogue
+    from pytest_torchcheck.catalogue import catalogue
 
     rows = ["| check | holds that | applies where | cost |", "| --- | --- | --- | --- |"]
     for check in catalogue().values():
@@ -42,7 +42,7 @@ def pages_of_checks() -> dict[str, str]:
     """The generated parts of every check's page: head, how it works, when it does not apply."""
     import inspect
 
-    from pytest_torchcheck.checks.registry import catalogue
+    from pytest_torchcheck.catalogue import catalogue
 
     axes = {
         "device-dtype": "one item for each device and full-precision dtype",
@@ -59,7 +59,7 @@ def pages_of_checks() -> dict[str, str]:
         made[f"{check.name}:head"] = (
             f"{check.summary}\n\n- Runs where {where}; {axes[check.axes]}.\n- Costs {check.cost}."
         )
-        made[f"{check.name}:how"] = inspect.cleandoc(check.run.__doc__ or "")
+        made[f"{check.name}:how"] = inspect.getdoc(check.function) or ""
         otherwise = f"Not where {where.replace('declares', 'does not declare').replace('has a', 'has no')}. "
         stale = "a skip that is no longer needed fails" if check.tries_skip else "nothing runs then"
         made[f"{check.name}:optout"] = (
@@ -73,7 +73,7 @@ def gallery() -> dict[str, str]:
     import ast
     import difflib
 
-    from pytest_torchcheck.checks.registry import catalogue
+    from pytest_torchcheck.catalogue import catalogue
 
     shown: dict[str, list[str]] = {name: [] for name in catalogue()}
     links: dict[str, list[str]] = {name: [] for name in catalogue()}

@@ -13,6 +13,7 @@ from torch import nn
 from . import sources
 from .adapters import Adapted, AdapterError, Declared, Loop, adapt
 from .batches import Batch, BatchSource
+from .catalogue import catalogue
 from .declarations import LOG
 from .declared_names import unknown_inputs, unknown_names
 from .factories import class_built, class_of
@@ -718,8 +719,6 @@ def _skip(skip: Any) -> dict[str, str]:
         return {}
     if not isinstance(skip, Mapping):
         raise DeclarationError(f"skip: must map check names to reasons; got {skip!r}")
-    from .checks.registry import catalogue
-
     known = tuple(catalogue())
     for name, reason in skip.items():
         if name not in known:

@@ -7,6 +7,7 @@ explanation is needed only after something failed, the target is written as ``"m
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -23,3 +24,23 @@ def resolve(name: str) -> Any:
     """
     module, _, attribute = name.partition(":")
     return getattr(import_module(f"{__package__}.{module}"), attribute)
+
+
+@dataclass(frozen=True)
+class Late:
+    """A function that is imported when it is called.
+
+    Attributes:
+        target: ``"module:function"``, relative to this package.
+    """
+
+    target: str
+
+    @property
+    def function(self) -> Any:
+        """The function itself, imported now."""
+        return resolve(self.target)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Import the function and call it."""
+        return self.function(*args, **options)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from .diagnosis.explanation import Phase
 
 _ACTING = ("violated", "suspicious")
+SKIP_STALE = "skip-stale"
+DECLARED = frozenset({SKIP_STALE})
+"""Codes of what the contract says, not the model: they point to its declaration."""
 
 
 def internal(check: str, error: BaseException, found: Iterable[Finding] = ()) -> Finding:
@@ -131,7 +134,7 @@ def skipped(found: tuple[Finding, ...], reason: str, check: str) -> tuple[Findin
         held = next(finding.summary for finding in found if finding.status == "passed")
         return (
             violated(
-                "skip-stale",
+                SKIP_STALE,
                 f"the skip of {check} is no longer needed: the check passes",
                 observed=held,
                 cause=f"the contract still skips it: {reason}",

@@ -81,7 +81,7 @@ class Promise:
         """
         raise TypeError(
             f"{type(self).__name__} defines no verify(subject); "
-            "write it, and yield findings from pytest_torchcheck.checks.registry"
+            "write it, and yield findings from pytest_torchcheck.verdicts"
         )
 
 

@@ -15,11 +15,13 @@ import torch
 from . import deadline, outcomes, sources, verdicts
 from .adapters import LoopUnavailableError
 from .blame import compiled_by_itself, only_observed, raised_by_observer
-from .checks.registry import Check, catalogue
-from .codes.errors import own_loss_line, with_live_tensors
+from .catalogue import Check, catalogue
+from .codes.errors import FURTHER, explain_error, own_loss_line
+from .codes.folding import fold
 from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError
 from .declared_names import UnknownNameError
 from .findings import Culprit, Finding, Location, Report
+from .late import resolve
 from .nearest import unknown
 from .printable import message_of
 from .state import is_device_error, isolated, repeatable
@@ -95,8 +97,7 @@ def cases(contract: Contract, *, devices: Sequence[str] | None = None) -> tuple[
                 )
                 rest.setdefault((device, dtype), []).append(made)
     found = (*once, *(case for group in rest.values() for case in group))
-    # a model that crashes is told by the check that a reader would ask for it, not by whichever runs first
-    first = next((case for case in found if case.check.name == "backward"), None)
+    first = next((case for case in found if case.check.leads), None)
     return found if first is None else (first, *(case for case in found if case is not first))
 
 
@@ -140,10 +141,8 @@ class Runner:
 
     def expect(self, chosen: Iterable[Case]) -> None:
         """Start in the background what these cases will wait for: a process for the workers of a loader."""
-        if any(case.check.name == "worker-delivery" for case in chosen):
-            from .data import delivery
-
-            delivery.expect(self.contract.loader)
+        for target in {case.check.starts for case in chosen if case.check.starts}:
+            resolve(target)(self.contract)
 
     def run(self, case: Case) -> tuple[Finding, ...]:
         """Run one case; the user's bugs become findings, never exceptions.
@@ -190,7 +189,7 @@ class Runner:
         if not needs_one or pointed:
             return None
         model = next((s._model for s in self._subjects.values() if s._model is not None), None)
-        if finding.code == "skip-stale" or model is None or case.check.family in _DECLARED:
+        if model is None or case.check.about == "declaration" or finding.code in outcomes.DECLARED:
             return self.contract.location
         return sources.of_own_class(model) or self.contract.location
 
@@ -243,8 +242,6 @@ class Runner:
 
     def report(self) -> Report:
         """Return what the cases run so far found, the same root cause folded under one finding."""
-        from .diagnosis.folding import fold
-
         return Report(
             contract=self.contract.name,
             findings=fold(self.findings),
@@ -347,8 +344,8 @@ class Runner:
                 "traceback": outcomes.told(cause),
             },
         )
-        if finding.code == "out-of-memory":
-            finding = with_live_tensors(
+        if (further := FURTHER.get(finding.code)) is not None:
+            finding = further(
                 finding, subject, error.batch.sizes if error.batch is not None else {}
             )
         self._crashes[key] = f"{case.check.name}/{finding.code}"
@@ -360,8 +357,6 @@ class Runner:
         self, case: Case, error: SubjectError, subject: Subject, lost: bool
     ) -> Explanation:
         """Say what the user's exception means; it stands without an explanation where explaining fails."""
-        from .diagnosis.errors import explain_error
-
         cause, model = error.error, subject._model
         if isinstance(cause, UnknownNameError):
             return outcomes.misnamed(cause)
@@ -412,10 +407,6 @@ class Runner:
         if case.device != "cpu":
             arguments.append(f'devices=["{case.device}"]')
         return f"Contract(...).check({', '.join(arguments)})"
-
-
-_DECLARED = frozenset({"labels", "data", "loading", "reference", "rank_data", "rank_sharding"})
-"""Families of checks of what the contract declares beside the model."""
 
 
 _REPEATED = frozenset({"violated", "error", "suspicious"})

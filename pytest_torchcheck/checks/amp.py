@@ -18,7 +18,6 @@ from ..printable import message_of
 from ..state import seed_everything
 from ..verdicts import inconclusive, not_applicable, passed, violated
 from .devices import on_meta
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,13 +32,6 @@ _ILL = 0.5
 _SCALE = 1024.0  # of the loss in float16, so that small gradients do not vanish
 
 
-@check(
-    "autocast",
-    "Under autocast outputs and gradients err no more than rounding every layer would make them.",
-    promise="Autocasts",
-    cost="1 FB under autocast, 4 FB in float64 on the CPU, for each promised dtype",
-    axes="device",
-)
 def autocast(subject: Subject) -> Iterator[Finding]:
     """Run a pass under autocast and compare with float64; the bound is a float64 pass that only rounds.
 
@@ -168,13 +160,6 @@ def _differs(
     )  # fmt: skip
 
 
-@check(
-    "grad-scaler",
-    "An overflow skips the step and lowers the scaler's factor, and training goes on.",
-    needs=("model", "train_step"),
-    cost="shared with step-protocol, and 4 FBS where the step scales its loss",
-    axes="device",
-)
 def grad_scaler(subject: Subject) -> Iterator[Finding]:
     """Run the train step four times and put infinity into a gradient of the second; watch scaler and weights.
 

@@ -11,7 +11,6 @@ from ..codes import loss as explain
 from ..runs.loss import evidence
 from ..state import seed_everything
 from ..verdicts import inconclusive, not_applicable, passed
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,12 +22,6 @@ _SAME = 1e-5
 """Relative difference of two losses of the same values, with a wide margin for the order of a sum."""
 
 
-@check(
-    "loss-arguments",
-    "The loss leaves its output and targets so that a second call gives the same loss.",
-    needs=("loss",),
-    cost="shared by the loss checks; 3 F more where the loss writes to what it is given",
-)
 def loss_arguments(subject: Subject) -> Iterator[Finding]:
     """Where the loss writes to an argument, call it twice with the same ones and compare."""
     if subject.contract.loss == "output":

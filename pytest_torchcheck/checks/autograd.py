@@ -23,7 +23,6 @@ from ..state import isolated, seed_everything
 from ..subject import Subject, SubjectError, clear_gradients, gradient_stats
 from ..verdicts import inconclusive, not_applicable, passed, violated
 from ..wording import names_text
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,11 +36,6 @@ _NOISE = 1e-4  # of float32's share of the norm: what is noise is 1e8 times smal
 _REACHED = 1e-9  # above this share of the model's largest norm in its own dtype, far above it, a gradient is one
 
 
-@check(
-    "backward",
-    "Backward of the loss succeeds, and again after a step.",
-    cost="3 FBS, and 1 FB beside a train_step, shared with other checks",
-)
 def backward(subject: Subject) -> Iterator[Finding]:
     """Run forward, loss and backward, then a training step, then backward again."""
     if not any(p.requires_grad for p in subject.model.parameters()):
@@ -77,11 +71,6 @@ def _needs_none(subject: Subject, name: str) -> bool:
     return any(subject.is_promised(kind, name) for kind in ("MayLackGradient", "Frozen"))
 
 
-@check(
-    "gradients-exist",
-    "Every trainable parameter gets a gradient that is not always zero.",
-    cost="1 FB; up to 6 more only where a gradient is missing or zero",
-)
 def gradients_exist(subject: Subject) -> Iterator[Finding]:
     """Look for None and zero gradients; look again over batches, seeds and steps before judging."""
     if not any(p.requires_grad for p in subject.model.parameters()):
@@ -321,11 +310,6 @@ def _reached_in_double(subject: Subject, names: list[str], largest: float) -> se
         }
 
 
-@check(
-    "gradients-finite",
-    "Loss and gradients of ordinary batches are finite.",
-    cost="2 FB, shared with gradients-exist",
-)
 def gradients_finite(subject: Subject) -> Iterator[Finding]:
     """Look for NaN and infinity in outputs, loss and gradients of the base batch."""
     if not any(p.requires_grad for p in subject.model.parameters()):
@@ -350,11 +334,6 @@ def gradients_finite(subject: Subject) -> Iterator[Finding]:
     )
 
 
-@check(
-    "inputs-unchanged",
-    "The forward changes neither its inputs nor the containers that hold them.",
-    cost="2 F, shared",
-)
 def inputs_unchanged(subject: Subject) -> Iterator[Finding]:
     """Compare every input before and after a forward in both modes."""
     for train in (False, True):
@@ -384,13 +363,6 @@ def _short(shape: tuple[tuple[str, str], ...]) -> str:
     return ", ".join(path for path, _ in shape[:6]) or "none"
 
 
-@check(
-    "sampling-paths",
-    "Normal draws that the loss depends on are reparameterised, so that their parameters learn from them.",
-    needs=("loss",),
-    cost="shared by the loss checks; 1 F more where torch.normal is given live tensors",
-    axes="once",
-)
 def sampling_paths(subject: Subject) -> Iterator[Finding]:
     """Look for draws from live means or deviations whose value goes on through trainable operations.
 

@@ -12,7 +12,6 @@ from ..codes import training as explain
 from ..loop.recorder import record
 from ..loop.replay import where_changed
 from ..verdicts import inconclusive, not_applicable, passed
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,12 +56,6 @@ class _Pair:
         return found
 
 
-@check(
-    "averages-follow",
-    "A copy of trained weights that the steps update moves towards them.",
-    cost="3 FBS where the model holds such a copy, else nothing",
-    axes="once",
-)
 def averages_follow(subject: Subject) -> Iterator[Finding]:
     """Follow copies of trained parameters through three steps, whatever the rate of their average."""
     pairs = _copies(subject)
@@ -124,14 +117,6 @@ def _copies(subject: Subject) -> dict[str, str]:
     return found
 
 
-@check(
-    "moving-average",
-    "The average is that of the trained weights after every step.",
-    needs=("model",),
-    promise="MovingAverage",
-    cost="1 FBS",
-    axes="once",
-)
 def moving_average(subject: Subject) -> Iterator[Finding]:
     """Compare the averaged parameters after one step with the rule."""
     for promise in subject.contract.promised("MovingAverage"):

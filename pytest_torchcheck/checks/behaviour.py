@@ -16,7 +16,6 @@ from ..runs.time_first import other_batch_dim
 from ..state import seed_everything, seed_torch
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,11 +42,6 @@ def is_stochastic(subject: Subject) -> bool:
     return bool(subject.contract.promised("Stochastic"))
 
 
-@check(
-    "batch-independence",
-    "A sample's output does not depend on its neighbours, nor on its place in the batch.",
-    cost="4 F in eval mode, one of them shared; 2 more in float64 only where bits differ",
-)
 def batch_independence(subject: Subject) -> Iterator[Finding]:
     """Replace the neighbours of the first sample, and change the order of the samples."""
     subject.batch()  # where it cannot be made, that is what is told
@@ -229,11 +223,6 @@ def _gaps(
     return gaps
 
 
-@check(
-    "batch-sizes",
-    "Other sizes of the declared symbols work; a sample alone gives what it gives in a batch.",
-    cost="1 F for each of the drawn sizes, and 1 F for the batch of one; 2 more in float64 only where bits differ",
-)
 def batch_sizes(subject: Subject) -> Iterator[Finding]:
     """Run the declared sizes, edges first, in eval mode, and a batch of one sample."""
     tried = 0
@@ -292,11 +281,6 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
     )
 
 
-@check(
-    "eval-determinism",
-    "In eval mode the same input gives the same output, whatever the random state.",
-    cost="3 F, shared with eval-purity; 1 more only where one of them differs",
-)
 def eval_determinism(subject: Subject) -> Iterator[Finding]:
     """Run twice in eval mode with different seeds."""
     for promise in subject.contract.promised("Stochastic"):
@@ -324,11 +308,6 @@ def eval_determinism(subject: Subject) -> Iterator[Finding]:
     yield passed(f"{len(first)} output tensors are bit-equal over two seeds")
 
 
-@check(
-    "eval-purity",
-    "A forward in eval mode changes no parameter and no buffer, and can be repeated.",
-    cost="3 F, shared with inference-memory; 2 more only where one of them differs",
-)
 def eval_purity(subject: Subject) -> Iterator[Finding]:
     """Run twice in eval mode without putting anything back in between."""
     seen = forward_facts(subject)
@@ -414,12 +393,6 @@ def _writes_are_read(subject: Subject) -> bool:
     return False
 
 
-@check(
-    "mode-flags",
-    "eval() and train() reach every module, and what freezes is set on parameters.",
-    cost="none",
-    axes="once",
-)
 def mode_flags(subject: Subject) -> Iterator[Finding]:
     """Call eval() and train() and look at every module's flag, and for ``requires_grad`` set on a module."""
     suspects = [m for m in subject.model.modules() if "requires_grad" in vars(m)]
@@ -463,11 +436,6 @@ def _has_mode(model: nn.Module, name: str) -> bool:
     return any(isinstance(m, kinds) for m in module.modules())
 
 
-@check(
-    "seeding",
-    "The same seed gives the same model, batch and training forward; another seed gives other random numbers.",
-    cost="3 F in train mode, one of them shared; 2 where no random numbers are used; 1 build of a factory, 2 calls of a batch function",
-)
 def seeding(subject: Subject) -> Iterator[Finding]:
     """Seed torch alone, and leave the generators of numpy and random where they are.
 
@@ -528,12 +496,6 @@ def _seeded(subject: Subject, number: int) -> tuple[dict[str, torch.Tensor], boo
         return made, not torch.equal(before, torch.get_rng_state())
 
 
-@check(
-    "output-spec",
-    "The output has the declared shape, dtype and range, and is finite.",
-    needs=("model", "output"),
-    cost="1 F for each of the drawn sizes",
-)
 def output_spec(subject: Subject) -> Iterator[Finding]:
     """Compare the outputs of the base batch and of drawn sizes with the declared spec."""
     batches = [subject.batch()]
@@ -560,12 +522,6 @@ def output_spec(subject: Subject) -> Iterator[Finding]:
     yield passed(f"the output fits its spec over {checked} batches")
 
 
-@check(
-    "rng-hygiene",
-    "The forward changes no global setting, and does not reseed.",
-    cost="2 F, shared",
-    axes="once",
-)
 def rng_hygiene(subject: Subject) -> Iterator[Finding]:
     """Look at default dtype, grad mode, threads and determinism flags after a forward, and for anomaly mode left on.
 

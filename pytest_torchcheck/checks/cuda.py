@@ -13,7 +13,6 @@ from ..printable import message_of
 from ..state import seed_everything
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .devices import on_meta
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,13 +30,6 @@ RATIO: Final = {"output": 3.0, "gradient": 4.0, "buffer": 3.0}
 _ILL = 0.1
 
 
-@check(
-    "device-parity",
-    "Outputs, gradients and buffers on the device are those of the CPU, within what rounding explains.",
-    cost="1 FB on the device and 4 FB on the CPU, three of them in float64",
-    axes="device-dtype",
-    devices=("cuda", "xpu", "mps"),
-)
 def device_parity(subject: Subject) -> Iterator[Finding]:
     """Compare one pass on the device with float64 on the CPU; the CPU's own error in this dtype gives the bound.
 
@@ -176,13 +168,6 @@ def _differs(
     )
 
 
-@check(
-    "host-syncs",
-    "Forward and backward queue their work on the device without waiting for it.",
-    cost="2 FB; 1 FBS more where a train step is declared",
-    axes="device",
-    devices=("cuda",),
-)
 def host_syncs(subject: Subject) -> Iterator[Finding]:
     """Let torch report every operation for which the host waits, in a second pass; the first one warms up.
 
@@ -229,13 +214,6 @@ def host_syncs(subject: Subject) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-@check(
-    "side-stream",
-    "On another stream than the default one the same step gives the same result.",
-    cost="3 FB",
-    axes="device",
-    devices=("cuda",),
-)
 def side_stream(subject: Subject) -> Iterator[Finding]:
     """Run a pass twice on the default stream, for its own noise, and once on another one."""
     if not any(p.requires_grad for p in subject.model.parameters()):
@@ -283,14 +261,6 @@ def side_stream(subject: Subject) -> Iterator[Finding]:
     )
 
 
-@check(
-    "graph-capture",
-    "Captured as a CUDA graph, the forward gives for new inputs what it gives eagerly.",
-    promise="CapturesGraph",
-    cost="6 F",
-    axes="device",
-    devices=("cuda",),
-)
 def graph_capture(subject: Subject) -> Iterator[Finding]:
     """Capture the forward in eval mode, copy another batch into its inputs, replay, and compare with eager."""
     layer = accelerator.current()

@@ -22,13 +22,12 @@ from pytest_torchcheck.data import (
     validity,
 )
 from pytest_torchcheck.data.plan import Part, parts
-from pytest_torchcheck.data.reading import MOST_SAMPLES, Survey, survey
+from pytest_torchcheck.data.reading import Survey, survey
 from pytest_torchcheck.specs import Labels, as_spec_tree
 from pytest_torchcheck.subject import Subject, SubjectError
 
 from ..codes import data as explain
 from ..verdicts import inconclusive, not_applicable, passed
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,13 +76,6 @@ def _in_data(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise SubjectError("data", error) from error
 
 
-@check(
-    "samples-valid",
-    "Samples can be read, are finite, and are alike in structure, shape and dtype, so that they make batches.",
-    needs=("dataset",),
-    cost=f"{MOST_SAMPLES} reads of each dataset, shared",
-    axes="once",
-)
 def samples_valid(subject: Subject) -> Iterator[Finding]:
     """Read evenly spread samples and look at every leaf; collate one batch of the least alike."""
     for found in surveys(subject):
@@ -145,13 +137,6 @@ def _flat(tree: Any) -> list[Any]:
     return [tree]
 
 
-@check(
-    "samples-unchanged",
-    "Reading a sample changes nothing: the same sample under the same seed is the same again.",
-    needs=("dataset",),
-    cost=f"{3 * mutation.MOST_REREAD} reads of each dataset, 16 and a batch where there is a collate_fn",
-    axes="once",
-)
 def samples_unchanged(subject: Subject) -> Iterator[Finding]:
     """Read items under a seed, under another, and under the first again."""
     for part, found in zip(data_parts(subject), surveys(subject), strict=True):
@@ -211,13 +196,6 @@ def _unreadable(found: Survey) -> Finding:
     )
 
 
-@check(
-    "dataset-labels",
-    "Labels have the dtype and range that the loss needs, vary, and belong to their samples.",
-    needs=("dataset",),
-    cost="shared with samples-valid",
-    axes="once",
-)
 def dataset_labels(subject: Subject) -> Iterator[Finding]:
     """Compare labels with what is declared, and with the dataset's own column of labels; see whether a replayed transform repeats."""
     if subject.contract.model is None or subject.contract.has_targets:
@@ -311,13 +289,6 @@ def _declared_labels(subject: Subject, part: Part) -> tuple[int | None, int, boo
     return classes, _IGNORED, targets.is_floating_point()
 
 
-@check(
-    "split-hygiene",
-    "No sample of one split is in another.",
-    needs=("dataset",),
-    cost="one hash per sample, or one read where nothing is stored",
-    axes="once",
-)
 def split_hygiene(subject: Subject) -> Iterator[Finding]:
     """Compare every pair of splits by indices, stored rows or contents."""
     splits_ = [part for part in data_parts(subject) if part.is_map_style]

@@ -15,7 +15,6 @@ from ..record.modes import Kernels
 from ..subject import SubjectError
 from ..verdicts import inconclusive, passed, violated
 from .devices import on_meta
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,13 +25,6 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _REFUSED = re.compile(r"^(?P<op>[\w:.]+) does not have a deterministic implementation", re.M)
 
 
-@check(
-    "deterministic-algorithms",
-    "Under torch.use_deterministic_algorithms a step runs, and gives the same each time.",
-    promise="Deterministic",
-    cost="3 FB",
-    axes="device",
-)
 def deterministic_algorithms(subject: Subject) -> Iterator[Finding]:
     """Run a pass twice with deterministic algorithms demanded, from one seed, and compare bit by bit.
 

@@ -18,7 +18,6 @@ from ..runs.portability import Portability, portability
 from ..state import seed_everything
 from ..subject import Subject, SubjectError
 from ..verdicts import explained, inconclusive, not_applicable, passed, suspicious
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,12 +32,6 @@ def on_meta(subject: Subject) -> bool:
     )
 
 
-@check(
-    "device-portability",
-    "Moved to a GPU, the model runs: no tensor stays on the CPU, none is made there.",
-    cost="1 F and the loss; 1 FB on meta, where nothing is computed, in doubt or where devices are declared",
-    axes="once",
-)
 def device_portability(subject: Subject) -> Iterator[Finding]:
     """Run as if on a GPU, and on ``meta`` in doubt; report what stays on the CPU, by attribute or call.
 
@@ -153,12 +146,6 @@ def _syncs(seen: Placement, where: str) -> Iterator[Finding]:
     )
 
 
-@check(
-    "dtype-conversion",
-    "Converted to another floating dtype, the model runs and nothing keeps the old one.",
-    cost="1 F in the other dtype; none for large models that declare no dtype",
-    axes="once",
-)
 def dtype_conversion(subject: Subject) -> Iterator[Finding]:
     """Convert to each declared dtype, else to float64, and run; only a declared one can be violated."""
     if not any(p.is_floating_point() for p in subject.model.parameters()):

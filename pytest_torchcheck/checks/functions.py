@@ -23,7 +23,6 @@ from ..runs.observation import observe
 from ..state import isolated
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -261,13 +260,6 @@ def _surrogate(subject: Subject, name: str) -> Surrogate | None:
     return None
 
 
-@check(
-    "gradcheck",
-    "Every custom autograd Function's backward is the derivative of its forward.",
-    needs=("model-or-functions",),
-    cost="1 FB to find them; then each one alone on small float64 inputs, about 0.1 s",
-    axes="device",
-)
 def gradcheck(subject: Subject) -> Iterator[Finding]:
     """Check each Function that the model applied, and each that is declared."""
     found = [f for f in evidence(subject).found if f.kind != "operator"]
@@ -297,14 +289,6 @@ def gradcheck(subject: Subject) -> Iterator[Finding]:
                 )
 
 
-@check(
-    "double-backward",
-    "Second derivatives of every custom Function are right.",
-    needs=("model-or-functions",),
-    promise="TwiceDifferentiable",
-    cost="as gradcheck, with the gradient itself as the function",
-    axes="device",
-)
 def double_backward(subject: Subject) -> Iterator[Finding]:
     """Check the derivative of each Function's gradient."""
     found = [f for f in evidence(subject).found if f.kind == "function"]
@@ -340,13 +324,6 @@ def _held(finding: Finding) -> list[Any]:
     return held if isinstance(held, list) else []
 
 
-@check(
-    "custom-ops",
-    "Every operator registered with torch.library does what its schema, fake kernel and autograd formula say.",
-    needs=("model-or-functions",),
-    cost="opcheck on up to 3 recorded calls, about 10 F each",
-    axes="device",
-)
 def custom_ops(subject: Subject) -> Iterator[Finding]:
     """Run opcheck and a gradient check on each operator that the model called."""
     found = [f for f in evidence(subject).found if f.kind == "operator"]
@@ -376,13 +353,6 @@ def _trains(found: Found) -> bool:
     return definition is not None and getattr(definition, "_backward_fn", None) is not None
 
 
-@check(
-    "function-coverage",
-    "Every custom Function and operator that the model uses is checked.",
-    needs=("model-or-functions",),
-    cost="none: reads what gradcheck and custom-ops found",
-    axes="once",
-)
 def function_coverage(subject: Subject) -> Iterator[Finding]:
     """List each Function with its line and verdict."""
     known = evidence(subject)
@@ -422,13 +392,6 @@ def _row(subject: Subject, found: Found) -> CoverageRow:
     )
 
 
-@check(
-    "gradcheck-module",
-    "The whole model's gradients are its derivatives, of parameters and inputs.",
-    promise="Differentiable",
-    cost="1 FB and 2 F for every 16 parameters, in float64",
-    axes="device",
-)
 def gradcheck_module(subject: Subject) -> Iterator[Finding]:
     """Compare directional derivatives of every parameter and floating input; locate the submodule that differs."""
     batch = subject.batch().clone()

@@ -15,7 +15,6 @@ from ..runs.observation import observe
 from ..state import seed_everything
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
 _CLOSE = 1e-5  # relative: the order of summation differs between a kept and a recomputed activation
 
 
-@check(
-    "input-influence",
-    "Every input has an influence on the output.",
-    cost="1 FB with a random projection; up to 3 more, and 1 F per integer input, only in doubt",
-)
 def input_influence(subject: Subject) -> Iterator[Finding]:
     """Look at the gradient of a random projection of the outputs to every floating input; change the others."""
     batch = subject.batch()
@@ -145,11 +139,6 @@ def _with(batch: Batch, path: str, value: torch.Tensor) -> Batch:
     )
 
 
-@check(
-    "checkpointing",
-    "Activation checkpointing changes neither outputs nor gradients, buffers included.",
-    cost="1 FB, shared; 2 more where torch.utils.checkpoint is in use",
-)
 def checkpointing(subject: Subject) -> Iterator[Finding]:
     """Run the same step with recomputation and without it, and compare values."""
     if not any(p.requires_grad for p in subject.model.parameters()):
@@ -210,12 +199,6 @@ def _step(subject: Subject) -> dict[str, torch.Tensor]:
     return made
 
 
-@check(
-    "output-stability",
-    "The output has the same dtypes and ranks in train and in eval mode.",
-    cost="2 F, shared",
-    axes="once",
-)
 def output_stability(subject: Subject) -> Iterator[Finding]:
     """Compare the structure of the output between the modes."""
     train, evaluated = (forward_facts(subject, train=mode).structure for mode in (True, False))

@@ -19,7 +19,6 @@ from ..runs.stuck import equal_rows
 from ..state import filled_memory, is_lazy, isolated
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .devices import on_meta
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,12 +69,6 @@ def _unwritten(model: nn.Module, other: nn.Module) -> list[str]:
     return found
 
 
-@check(
-    "initialisation",
-    "Parameters are initialised: finite, written, and not the same for every unit.",
-    cost="1 build of a factory, shared; 1 FB only where units or rows are equal, and 3 FBS where their gradients are",
-    axes="device",
-)
 def initialisation(subject: Subject) -> Iterator[Finding]:
     """Look for NaN, unwritten memory and huge values, and for layers whose units are and stay equal.
 
@@ -275,12 +268,6 @@ def _rows_equal(matrix: torch.Tensor, *, zero: bool) -> bool:
     return bool((matrix - first).abs().max() <= _TWINS * size)
 
 
-@check(
-    "signal-propagation",
-    "The signal that tells samples apart neither vanishes nor explodes, forward or backward.",
-    cost="1 FB, shared",
-    axes="device",
-)
 def signal_propagation(subject: Subject) -> Iterator[Finding]:
     """Compare the spread between samples, and the gradient, behind the first layers and behind the last ones."""
     if on_meta(subject):
@@ -331,12 +318,6 @@ def _judge_signal(subject: Subject, taps: list[Tap], squashed: Sequence[Squashed
     )
 
 
-@check(
-    "dead-units",
-    "Rectifiers let something through, and squashing functions are not at their bounds.",
-    cost="1 FB, shared; 2 F more only where nearly all outputs are zero or at a bound",
-    axes="device",
-)
 def dead_units(subject: Subject) -> Iterator[Finding]:
     """Look for rectifiers of which more than 99 % of the outputs are zero, and layers that saturate, in three batches."""
     if on_meta(subject):
@@ -394,12 +375,6 @@ def _saturated(subject: Subject) -> Squashed | None:
     return next(iter(found.values()), None)
 
 
-@check(
-    "nonlinearity",
-    "Layers do not collapse into one: a nonlinearity stands between them.",
-    cost="1 FB, shared; 2 F where only linear layers are left",
-    axes="device",
-)
 def nonlinearity(subject: Subject) -> Iterator[Finding]:
     """Test whether the whole model is affine, and whether two linear layers follow one another directly."""
     if on_meta(subject):

@@ -13,7 +13,6 @@ from ..specs import Labels
 from ..state import seed_everything
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
 from .promised import find_input
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,13 +47,6 @@ def output_gradients(
     return ({path: leaves[path].detach() for path in found}, found) if found else None
 
 
-@check(
-    "label-range",
-    "Class labels lie within the classes that the model knows, and targets of a binary cross entropy within 0 and 1.",
-    needs=("loss", "targets"),
-    cost="shared by the loss checks",
-    axes="once",
-)
 def label_range(subject: Subject) -> Iterator[Finding]:
     """Compare the labels with the size of the class dimension and with the declared classes.
 
@@ -122,13 +114,6 @@ def label_range(subject: Subject) -> Iterator[Finding]:
         )
 
 
-@check(
-    "ignored-targets",
-    "Targets that are to be ignored have no influence on the loss.",
-    needs=("loss", "ignore-index"),
-    cost="1 F + a backward through the loss only",
-    axes="once",
-)
 def ignored_targets(subject: Subject) -> Iterator[Finding]:
     """Mark half of the targets as ignored; the loss's gradient at their outputs must be zero."""
     spec = subject.contract.targets
@@ -179,14 +164,6 @@ def _reduce_to(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
     return values if values.shape == shape else None
 
 
-@check(
-    "label-shift",
-    "A causal language model learns the next token, neither the present one nor the one after.",
-    needs=("loss", "targets"),
-    promise="Causal",
-    cost="1 F + a backward through the loss only",
-    axes="once",
-)
 def label_shift(subject: Subject) -> Iterator[Finding]:
     """Read off the loss's gradient which token each position is pulled to, and compare with the input."""
     promise = subject.contract.promised("Causal")[0]
@@ -247,14 +224,6 @@ def _agreement(implied: torch.Tensor, counts: torch.Tensor, ids: torch.Tensor, s
     return float((pulled == token)[counted].float().mean())
 
 
-@check(
-    "padding-loss",
-    "Padded positions add nothing to the loss.",
-    needs=("loss", "targets"),
-    promise="PaddingInvariant",
-    cost="1 F + a backward through the loss only",
-    axes="once",
-)
 def padding_loss(subject: Subject) -> Iterator[Finding]:
     """Look at the loss's gradient at the outputs of padded positions."""
     promise = subject.contract.promised("PaddingInvariant")[0]

@@ -14,14 +14,12 @@ from pytest_torchcheck.data import (
     pairing,
     randomness,
     shifting,
-    simulation,
     validity,
 )
 
 from ..codes import data as explain
 from ..verdicts import inconclusive, not_applicable, passed
 from .data import _in_data, _pickle_failures, _unreadable, data_parts, surveys
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,13 +29,6 @@ if TYPE_CHECKING:
     from pytest_torchcheck.subject import Subject
 
 
-@check(
-    "dataset-pickling",
-    "Dataset, collate function and worker_init_fn can be sent to a spawned worker.",
-    needs=("dataset",),
-    cost="one pickling without the arrays' data",
-    axes="once",
-)
 def dataset_pickling(subject: Subject) -> Iterator[Finding]:
     """Pickle as multiprocessing would, and name the smallest thing that refuses."""
     for part in data_parts(subject):
@@ -50,13 +41,6 @@ def dataset_pickling(subject: Subject) -> Iterator[Finding]:
             )
 
 
-@check(
-    "collate-pairing",
-    "A collate function keeps every label with its sample, marks no padding as real, and lets no index reach into another sample.",
-    needs=("dataset",),
-    cost=f"{4 * pairing.MOST_SAMPLES} reads of each dataset",
-    axes="once",
-)
 def collate_pairing(subject: Subject) -> Iterator[Finding]:
     """Collate samples together and one by one, find their rows by the inputs, and compare the labels."""
     for part, found in zip(data_parts(subject), surveys(subject), strict=True):
@@ -80,13 +64,6 @@ def collate_pairing(subject: Subject) -> Iterator[Finding]:
                 yield passed(f"{part.prefix}{made.count} samples of a batch have their own labels")
 
 
-@check(
-    "worker-delivery",
-    "A spawned worker delivers two batches within a deadline, of the samples that the main process reads.",
-    needs=("dataset",),
-    cost="one process, 1-3 s, only where the loader declares workers",
-    axes="once",
-)
 def worker_delivery(subject: Subject) -> Iterator[Finding]:
     """Start a fresh interpreter that does what a spawned DataLoader worker does."""
     for part in data_parts(subject):
@@ -132,13 +109,6 @@ def _undelivered(subject: Subject, part: Part, made: delivery.Delivery) -> Findi
     return told.replace(root=next((f"samples-valid/{cause.code}" for cause in causes), None))
 
 
-@check(
-    "worker-sharding",
-    "The workers of an iterable dataset share its samples out, so that none comes twice.",
-    needs=("dataset",),
-    cost="64 reads in each of two simulated workers",
-    axes="once",
-)
 def worker_sharding(subject: Subject) -> Iterator[Finding]:
     """Simulate two workers of a stream and compare what they deliver."""
     for part in data_parts(subject):
@@ -168,14 +138,6 @@ def worker_sharding(subject: Subject) -> Iterator[Finding]:
                 )
 
 
-@check(
-    "random-augmentation",
-    "Random items differ between workers and between epochs, and repeat with the seed.",
-    needs=("dataset",),
-    promise="RandomAugmentation",
-    cost=f"{10 * simulation.ITEMS} reads in simulated workers",
-    axes="once",
-)
 def random_augmentation(subject: Subject) -> Iterator[Finding]:
     """Simulate two workers and two epochs, and compare the states of the generators drawn from."""
     applies = False
@@ -213,13 +175,6 @@ def random_augmentation(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("no map-style training dataset is declared")
 
 
-@check(
-    "loader-order",
-    "The order of samples repeats with the seed, a shuffled one is new in every epoch, and the sampler is made for as many samples as there are.",
-    needs=("dataset",),
-    cost="the indices of three epochs",
-    axes="once",
-)
 def loader_order(subject: Subject) -> Iterator[Finding]:
     """Compare what the sampler draws from with the dataset; draw the indices of two epochs, and of the first again."""
     for part in data_parts(subject):
@@ -257,13 +212,6 @@ def _classes(subject: Subject, part: Part) -> int | None:
     return len(measured.values) if measured is not None and measured.values else None
 
 
-@check(
-    "last-batch",
-    "The last, partial batch is neither lost to evaluation nor too small to train on.",
-    needs=("dataset",),
-    cost="the indices of an epoch, and one forward where a model is declared",
-    axes="once",
-)
 def last_batch(subject: Subject) -> Iterator[Finding]:
     """Look at the sizes of an epoch's batches; train on one as small as the smallest."""
     for part, survey in zip(data_parts(subject), surveys(subject), strict=True):

@@ -20,14 +20,13 @@ from pytest_torchcheck.loop.rates import (
     schedule_finding,
     scheduler_findings,
 )
-from pytest_torchcheck.loop.recorder import STEPS, record, trace_of
+from pytest_torchcheck.loop.recorder import record, trace_of
 from pytest_torchcheck.loop.replay import growing_graph, where_graph_is_carried
 from pytest_torchcheck.loop.two_points import two_point_findings
 
 from ..codes import training as explain
 from ..runs.steps import trajectory
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,13 +48,6 @@ def whole_trace(subject: Subject) -> Trace:
     return trace
 
 
-@check(
-    "step-protocol",
-    "A training step clears, computes, clips and applies gradients in this order, each once.",
-    needs=("model", "step-or-trainer"),
-    cost=f"{STEPS} FBS, shared",
-    axes="once",
-)
 def step_protocol(subject: Subject) -> Iterator[Finding]:
     """Record some calls of the step and read the order of what it calls."""
     trace = whole_trace(subject)
@@ -125,13 +117,6 @@ def _never_steps(trace: Trace) -> Finding:
     )
 
 
-@check(
-    "graph-kept",
-    "A step can be followed by another: nothing carries a graph from one to the next.",
-    needs=("model", "step-or-trainer"),
-    cost="shared with step-protocol",
-    axes="once",
-)
 def graph_kept(subject: Subject) -> Iterator[Finding]:
     """Look for the tensor that carries a graph, where the second call fails for it, and for a graph kept in vain.
 
@@ -227,13 +212,6 @@ def _kept_in_vain(one: Backward, trace: Trace) -> Finding:
     )
 
 
-@check(
-    "scheduler-order",
-    "A scheduler steps after its optimizer, and its rate does not fall to nothing in a few steps.",
-    needs=("model", "step-or-trainer"),
-    cost="shared with step-protocol",
-    axes="once",
-)
 def scheduler_order(subject: Subject) -> Iterator[Finding]:
     """Compare the places of the scheduler's and the optimizer's steps."""
     trace = whole_trace(subject)
@@ -268,14 +246,6 @@ def _ahead(subject: Subject, trace: Trace) -> Iterator[Finding]:
         yield from (_placed(subject, finding) for finding in ahead_findings(one, place))
 
 
-@check(
-    "schedule",
-    "Every step runs with the learning rate meant for it.",
-    needs=("model", "optimizer"),
-    promise="Schedule",
-    cost=f"{MOST_STEPS} FBS",
-    axes="once",
-)
 def schedule(subject: Subject) -> Iterator[Finding]:
     """Compare the rates at the optimizer's steps with the promise."""
     for promise in subject.contract.promised("Schedule"):
@@ -302,14 +272,6 @@ def schedule(subject: Subject) -> Iterator[Finding]:
             )
 
 
-@check(
-    "gradient-clipping",
-    "The total norm of the gradients is at most the promised one whenever the optimizer steps.",
-    needs=("model", "step-or-trainer"),
-    promise="ClipsGradients",
-    cost=f"{2 * STEPS} FBS",
-    axes="once",
-)
 def gradient_clipping(subject: Subject) -> Iterator[Finding]:
     """Measure norms at every step; make gradients larger where none was too large by itself."""
     for promise in subject.contract.promised("ClipsGradients"):
@@ -333,13 +295,6 @@ def gradient_clipping(subject: Subject) -> Iterator[Finding]:
             )
 
 
-@check(
-    "evaluation-leaves-trace",
-    "What a step evaluates leaves no trace: modes, gradients, statistics, weights and random numbers are those of training.",
-    needs=("model", "step-or-trainer"),
-    cost="shared with step-protocol",
-    axes="once",
-)
 def evaluation_leaves_trace(subject: Subject) -> Iterator[Finding]:
     """Compare the modes of the training forwards from call to call, and the states in which calls leave the generators.
 

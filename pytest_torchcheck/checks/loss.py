@@ -19,7 +19,6 @@ from ..specs import Labels
 from ..state import seed_everything
 from ..subject import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,13 +31,6 @@ _SURE = 250.0
 _LOGITS = ("F.cross_entropy", "F.log_softmax", "torch.log_softmax", "Tensor.log_softmax")
 
 
-@check(
-    "loss-sound",
-    "The loss is a scalar, connected to the model and not made anew.",
-    needs=("loss",),
-    cost="1 F + a backward through the loss only, shared by the loss checks",
-    axes="device",
-)
 def loss_sound(subject: Subject) -> Iterator[Finding]:
     """Look at the loss tensor itself."""
     trains = any(p.requires_grad for p in subject.model.parameters())
@@ -57,13 +49,6 @@ def loss_sound(subject: Subject) -> Iterator[Finding]:
         yield passed(f"the loss is a connected {seen.dtype} scalar, {seen.value:.4g}")
 
 
-@check(
-    "loss-shapes",
-    "Output and targets meet with the shapes that were meant.",
-    needs=("loss", "targets"),
-    cost="shared by the loss checks",
-    axes="once",
-)
 def loss_shapes(subject: Subject) -> Iterator[Finding]:
     """Look for outputs and targets that are stretched against each other by broadcasting."""
     if subject.contract.loss == "output":
@@ -95,13 +80,6 @@ def loss_shapes(subject: Subject) -> Iterator[Finding]:
             yield passed("no output is stretched against its target")
 
 
-@check(
-    "loss-input",
-    "The loss gets logits where it expects logits, and probabilities where it expects those.",
-    needs=("loss",),
-    cost="shared by the loss checks",
-    axes="once",
-)
 def loss_input(subject: Subject) -> Iterator[Finding]:
     """Compare what each loss function was given with what it expects.
 
@@ -199,13 +177,6 @@ def _holds_when_sure(subject: Subject, log: LogOf) -> bool:
         return bool(torch.isfinite(loss).all())
 
 
-@check(
-    "loss-sign",
-    "The loss falls when the output gets nearer to the target.",
-    needs=("loss",),
-    cost="shared by the loss checks",
-    axes="once",
-)
 def loss_sign(subject: Subject) -> Iterator[Finding]:
     """Look at the slope of the loss towards the true class or the target value."""
     seen = evidence(subject)
@@ -239,13 +210,6 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
     yield passed("the loss falls towards the targets")
 
 
-@check(
-    "loss-at-start",
-    "Before training, cross entropy is near that of a uniform guess, not far above it.",
-    needs=("loss", "targets"),
-    cost="shared by the loss checks",
-    axes="once",
-)
 def loss_at_start(subject: Subject) -> Iterator[Finding]:
     """Compare the first cross entropy with ln(classes), one-sidedly (CHECKS E19)."""
     seen = evidence(subject)

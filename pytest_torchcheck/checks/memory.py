@@ -35,7 +35,6 @@ from pytest_torchcheck.units import format_bytes, format_flops
 from ..codes import memory as explain
 from ..runs.steps import trajectory
 from ..verdicts import inconclusive, not_applicable, passed
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
@@ -47,12 +46,6 @@ _REAL_RATIO = 64  # times the base batch up to which a step that cannot be faked
 _TOLERANCE = 0.25  # of a power that no polynomial fits exactly
 
 
-@check(
-    "peak-memory",
-    "The peak of a training step stays under its ceiling, in bytes, at the largest declared sizes.",
-    needs=("model", "memory"),
-    cost="2 FBS under the tracker; on fake tensors where sizes are declared",
-)
 def peak_memory(subject: Subject) -> Iterator[Finding]:
     """Compare peak, phases and categories with the ceilings."""
     tracked = yield from _measured(subject)
@@ -84,13 +77,6 @@ def peak_memory(subject: Subject) -> Iterator[Finding]:
     yield passed(f"{told}, measured {how}{_at(profile.sizes)}", evidence=evidence(profile))
 
 
-@check(
-    "memory-growth",
-    "The peak of a step grows with each symbol by no higher power than promised.",
-    needs=("model", "growth"),
-    cost="6 x 2 FBS on fake tensors per symbol",
-    axes="once",
-)
 def memory_growth(subject: Subject) -> Iterator[Finding]:
     """Fit the exact peaks at several sizes of each declared symbol."""
     for symbol, declared in subject.contract.growth.items():
@@ -123,13 +109,6 @@ def memory_growth(subject: Subject) -> Iterator[Finding]:
             )
 
 
-@check(
-    "flops",
-    "The floating-point operations of a training step stay under their ceiling.",
-    needs=("model", "flops"),
-    cost="2 FBS under the tracker; on fake tensors where sizes are declared",
-    axes="once",
-)
 def flops(subject: Subject) -> Iterator[Finding]:
     """Count operations by torch's formulas, at the largest declared sizes."""
     tracked = yield from _measured(subject)
@@ -151,11 +130,6 @@ def flops(subject: Subject) -> Iterator[Finding]:
         )
 
 
-@check(
-    "step-leak",
-    "No training step leaves tensors, graphs or hooks behind.",
-    cost="shared with weights-update; 8 FBS more only where something grows",
-)
 def step_leak(subject: Subject) -> Iterator[Finding]:
     """Count live bytes and hooks after each of several steps; explain only what grows."""
     if not _trains(subject):
@@ -182,11 +156,6 @@ def step_leak(subject: Subject) -> Iterator[Finding]:
     yield explain.leaks(leak, kind="training step", certain=is_certain(leak, subject), given=given)
 
 
-@check(
-    "inference-memory",
-    "A forward without gradients keeps no graph, and no call leaves anything behind.",
-    cost="3 F, shared with eval-purity; 6 more only where something grows",
-)
 def inference_memory(subject: Subject) -> Iterator[Finding]:
     """Look for outputs with a graph under no_grad, and for what repeated calls keep."""
     seen = forward_facts(subject)

@@ -18,7 +18,6 @@ from ..runs.outputs import reference
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, violated
 from .devices import on_meta
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,12 +29,6 @@ _LAYOUT = 1e-4  # relative difference in float32 beyond which float64 decides
 _EXACT = 1e-9  # and in float64 (CHECKS R2)
 
 
-@check(
-    "degenerate-inputs",
-    "Zero, constant and equal inputs, and the shortest ones, give finite outputs and gradients.",
-    cost="1 FB; 1 FB more where sizes are declared or the batch is small; another is shared",
-    axes="device",
-)
 def degenerate_inputs(subject: Subject) -> Iterator[Finding]:
     """Put degenerate samples into a batch, one per row; ``violated`` only within declared ranges and sizes."""
     if on_meta(subject):
@@ -144,13 +137,6 @@ def _shortest(subject: Subject) -> Batch | None:
     return subject.at(**low)
 
 
-@check(
-    "low-precision",
-    "In the declared low precision outputs and gradients are finite, and near those of float64.",
-    needs=("low-precision",),
-    cost="1 F and 1 FB in low precision, 4 F in float64",
-    axes="low-precision",
-)
 def low_precision(subject: Subject) -> Iterator[Finding]:
     """Run eval and a training step in the declared dtype; compare with float64 and the same weights."""
     dtype = str(subject.dtype).removeprefix("torch.")
@@ -226,12 +212,6 @@ def _accuracy(subject: Subject, dtype: str, outputs: Outputs, exact: Outputs) ->
     return explain.digits_lost(subject, dtype, path, worst=worst, noise=noise, evidence=evidence)
 
 
-@check(
-    "layout-invariance",
-    "Inputs that lie otherwise in memory give the same outputs.",
-    cost="2 F, one of them shared; 1 F more for sequences, images and volumes",
-    axes="device",
-)
 def layout_invariance(subject: Subject) -> Iterator[Finding]:
     """Run inputs with gaps, with two axes exchanged in memory, or channels-last; compare with contiguous memory."""
     if on_meta(subject):

@@ -22,7 +22,6 @@ from ..runs.one_batch import (
 from ..runs.reach import few_parameters, hopeless, outputs_in_double, residual_lost
 from ..subject import Subject, optimizers_of
 from ..verdicts import inconclusive, not_applicable, passed, violated
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,14 +39,6 @@ _SEEN = 8  # so many steps show what an optimizer does
 _KEPT = 4.0  # steps of the budget that are kept to find out why nothing is learnt
 
 
-@check(
-    "overfit",
-    "One batch can be memorised.",
-    needs=("overfit",),
-    cost="at most 40 FBS, everything included, or what Overfit(steps=) allows; most models need 5 to 15",
-    axes="device",
-    tries_skip=False,
-)
 def overfit(subject: Subject) -> Iterator[Finding]:
     """Train on one batch with the declared optimizer, then with Adam at a rate that loss and gradient suggest.
 

@@ -15,7 +15,6 @@ from ..probes.losses import LossCall, LossWatch
 from ..state import seed_everything
 from ..subject import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,13 +29,6 @@ _SAME = 1e-4
 """Relative change of a loss that the order of a sum explains, with a wide margin."""
 
 
-@check(
-    "target-alignment",
-    "Each target pulls at the output of its own sample and position.",
-    needs=("loss", "targets"),
-    cost="1 F + five backward passes through the loss only",
-    axes="once",
-)
 def target_alignment(subject: Subject) -> Iterator[Finding]:
     """Change one target at a time; what changes in the loss's gradient stands at one distance from it."""
     if subject.contract.loss == "output":
@@ -212,13 +204,6 @@ def _matched(subject: Subject, output: Any, batch: Batch, target: torch.Tensor) 
     return False
 
 
-@check(
-    "in-batch-pairs",
-    "A loss that ranks the samples of a batch against each other finds each one's partner, in any order.",
-    needs=("loss",),
-    cost="1 F; 3 to 12 more where the loss is of this kind",
-    axes="once",
-)
 def in_batch_pairs(subject: Subject) -> Iterator[Finding]:
     """Reorder the samples of a batch, pairs together; a contrastive loss must stay as it is."""
     batch = subject.batch()

@@ -16,7 +16,6 @@ from ..state import seed_everything
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, passed
 from .behaviour import EXACT, ROUNDING, beyond_rounding
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,12 +69,6 @@ def perturbed(tensor: torch.Tensor, fresh: torch.Tensor, where: torch.Tensor) ->
     return torch.where(where, fresh, tensor)
 
 
-@check(
-    "causality",
-    "The output at position t does not depend on the input after t.",
-    promise="Causal",
-    cost="1 F for each of up to 3 positions",
-)
 def causality(subject: Subject) -> Iterator[Finding]:
     """Change the input's suffix by finite values; the output's prefix must keep its bits."""
     for promise in subject.contract.promised("Causal"):
@@ -160,12 +153,6 @@ def _fresh(subject: Subject, candidate: torch.Tensor, tensor: torch.Tensor) -> t
     return tensor.flip(tuple(range(tensor.dim())))
 
 
-@check(
-    "padding-invariance",
-    "What stands at padded positions, and how many there are, changes nothing else.",
-    promise="PaddingInvariant",
-    cost="3 F in float64",
-)
 def padding_invariance(subject: Subject) -> Iterator[Finding]:
     """Append padding, and other values where a mask or lengths say so; compare the outputs of real positions."""
     for promise in subject.contract.promised("PaddingInvariant"):
@@ -305,12 +292,6 @@ def _cut(tensor: torch.Tensor, longer: torch.Tensor, extra: int, side: str) -> t
     return longer if longer.shape == tensor.shape else None
 
 
-@check(
-    "permutation-invariance",
-    "Permuting the declared inputs leaves the output as it is.",
-    promise="PermutationInvariant",
-    cost="3 F in float64",
-)
 def permutation_invariance(subject: Subject) -> Iterator[Finding]:
     """Permute the inputs twice and compare outputs in float64."""
     for promise in subject.contract.promised("PermutationInvariant"):
@@ -318,12 +299,6 @@ def permutation_invariance(subject: Subject) -> Iterator[Finding]:
         yield _permute(subject, promise, None)
 
 
-@check(
-    "permutation-equivariance",
-    "Permuting the declared inputs permutes the output in the same way.",
-    promise="PermutationEquivariant",
-    cost="3 F in float64",
-)
 def permutation_equivariance(subject: Subject) -> Iterator[Finding]:
     """Permute the inputs twice and compare the permuted outputs in float64."""
     for promise in subject.contract.promised("PermutationEquivariant"):
@@ -388,12 +363,6 @@ def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
     return passed(f"{len(base)} outputs agree over {len(orders)} permutations of {size} entries")
 
 
-@check(
-    "own-promises",
-    "The project's own promises hold.",
-    needs=("model", "own-promises"),
-    cost="as the promises' verify()",
-)
 def own_promises(subject: Subject) -> Iterator[Finding]:
     """Run ``verify`` of every promise class that the project wrote itself."""
     for promise in subject.contract.own_promises:

@@ -11,7 +11,6 @@ from ..ranks.checkpoint import PREFIXES
 from ..ranks.evidence import evidence
 from ..verdicts import inconclusive, passed, violated
 from .ranks import unusable
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,14 +20,6 @@ if TYPE_CHECKING:
     from ..subject import Subject
 
 
-@check(
-    "rank-data",
-    "Ranks share each epoch's samples out evenly, in another order each time.",
-    needs=("model", "ranks"),
-    promise="SharesData",
-    cost="shared with ddp-equivalence, and the promised loop",
-    axes="once",
-)
 def rank_data(subject: Subject) -> Iterator[Finding]:
     """Run the promised loop on every rank with the wrapped model, and record what its loaders deliver.
 
@@ -72,14 +63,6 @@ def rank_data(subject: Subject) -> Iterator[Finding]:
     )
 
 
-@check(
-    "rank-checkpoint",
-    "A checkpoint that ranks save with the wrapped model is read by one process.",
-    needs=("model", "ranks"),
-    promise="Checkpoints",
-    cost="shared with ddp-equivalence, and saving and loading once",
-    axes="once",
-)
 def rank_checkpoint(subject: Subject) -> Iterator[Finding]:
     """Save with the wrapped model on every rank; load into a plain model that started from another seed.
 

@@ -11,7 +11,6 @@ from ..ranks.evidence import evidence
 from ..ranks.statistics import runs_on, synchronised
 from ..verdicts import inconclusive, not_applicable, passed, violated
 from .ranks import exact_of, is_double, unusable
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
 _STATISTICS = 1e-9
 
 
-@check(
-    "fsdp-equivalence",
-    "Sharded by FSDP2, the model computes, steps, saves and loads what it does in one process.",
-    needs=("model", "ranks"),
-    promise="FullyShards",
-    cost="shared with ddp-equivalence, and about 6 FB in each rank",
-    axes="once",
-)
 def fsdp_equivalence(subject: Subject) -> Iterator[Finding]:
     """Shard on every rank by the promised plan; compare with the plain model, in float64.
 
@@ -79,13 +70,6 @@ def fsdp_equivalence(subject: Subject) -> Iterator[Finding]:
     )
 
 
-@check(
-    "synchronised-statistics",
-    "Synchronised batch normalisation over ranks is batch normalisation over the whole batch.",
-    needs=("model", "ranks"),
-    cost="shared with ddp-equivalence, and 2 FB where the model has such modules",
-    axes="once",
-)
 def synchronised_statistics(subject: Subject) -> Iterator[Finding]:
     """Train one step on the ranks' shards with live statistics; compare with plain batch normalisation on all of them.
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ..codes import ranks as explain
 from ..ranks.evidence import CHECK_OF, Evidence, evidence
 from ..verdicts import inconclusive, not_applicable, passed
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,13 +53,6 @@ def unusable(made: Evidence, stages: tuple[str, ...], *, optional: bool = False)
     )
 
 
-@check(
-    "ddp-equivalence",
-    "The gradients that data-parallel ranks average are the single process's.",
-    needs=("model", "ranks"),
-    cost="spawning the ranks (4-10 s, once for all checks of ranks) and about 12 FB in each",
-    axes="once",
-)
 def ddp_equivalence(subject: Subject) -> Iterator[Finding]:
     """Compare the gradients of DistributedDataParallel over spawned processes with one process's, in float64.
 
@@ -142,13 +134,6 @@ def ddp_equivalence(subject: Subject) -> Iterator[Finding]:
     )
 
 
-@check(
-    "rank-consistency",
-    "Every rank starts with the same model, and draws noise of its own.",
-    needs=("model", "ranks"),
-    cost="shared with ddp-equivalence",
-    axes="once",
-)
 def rank_consistency(subject: Subject) -> Iterator[Finding]:
     """Build the model on every rank, with one seed and with a seed of each rank's own, and compare.
 
@@ -186,13 +171,6 @@ def rank_consistency(subject: Subject) -> Iterator[Finding]:
     )
 
 
-@check(
-    "distributed-steps",
-    "The training step leaves the same model on every rank, and does what it does alone.",
-    needs=("model", "train_step", "ranks"),
-    cost="shared with ddp-equivalence, and 3 FBS in each rank",
-    axes="once",
-)
 def distributed_steps(subject: Subject) -> Iterator[Finding]:
     """Run the declared train step with the wrapped model on every rank's shard; compare the ranks afterwards.
 

@@ -17,7 +17,6 @@ from ..state import isolated, seed_everything
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, passed
 from .behaviour import EXACT, ROUNDING
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,13 +25,6 @@ if TYPE_CHECKING:
     from ..probes.bisection import ModuleCall
 
 
-@check(
-    "reference-match",
-    "With the same weights, the model gives what its declared reference gives.",
-    promise="Matches",
-    cost="1 build of the reference, and 2 F in float64",
-    axes="device",
-)
 def reference_match(subject: Subject) -> Iterator[Finding]:
     """Load the model's weights into the reference, run both in eval mode and compare, submodule by submodule.
 

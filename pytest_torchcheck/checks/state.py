@@ -19,18 +19,11 @@ from ..subject import Gradients, Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .devices import on_meta
 from .initialisation import rebuilt
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-@check(
-    "state-dict-roundtrip",
-    "state_dict, saved and loaded strictly into another instance, restores the outputs.",
-    cost="2 F and 1 FB, shared in part; 1 build of a factory; 3 F more where training changes what is not saved",
-    axes="device",
-)
 def state_dict_roundtrip(subject: Subject) -> Iterator[Finding]:
     """Save, load into an instance with other values, compare outputs in eval mode, bit by bit on the CPU."""
     if on_meta(subject):
@@ -258,12 +251,6 @@ def _not_loaded(model: nn.Module, error: Exception) -> Finding:
     )
 
 
-@check(
-    "copy-and-pickle",
-    "A deep copy and a pickled copy give the same outputs, and a deep copy does not depend on the original.",
-    cost="2 F, and 1 copy of the model",
-    axes="device",
-)
 def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
     """Copy the model, change the original, run the copy; pickle it, run what comes back."""
     if on_meta(subject):
@@ -286,12 +273,6 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
     yield from found
 
 
-@check(
-    "tied-weights",
-    "Tied weights stay one through copying, conversion and loading.",
-    cost="nothing where no weights are tied; else 1 copy of the model",
-    axes="once",
-)
 def tied_weights(subject: Subject) -> Iterator[Finding]:
     """Group names by storage before and after each operation that can untie them."""
     yield from explain.check_ties(subject)

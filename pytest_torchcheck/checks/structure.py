@@ -21,7 +21,6 @@ from ..state import seed_everything
 from ..subject import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .devices import on_meta
-from .registry import check
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -36,12 +35,6 @@ _FORGETTABLE = (
 )  # fmt: skip
 
 
-@check(
-    "registration",
-    "Modules and parameters are registered, each entry of a list of layers with weights of its own.",
-    cost="1 FB, shared",
-    axes="device",
-)
 def registration(subject: Subject) -> Iterator[Finding]:
     """Look for modules and parameters in plain containers, and for one instance that stands in a list many times."""
     if on_meta(subject):
@@ -88,12 +81,6 @@ def registration(subject: Subject) -> Iterator[Finding]:
         )
 
 
-@check(
-    "unregistered-tensors",
-    "Tensors that the forward uses are parameters or buffers: they move, are saved and train with the model.",
-    cost="nothing where attributes hold no tensor; else 1 F, shared",
-    axes="once",
-)
 def unregistered_tensors(subject: Subject) -> Iterator[Finding]:
     """Look for tensors in plain attributes that ``.to()`` leaves behind."""
     if on_meta(subject):
@@ -142,12 +129,6 @@ def _used(subject: Subject, stray: Stray) -> Finding:
     )
 
 
-@check(
-    "dead-modules",
-    "Every module takes part in training.",
-    cost="1 FB, shared; 2 F more where a module did not run",
-    axes="once",
-)
 def dead_modules(subject: Subject) -> Iterator[Finding]:
     """Name modules that never ran: forgotten dropout, activations and norms, and frozen layers without use."""
     if on_meta(subject):

@@ -13,7 +13,6 @@ from ..runs.loss import loss_calls
 from ..specs import Labels
 from ..subject import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,13 +41,6 @@ def _loss_of(subject: Subject) -> LossOfOutput | str:
     return loss if loss.rebuilt else "the output is of a class that cannot be rebuilt"
 
 
-@check(
-    "edge-targets",
-    "The loss and its gradient are finite for each sample alone, and for targets of one value.",
-    needs=("loss", "targets"),
-    cost="1 F; up to 21 backward passes through the loss only",
-    axes="once",
-)
 def edge_targets(subject: Subject) -> Iterator[Finding]:
     """Call the loss with one sample at a time, and with targets that are all of one class."""
     loss = _loss_of(subject)
@@ -130,13 +122,6 @@ def _one_class(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, Loss
                 yield f"{path} that are all {value}", loss.of(batch), status
 
 
-@check(
-    "target-ownership",
-    "The target of each sample decides the loss of that sample's output, and of no other.",
-    needs=("loss", "targets"),
-    cost="1 F; up to 32 backward passes through the loss only",
-    axes="once",
-)
 def target_ownership(subject: Subject) -> Iterator[Finding]:
     """Change the targets of one sample at a time, and see whose outputs get another gradient."""
     loss = _loss_of(subject)

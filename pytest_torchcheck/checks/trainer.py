@@ -20,7 +20,6 @@ from pytest_torchcheck.loop.trainer_labels import (
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .data import data_parts
 from .loop import whole_trace
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,13 +36,6 @@ _ROUGH = 5e-2
 """In the trainer's precision; a mean of means is tens of percent off, a missing division a whole factor."""
 
 
-@check(
-    "trainer-runs",
-    "A trainer's own loop trains: its steps run in the precision that it is set to, and losses and weights stay finite.",
-    needs=("model", "trainer"),
-    cost="shared with step-protocol",
-    axes="once",
-)
 def trainer_runs(subject: Subject) -> Iterator[Finding]:
     """Read the losses of the recorded steps."""
     loop = subject.contract.loop
@@ -73,13 +65,6 @@ def trainer_runs(subject: Subject) -> Iterator[Finding]:
     )
 
 
-@check(
-    "trainer-accumulation",
-    "What a trainer accumulates over its batches is the gradient that it computes of them as one batch.",
-    needs=("model", "trainer"),
-    cost="2 (n + 1) FB",
-    axes="once",
-)
 def trainer_accumulation(subject: Subject) -> Iterator[Finding]:
     """Run the trainer's loop over the parts of a batch and over the whole of it; compare before the step."""
     loop = subject.contract.loop
@@ -108,13 +93,6 @@ def trainer_accumulation(subject: Subject) -> Iterator[Finding]:
     )
 
 
-@check(
-    "trainer-labels",
-    "The labels of a trainer's batches decide its loss: the right ones, and none of padding.",
-    needs=("model", "trainer"),
-    cost="4 F + B",
-    axes="once",
-)
 def trainer_labels(subject: Subject) -> Iterator[Finding]:
     """Change labels, then those of padding alone; read off the gradient which token a causal model learns."""
     loop = subject.contract.loop

@@ -11,7 +11,7 @@ from torch import nn
 from pytest_torchcheck import promises
 from pytest_torchcheck.loop import accumulation, resume
 from pytest_torchcheck.loop.rebinding import where_rebound
-from pytest_torchcheck.loop.recorder import STEPS, record, trace_of
+from pytest_torchcheck.loop.recorder import record, trace_of
 from pytest_torchcheck.loop.replay import last_write
 from pytest_torchcheck.subject import SubjectError
 
@@ -20,7 +20,6 @@ from ..runs.steps import STEPS as UPDATES
 from ..runs.steps import lost as lost_parameters
 from ..runs.steps import trajectory, untrainable
 from ..verdicts import inconclusive, not_applicable, passed
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,13 +31,6 @@ if TYPE_CHECKING:
 _ACCUMULATED = 1e-5  # float64 leaves 1e-12; losses that compute in float32 inside leave 1e-7
 
 
-@check(
-    "accumulation",
-    "Accumulated micro-batches give the full batch's gradient, also with unequal counts of targets.",
-    needs=("loss", "targets", "step-or-accumulates"),
-    cost="2 (n + 1) FB in float64, where the step accumulates",
-    axes="once",
-)
 def accumulated(subject: Subject) -> Iterator[Finding]:
     """Compare the accumulated gradient with the full batch's, on the batch as it is and with targets ignored.
 
@@ -117,13 +109,6 @@ def _accumulation(subject: Subject, promise: promises.Accumulates) -> Finding:
     )
 
 
-@check(
-    "resume",
-    "A run resumed from the states of model, optimizer, schedulers and scaler is the uninterrupted one, bit by bit.",
-    needs=("model", "optimizer"),
-    cost=f"{UPDATES - 1} FBS, {UPDATES} for a step of your own; {8 * resume.STEPS} more at most, where it ends elsewhere",
-    axes="once",
-)
 def resumed(subject: Subject) -> Iterator[Finding]:
     """Run through, and again with a checkpoint in the middle."""
     if not subject.kernel_exact:
@@ -191,14 +176,6 @@ def _not_resumed(subject: Subject, found: resume.Resumption) -> Finding:
     )
 
 
-@check(
-    "replicated",
-    "Replicated parameters stay equal after every step.",
-    needs=("model",),
-    promise="Replicated",
-    cost=f"{STEPS} FBS",
-    axes="once",
-)
 def replicated(subject: Subject) -> Iterator[Finding]:
     """Compare the pairs after every step, bit by bit."""
     promised = [
@@ -253,14 +230,6 @@ def _pairs(promise: promises.Replicated, names: set[str]) -> list[tuple[str, str
     ]
 
 
-@check(
-    "non-finite-guard",
-    "A gradient that is NaN never reaches the weights.",
-    needs=("model", "step-or-trainer"),
-    promise="SkipsNonFinite",
-    cost="1 FBS",
-    axes="once",
-)
 def non_finite_guard(subject: Subject) -> Iterator[Finding]:
     """Make every gradient NaN in one call of the step and look at the weights."""
     broken: list[str] = []

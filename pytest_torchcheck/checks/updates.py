@@ -12,7 +12,6 @@ from ..runs.looks import REDRAWS, rounding_noise, shared_shifts, unreached
 from ..runs.steps import lost as lost_parameters
 from ..runs.steps import trajectory
 from ..verdicts import inconclusive, not_applicable, passed
-from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,13 +22,6 @@ if TYPE_CHECKING:
     )
 
 
-@check(
-    "optimizer-coverage",
-    "The optimizer holds every trainable parameter, each once.",
-    needs=("model", "optimizer"),
-    cost="shared with weights-update",
-    axes="once",
-)
 def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
     """Compare the identities of the optimizer's parameters with the model's."""
     made = trajectory(subject)
@@ -86,11 +78,6 @@ _FAINT = 1e-12
 """Share of the largest gradient below which no optimizer is to blame that a parameter stays."""
 
 
-@check(
-    "weights-update",
-    "Every trainable parameter moves in a training step.",
-    cost="3 FBS, shared with other checks",
-)
 def weights_update(subject: Subject) -> Iterator[Finding]:
     """Compare every parameter before and after some steps with the user's optimizer."""
     trainable = {
@@ -154,12 +141,6 @@ def _move_elsewhere(subject: Subject, names: list[str]) -> set[str]:
     return reached
 
 
-@check(
-    "frozen-stays",
-    "What is frozen keeps its values and its statistics through training steps.",
-    promise="Frozen",
-    cost="shared with weights-update",
-)
 def frozen_stays(subject: Subject) -> Iterator[Finding]:
     """Compare frozen parameters, and the buffers of promised modules, before and after some steps."""
     # a parameter of two names is as frozen as either promises
@@ -193,11 +174,6 @@ def frozen_stays(subject: Subject) -> Iterator[Finding]:
         )
 
 
-@check(
-    "repeatable-steps",
-    "Consecutive steps work: no graph is carried from one to the next.",
-    cost="shared with weights-update",
-)
 def repeatable_steps(subject: Subject) -> Iterator[Finding]:
     """Run further steps without rebuilding anything."""
     if not any(p.requires_grad for p in subject.model.parameters()):

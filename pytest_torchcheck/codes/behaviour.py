@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .explainer import Each, Explainer, Maybe, One
+from .rule import COMPARED, STUCK, rule
 
 anomaly_left_on = One("diagnosis.behaviour:anomaly_left_on", "anomaly-left-on", doubtful=True)
 other_dim = One("diagnosis.behaviour:other_dim", "batch-axis", doubtful=True)
@@ -44,3 +45,56 @@ replay = Explainer[Any]("diagnosis.replay:replay")
 
 unrepeated_batch = Maybe("diagnosis.unrepeated:unrepeated_batch", "seed-ignored")
 unrepeated_build = Maybe("diagnosis.unrepeated:unrepeated_build", "seed-ignored")
+
+ENTAILS = (
+    rule(
+        "eval-determinism/* mode-flags/mode-stuck",
+        f"{COMPARED} seeding/*",
+        "model",
+        "two evaluations differ for their random numbers alone",
+    ),
+    rule(
+        "mode-flags/mode-stuck",
+        "eval-determinism/*",
+        "model",
+        "a module that stays in training mode is random in evaluation",
+    ),
+    rule(
+        "rng-hygiene/*",
+        "eval-determinism/* seeding/*",
+        "model",
+        "a reseeding forward decides all later draws",
+    ),
+    rule(
+        "seeding/reseeds",
+        "evaluation-leaves-trace/step-reseeds",
+        "model",
+        "a forward that seeds a generator is a step that does",
+    ),
+    rule(
+        "eval-purity/eval-writes",
+        "eval-determinism/*",
+        "model",
+        "a forward that changes the model changes the next one",
+    ),
+    rule("input-influence/*", STUCK, "model", "what the model does not see it cannot learn from"),
+    rule(
+        "mode-flags/requires-grad-of-module",
+        "frozen-stays/frozen-moved gradients-exist/grad-off",
+        "within",
+        "a flag on a module leaves its parameters as they were",
+    ),
+    rule(
+        "batch-independence/*",
+        "batch-sizes/batch-size-dependent accumulation/* ddp-equivalence/*",
+        "model",
+        "a sample that depends on its neighbours changes with the batch",
+    ),
+    rule(
+        "padding-invariance/*",
+        "padding-loss/* ignored-targets/*",
+        "line",
+        "the same mask is missing",
+    ),
+)
+"""What follows from findings of this family."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .explainer import Each, One
+from .rule import rule
 
 dtype_refused = One("data.explain_labels:dtype_refused", "label-dtype", doubtful=True)
 labels_wrong = Each(
@@ -42,3 +43,31 @@ undelivered = One(
     "main-guard worker-cannot-unpickle worker-collate worker-dies worker-hangs worker-raises",
 )
 unseeded = One("data.explain_workers:unseeded", "augmentation-unseeded")
+
+ENTAILS = (
+    rule(
+        "dataset-pickling/*",
+        "worker-delivery/* worker-sharding/* random-augmentation/* loader-order/*",
+        "raises",
+        "what cannot be pickled never reaches a worker",
+    ),
+    rule(
+        "dataset-pickling/*",
+        "worker-delivery/worker-cannot-unpickle worker-delivery/worker-dies",
+        "model",
+        "a worker cannot start without its dataset",
+    ),
+    rule(
+        "samples-unchanged/dataset-mutated",
+        "random-augmentation/* loader-order/order-not-repeatable",
+        "model",
+        "a sample that is changed by reading differs at the next reading",
+    ),
+    rule(
+        "samples-valid/*",
+        "worker-delivery/* last-batch/*",
+        "raises",
+        "samples that are unlike make no batch",
+    ),
+)
+"""What follows from findings of this family."""

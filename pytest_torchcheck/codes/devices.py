@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .explainer import Maybe, One
+from .rule import rule
 
 complex_cast = Maybe("diagnosis.complex_cast:complex_cast", "complex-cast")
 
@@ -12,3 +13,13 @@ explain = One(
     "cpu-factory cpu-literal cpu-tensor device-fixed module-hidden module-placed-by-hand numpy-on-device tensor-placed-by-hand",
 )
 meta_finding = One("diagnosis.placement:meta_finding", "meta-mixed", doubtful=True)
+
+ENTAILS = (
+    rule(
+        "device-portability/*",
+        "dtype-conversion/*",
+        "line",
+        "a tensor made without device= and dtype= keeps both defaults",
+    ),
+)
+"""What follows from findings of this family."""

@@ -8,4 +8,7 @@ from .explainer import Explainer
 
 explain_error = Explainer[Explanation]("diagnosis.errors:explain_error")
 own_loss_line = Explainer[Location | None]("diagnosis.losses:own_loss_line")
-with_live_tensors = Explainer[Finding]("diagnosis.memory:with_live_tensors", "out-of-memory")
+FURTHER = {
+    "out-of-memory": Explainer[Finding]("diagnosis.memory:with_live_tensors", "out-of-memory")
+}
+"""By code, what is measured in the subject once the code of an exception is known."""

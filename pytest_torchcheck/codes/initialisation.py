@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..findings import Culprit, Finding, Location
 from .explainer import Each, Explainer, One
+from .rule import STUCK, rule
 
 affine = One("diagnosis.initialisation:affine", "model-affine", doubtful=True)
 broken = Explainer[list[Finding]](
@@ -19,3 +20,25 @@ unwritten = Each("diagnosis.initialisation:unwritten", "never-written")
 initialisation_line = Explainer[Location | None]("diagnosis.losses:initialisation_line")
 
 rows_stay_equal = One("diagnosis.symmetry:rows_stay_equal", "units-equal")
+
+ENTAILS = (
+    rule(
+        "signal-propagation/*",
+        "gradients-exist/grad-zero",
+        "overlap",
+        "a vanished signal leaves no gradient",
+    ),
+    rule(
+        "signal-propagation/* initialisation/* dead-units/*",
+        f"{STUCK} overfit/optimizer-crawls",
+        "model",
+        "a start from which training does not get away",
+    ),
+    rule(
+        "signal-propagation/signal-explodes",
+        "loss-at-start/*",
+        "model",
+        "logits behind an exploding signal are huge",
+    ),
+)
+"""What follows from findings of this family."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .explainer import One
+from .rule import STUCK, rule
 
 beyond_the_classes = One("diagnosis.labels:beyond_the_classes")
 blank_labels = One("diagnosis.labels:blank_labels", "label-blank")
@@ -11,3 +12,13 @@ no_probabilities = One("diagnosis.labels:no_probabilities")
 padding = One("diagnosis.labels:padding", "padding-counted")
 shifted = One("diagnosis.labels:shifted")
 too_few_outputs = One("diagnosis.labels:too_few_outputs", "label-classes")
+
+ENTAILS = (
+    rule(
+        "*/label-range */label-one-based */label-dtype */label-classes */label-negative */label-shape */label-shifted",
+        f"label-range/* loss-at-start/* {STUCK}",
+        "model",
+        "labels that mean something else cannot be learnt",
+    ),
+)
+"""What follows from findings of this family."""

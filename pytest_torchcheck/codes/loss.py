@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .explainer import One
+from .rule import STUCK, rule
 
 arguments_swapped = One("diagnosis.losses:arguments_swapped", "loss-arguments-swapped")
 broadcast = One("diagnosis.losses:broadcast", "loss-broadcast")
@@ -35,3 +36,63 @@ not_finite = One("diagnosis.targets:not_finite", "edge-targets-non-finite", doub
 of_other_samples = One("diagnosis.targets:of_other_samples", "target-of-another-sample")
 shared = One("diagnosis.targets:shared", "samples-share-targets")
 unread = One("diagnosis.targets:unread", "target-unread")
+
+ENTAILS = (
+    rule(
+        "loss-shapes/loss-broadcast",
+        f"loss-at-start/* loss-sign/* {STUCK}",
+        "model",
+        "a loss over all pairs of samples is another loss",
+    ),
+    rule(
+        "loss-arguments/target-mutated",
+        f"target-alignment/* loss-sign/* loss-at-start/* seeding/* resume/* repeatable-steps/* accumulation/* {STUCK}",
+        "model",
+        "a loss that changes its targets is another loss at its next call",
+    ),
+    rule(
+        "target-alignment/target-misplaced",
+        "target-ownership/samples-share-targets",
+        "model",
+        "positions that are mixed across samples meet other samples too",
+    ),
+    rule(
+        "target-ownership/target-of-another-sample target-ownership/target-unread",
+        "target-alignment/*",
+        "model",
+        "what meets another sample stands at another position as well",
+    ),
+    rule(
+        "loss-input/*",
+        f"loss-at-start/* {STUCK}",
+        "model",
+        "a squashed input bounds the loss from below",
+    ),
+    rule(
+        "loss-input/loss-arguments-swapped",
+        f"*/probability-range loss-sign/* gradients-finite/* label-range/* {STUCK}",
+        "model",
+        "a loss whose arguments are swapped is another loss",
+    ),
+    rule(
+        "loss-input/loss-arguments-swapped",
+        "*/probability-range */non-finite-forward",
+        "raises",
+        "a step along a gradient to the targets is not finite",
+    ),
+    rule("loss-sign/*", STUCK, "model", "a loss that rewards the wrong thing is not learnt"),
+    rule(
+        "loss-sound/loss-recreated loss-sound/loss-disconnected",
+        f"gradients-exist/* weights-update/* input-influence/* dead-modules/* sampling-paths/* {STUCK}",
+        "model",
+        "a loss without a graph gives no gradient to anything",
+    ),
+    rule(
+        "loss-sound/loss-recreated loss-sound/loss-disconnected",
+        "*/no-graph */loss-not-tensor",
+        "raises",
+        "backward of a loss without a graph fails",
+    ),
+    rule("loss-sound/loss-not-scalar", "*/loss-not-scalar", "raises", "backward needs a scalar"),
+)
+"""What follows from findings of this family."""

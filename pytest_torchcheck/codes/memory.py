@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .explainer import One
+from .rule import rule
 
 inference_graph = One("diagnosis.inference:inference_graph", "inference-graph", doubtful=True)
 
@@ -13,3 +14,13 @@ longer_graph = One("diagnosis.memory:longer_graph", "leak-graph")
 over_ceiling = One("diagnosis.memory:over_ceiling", "memory-ceiling")
 too_many_flops = One("diagnosis.memory:too_many_flops", "flops-ceiling")
 out_of_memory = One("diagnosis.memory:out_of_memory", "out-of-memory")
+
+ENTAILS = (
+    rule(
+        "step-leak/*",
+        "inference-memory/*",
+        "overlap",
+        "what piles up in training piles up in evaluation",
+    ),
+)
+"""What follows from findings of this family."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..findings import Location
 from .explainer import Each, Explainer, Maybe, One
+from .rule import STUCK, rule
 
 check_copy = Each("diagnosis.copies:check_copy", "copy-depends copy-differs copy-shares not-copied")
 check_pickle = Each("diagnosis.copies:check_pickle", "not-picklable pickle-differs")
@@ -22,3 +23,33 @@ check_ties = Each("diagnosis.ties:check_ties", "tie-missing tie-unknown")
 
 drawn_anew = Each("diagnosis.unsaved:drawn_anew", "state-lost")
 lost_by_training = Maybe("diagnosis.unsaved:lost_by_training", "state-unsaved")
+
+ENTAILS = (
+    rule(
+        "registration/*",
+        "optimizer-coverage/* gradients-exist/* weights-update/* dead-modules/* unregistered-tensors/* device-portability/* "
+        "dtype-conversion/* state-dict-roundtrip/* tied-weights/* mode-flags/* eval-determinism/*",
+        "overlap",
+        "what is not registered is not moved, saved, switched or trained",
+    ),
+    rule("registration/module-hidden", STUCK, "model", "hidden layers do not train"),
+    rule(
+        "unregistered-tensors/*",
+        "device-portability/* dtype-conversion/* state-dict-roundtrip/*",
+        "overlap",
+        "a tensor that is no buffer is not moved, converted or saved",
+    ),
+    rule(
+        "dead-modules/*",
+        "gradients-exist/* weights-update/*",
+        "within",
+        "a module that takes no part has no gradient",
+    ),
+    rule(
+        "*/state-dict-keys",
+        "state-dict-roundtrip/state-grows",
+        "overlap",
+        "a key that a forward adds does not fit a model as built",
+    ),
+)
+"""What follows from findings of this family."""

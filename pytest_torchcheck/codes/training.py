@@ -6,6 +6,7 @@ from typing import Any
 
 from ..findings import Location
 from .explainer import Explainer, Maybe, One
+from .rule import STUCK, rule
 
 longer_graph = One("diagnosis.memory:longer_graph", "leak-graph")
 
@@ -24,3 +25,37 @@ holds = Explainer[bool]("diagnosis.assigned:holds")
 making = Explainer[Any]("diagnosis.making:making")
 optimizer_line = Explainer[Location | None]("diagnosis.optimizers:optimizer_line")
 used_up_near = Explainer[list[Any]]("diagnosis.used_up:used_up_near")
+
+ENTAILS = (
+    rule(
+        "step-protocol/*",
+        f"weights-update/* accumulation/* {STUCK}",
+        "model",
+        "a wrong order of calls undoes the step",
+    ),
+    rule(
+        "step-protocol/zero-grad-missing",
+        "overfit/optimizer-diverges",
+        "model",
+        "gradients that add up grow the step",
+    ),
+    rule(
+        "graph-kept/graph-retained",
+        "*/inplace-saved */second-backward",
+        "raises",
+        "a graph that is carried on and kept ends in weights that have changed since",
+    ),
+    rule(
+        "evaluation-leaves-trace/* step-protocol/* mode-flags/mode-stuck seeding/*",
+        "resume/*",
+        "model",
+        "a run that depends on its past cannot be resumed",
+    ),
+    rule(
+        "graph-kept/* repeatable-steps/*",
+        "step-leak/*",
+        "model",
+        "a graph that is kept keeps its tensors",
+    ),
+)
+"""What follows from findings of this family."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .explainer import Maybe, One
+from .rule import STUCK, rule
 
 drifted = One("diagnosis.optimizers:drifted", "frozen-moved")
 missing = One("diagnosis.optimizers:missing", "optimizer-missing")
@@ -12,3 +13,22 @@ statistics = One("diagnosis.optimizers:statistics", "frozen-statistics")
 twice = One("diagnosis.optimizers:twice", "optimizer-twice")
 
 compared_whole = Maybe("diagnosis.whole_names:compared_whole", "names-compared-whole")
+
+ENTAILS = (
+    rule(
+        "optimizer-coverage/*",
+        "weights-update/*",
+        "within",
+        "what the optimizer does not hold does not move",
+    ),
+    rule(
+        "optimizer-coverage/* weights-update/*", STUCK, "model", "a part of the model does not move"
+    ),
+    rule(
+        "optimizer-coverage/* weights-update/* step-protocol/* scheduler-order/* gradients-exist/*",
+        "overfit/optimizer-crawls",
+        "model",
+        "what does not move its weights does not move its loss",
+    ),
+)
+"""What follows from findings of this family."""

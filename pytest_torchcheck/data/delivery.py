@@ -39,6 +39,7 @@ from .reading import seed_process
 from .tracing import line_at
 
 if TYPE_CHECKING:
+    from pytest_torchcheck.contracts import Contract
     from pytest_torchcheck.findings import Location
 
     from .agreement import Told
@@ -100,6 +101,11 @@ def expect(loader: Any) -> None:
     )
     if declared and not os.environ.get(IN_WORKER):
         zygote.started(_search_path(), {**os.environ, IN_WORKER: "1"})
+
+
+def expect_loader(contract: Contract) -> None:
+    """Do what :func:`expect` does for the loader that a contract declares."""
+    expect(contract.loader)
 
 
 def deliver(part: Part, *, seed: int = 0, deadline_s: float = DEADLINE_S) -> Delivery:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from .. import sources
+from ..catalogue import catalogue
 from ..declarations import LOG
 from ..findings import ContractViolation, Finding
 from ..render.terminal import render_finding
@@ -471,8 +472,6 @@ def select(names: Sequence[str], known: Sequence[str] | None = None) -> frozense
         ValueError: No check has such a name.
     """
     if known is None:
-        from ..checks.registry import catalogue
-
         known = tuple(catalogue())
     for name in names:
         bare = name.removeprefix("!")

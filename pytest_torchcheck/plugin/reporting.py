@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from ..codes.folding import fold
 from ..findings import Finding, Report, strict_json
 from ..printable import message_of, printable
 from ..render.html import render_html
@@ -212,8 +213,6 @@ class Ledger:
 def _report(records: Sequence[tuple[str, dict[str, Any]]]) -> Report:
     found = [Finding.from_dict(entry) for _, record in records for entry in record["findings"]]
     if records[0][1]["case"]:
-        from ..diagnosis.folding import fold
-
         found = list(fold(found))
     return Report(
         contract=records[0][1]["contract"],

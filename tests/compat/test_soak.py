@@ -27,7 +27,7 @@ import os
 
 import pytest_torchcheck.runner as runner
 import simulated_devices as device
-from pytest_torchcheck.checks.registry import Check
+from pytest_torchcheck.catalogue import Check
 from pytest_torchcheck.verdicts import passed, violated
 
 

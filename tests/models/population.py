@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_torchcheck.checks.registry import catalogue
+from pytest_torchcheck.catalogue import catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pytest_torchcheck.runner
-from pytest_torchcheck.checks.registry import Check
+from pytest_torchcheck.catalogue import Check
 from pytest_torchcheck.findings import Finding, Location
 from pytest_torchcheck.plugin import collection
 from pytest_torchcheck.plugin.collection import judge, plain, select
@@ -231,7 +231,7 @@ def test_the_summary_line_begins_with_what_the_user_knows(
 def test_what_follows_from_a_cause_points_to_it(
     pytester: pytest.Pytester, findings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pytest_torchcheck.diagnosis import folding
+    from pytest_torchcheck.codes import folding
 
     def fold(found: Any) -> tuple[Finding, ...]:
         return tuple(f.replace(root="cause/grad-none") if f.check == "effect" else f for f in found)

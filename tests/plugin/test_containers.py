@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pytest_torchcheck.runner
-from pytest_torchcheck.checks.registry import Check
+from pytest_torchcheck.catalogue import Check
 from pytest_torchcheck.verdicts import passed, violated
 
 if TYPE_CHECKING:

@@ -528,7 +528,7 @@ def test_a_case_that_ran_out_of_memory_beside_others_is_tried_again(
 
         import pytest_torchcheck.runner as runner
         import simulated_devices as device
-        from pytest_torchcheck.checks.registry import Check
+        from pytest_torchcheck.catalogue import Check
         from pytest_torchcheck.verdicts import passed, violated
 
         def run(_):

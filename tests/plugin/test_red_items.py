@@ -23,10 +23,9 @@ from pytest_torchcheck.verdicts import inconclusive, passed
 FAILS = (
     HEAD
     + """
-from pytest_torchcheck.checks import registry
+from pytest_torchcheck import catalogue as registry
 import dataclasses
 
-registry.catalogue()
 known = registry._CATALOGUE["mode-flags"]
 
 def fail(subject):

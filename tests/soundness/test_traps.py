@@ -18,7 +18,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 from pytest_torchcheck import Contract, ContractViolation, Labels, assert_contract, promises
-from pytest_torchcheck.checks.registry import catalogue
+from pytest_torchcheck.catalogue import catalogue
 from pytest_torchcheck.ranks import launch
 from pytest_torchcheck.verdicts import passed
 from tests.gallery import gallery

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract, DeclarationError, Labels, Overfit, contract, promises
-from pytest_torchcheck.checks.registry import catalogue
+from pytest_torchcheck.catalogue import catalogue
 from pytest_torchcheck.promises import PromiseError
 
 

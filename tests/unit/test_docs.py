@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_torchcheck import promises
-from pytest_torchcheck.checks.registry import catalogue
+from pytest_torchcheck.catalogue import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "checks"

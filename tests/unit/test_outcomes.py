@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import Contract, ContractViolation, assert_contract
-from pytest_torchcheck.checks.registry import catalogue
+from pytest_torchcheck.catalogue import catalogue
 from pytest_torchcheck.findings import STATUSES, Finding, Report
 from pytest_torchcheck.outcomes import internal, skipped, strictly
 from pytest_torchcheck.plugin.collection import judge

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchcheck import Contract, Labels, accelerator, promises, sources
-from pytest_torchcheck.checks.registry import catalogue
+from pytest_torchcheck.catalogue import catalogue
 from pytest_torchcheck.state import Precision
 from pytest_torchcheck.subject import Subject
 

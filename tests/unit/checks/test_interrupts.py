@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.checks.registry import catalogue
+from pytest_torchcheck.catalogue import catalogue
 
 CALLS: list[nn.Module] = []
 

@@ -7,7 +7,7 @@ import linecache
 import pytest
 import torch
 
-from pytest_torchcheck.checks.registry import catalogue
+from pytest_torchcheck.catalogue import catalogue
 from tests.unit.checks import bugs_of_loops  # noqa: F401 - registers its programs
 from tests.unit.checks.bugs import BUGS
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcheck.checks.registry import catalogue
-from pytest_torchcheck.diagnosis.folding import RULES, fold
+from pytest_torchcheck.catalogue import catalogue
+from pytest_torchcheck.codes.folding import RULES, fold
 from pytest_torchcheck.findings import Culprit, Finding, Location, Report
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import rank_bugs  # the ranks import it by name, as they would a user's file
 
-from pytest_torchcheck.checks.registry import catalogue
+from pytest_torchcheck.catalogue import catalogue
 
 if TYPE_CHECKING:
     from pytest_torchcheck.contracts import Contract

@@ -1,0 +1,159 @@
+"""What is known of a check without importing the function that checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from ..findings import Finding
+from ..late import Late
+
+CheckFunction = Callable[[Any], Iterable[Finding]]
+"""Takes a :class:`~pytest_torchcheck.subject.Subject`."""
+Axes = Literal["device-dtype", "low-precision", "device", "once"]
+About = Literal["model", "declaration"]
+Need = Literal[
+    "model",
+    "model-or-functions",
+    "step-or-accumulates",
+    "loss",
+    "targets",
+    "train_step",
+    "step-or-trainer",
+    "trainer",
+    "optimizer",
+    "dataset",
+    "memory",
+    "growth",
+    "flops",
+    "functions",
+    "output",
+    "specs",
+    "ranks",
+    "factory",
+    "overfit",
+    "low-precision",
+    "own-promises",
+    "ignore-index",
+]
+
+
+class _Adapted(Protocol):
+    @property
+    def without(self) -> Any:
+        """Why checks do not apply to what an adapter made, by name."""
+
+
+class Declaration(Protocol):
+    """What a check asks of a contract before it runs."""
+
+    @property
+    def adapted(self) -> _Adapted | None:
+        """What an adapter made of the model."""
+
+    def declares(self, need: str) -> bool:
+        """Say whether the declaration holds what a check needs."""
+
+    def promised(self, kind: str) -> Any:
+        """Return the promises of a class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One entry of the catalogue.
+
+    Attributes:
+        name: Noun phrase of what is promised, such as ``gradients-exist``.
+        run: The function that checks; that of the catalogue is imported when it is first called.
+        summary: One sentence: what is promised.
+        needs: What the contract must declare for the check to apply.
+        promise: Class name in :mod:`pytest_torchcheck.promises` without which it does not apply.
+        cost: In words of the subject's own step: F forward, B backward, S optimizer step.
+        axes: ``device-dtype``: once per declared device and full-precision dtype; ``low-precision``: once per
+            device and declared half-precision dtype; ``device``: once per device; ``once``: once per contract.
+        devices: Device types it runs on; empty for every real device.
+        family: Module of ``checks`` that holds it.
+        about: ``model``, or ``declaration``: what the contract declares beside the model.
+        leads: Whether it runs before all others: a model that crashes is reported by the check that a reader
+            would ask for it, not by whichever comes first.
+        starts: ``"module:function"`` that is given the contract before any check runs, to begin in the background
+            what this one will wait for.
+        tries_skip: Whether a contract that skips it still runs it, to see whether the skip is still needed;
+            False for what costs too much.
+    """
+
+    name: str
+    run: CheckFunction
+    summary: str
+    needs: tuple[Need, ...] = ("model",)
+    promise: str | None = None
+    cost: str = ""
+    axes: Axes = "device-dtype"
+    devices: tuple[str, ...] = ()
+    family: str = ""
+    about: About = "model"
+    leads: bool = False
+    starts: str = ""
+    tries_skip: bool = True
+
+    @property
+    def function(self) -> CheckFunction:
+        """The function that checks, imported now where it was not."""
+        found: CheckFunction = self.run.function if isinstance(self.run, Late) else self.run
+        return found
+
+    def missing(self, contract: Declaration) -> str | None:
+        """Return why the check does not apply to this declaration, or None if it does."""
+        for need in self.needs:
+            if not contract.declares(need):
+                return f"the contract declares no {need}"
+        if contract.adapted is not None and self.name in contract.adapted.without:
+            reason: str = contract.adapted.without[self.name]
+            return reason
+        if self.promise is not None and not contract.promised(self.promise):
+            return f"the contract promises no {self.promise}"
+        return None
+
+
+def check(
+    name: str,
+    summary: str,
+    *,
+    cost: str,
+    function: str = "",
+    needs: tuple[Need, ...] = ("model",),
+    promise: str | None = None,
+    axes: Axes = "device-dtype",
+    devices: tuple[str, ...] = (),
+    leads: bool = False,
+    starts: str = "",
+    tries_skip: bool = True,
+) -> Check:
+    """Declare a check; the arguments are the fields of :class:`Check`.
+
+    Args:
+        function: The function that checks, where it is not called as the check is.
+    """
+    return Check(
+        name=name,
+        run=Late(function or name.replace("-", "_")),
+        summary=summary,
+        needs=needs,
+        promise=promise,
+        cost=cost,
+        axes=axes,
+        devices=devices,
+        leads=leads,
+        starts=starts,
+        tries_skip=tries_skip,
+    )
+
+
+def family(name: str, *checks: Check, about: About = "model") -> tuple[Check, ...]:
+    """Put checks into the module of ``checks`` that holds their functions, in the order in which they run."""
+    return tuple(
+        replace(each, family=name, about=about, run=Late(f"checks.{name}:{each.run.target}"))
+        for each in checks
+        if isinstance(each.run, Late)
+    )

@@ -1,0 +1,364 @@
+"""Checks of gradients, steps, losses and outputs."""
+
+from __future__ import annotations
+
+from .check import Check, check, family
+
+CHECKS: tuple[Check, ...] = (
+    *family(
+        "autograd",
+        check(
+            "backward",
+            "Backward of the loss succeeds, and again after a step.",
+            cost="3 FBS, and 1 FB beside a train_step, shared with other checks",
+            leads=True,
+        ),
+        check(
+            "gradients-exist",
+            "Every trainable parameter gets a gradient that is not always zero.",
+            cost="1 FB; up to 6 more only where a gradient is missing or zero",
+        ),
+        check(
+            "gradients-finite",
+            "Loss and gradients of ordinary batches are finite.",
+            cost="2 FB, shared with gradients-exist",
+        ),
+        check(
+            "inputs-unchanged",
+            "The forward changes neither its inputs nor the containers that hold them.",
+            cost="2 F, shared",
+        ),
+        check(
+            "sampling-paths",
+            (
+                "Normal draws that the loss depends on are reparameterised, so that their "
+                "parameters learn from them."
+            ),
+            needs=("loss",),
+            cost="shared by the loss checks; 1 F more where torch.normal is given live tensors",
+            axes="once",
+        ),
+    ),
+    *family(
+        "updates",
+        check(
+            "optimizer-coverage",
+            "The optimizer holds every trainable parameter, each once.",
+            needs=("model", "optimizer"),
+            cost="shared with weights-update",
+            axes="once",
+        ),
+        check(
+            "weights-update",
+            "Every trainable parameter moves in a training step.",
+            cost="3 FBS, shared with other checks",
+        ),
+        check(
+            "frozen-stays",
+            "What is frozen keeps its values and its statistics through training steps.",
+            promise="Frozen",
+            cost="shared with weights-update",
+        ),
+        check(
+            "repeatable-steps",
+            "Consecutive steps work: no graph is carried from one to the next.",
+            cost="shared with weights-update",
+        ),
+    ),
+    *family(
+        "functions",
+        check(
+            "gradcheck",
+            "Every custom autograd Function's backward is the derivative of its forward.",
+            needs=("model-or-functions",),
+            cost="1 FB to find them; then each one alone on small float64 inputs, about 0.1 s",
+            axes="device",
+        ),
+        check(
+            "double-backward",
+            "Second derivatives of every custom Function are right.",
+            needs=("model-or-functions",),
+            promise="TwiceDifferentiable",
+            cost="as gradcheck, with the gradient itself as the function",
+            axes="device",
+        ),
+        check(
+            "custom-ops",
+            (
+                "Every operator registered with torch.library does what its schema, fake kernel and"
+                " autograd formula say."
+            ),
+            needs=("model-or-functions",),
+            cost="opcheck on up to 3 recorded calls, about 10 F each",
+            axes="device",
+        ),
+        check(
+            "function-coverage",
+            "Every custom Function and operator that the model uses is checked.",
+            needs=("model-or-functions",),
+            cost="none: reads what gradcheck and custom-ops found",
+            axes="once",
+        ),
+        check(
+            "gradcheck-module",
+            "The whole model's gradients are its derivatives, of parameters and inputs.",
+            promise="Differentiable",
+            cost="1 FB and 2 F for every 16 parameters, in float64",
+            axes="device",
+        ),
+    ),
+    *family(
+        "loss",
+        check(
+            "loss-sound",
+            "The loss is a scalar, connected to the model and not made anew.",
+            needs=("loss",),
+            cost="1 F + a backward through the loss only, shared by the loss checks",
+            axes="device",
+        ),
+        check(
+            "loss-shapes",
+            "Output and targets meet with the shapes that were meant.",
+            needs=("loss", "targets"),
+            cost="shared by the loss checks",
+            axes="once",
+        ),
+        check(
+            "loss-input",
+            (
+                "The loss gets logits where it expects logits, and probabilities where it expects "
+                "those."
+            ),
+            needs=("loss",),
+            cost="shared by the loss checks",
+            axes="once",
+        ),
+        check(
+            "loss-sign",
+            "The loss falls when the output gets nearer to the target.",
+            needs=("loss",),
+            cost="shared by the loss checks",
+            axes="once",
+        ),
+        check(
+            "loss-at-start",
+            "Before training, cross entropy is near that of a uniform guess, not far above it.",
+            needs=("loss", "targets"),
+            cost="shared by the loss checks",
+            axes="once",
+        ),
+    ),
+    *family(
+        "labels",
+        check(
+            "label-range",
+            (
+                "Class labels lie within the classes that the model knows, and targets of a binary "
+                "cross entropy within 0 and 1."
+            ),
+            needs=("loss", "targets"),
+            cost="shared by the loss checks",
+            axes="once",
+        ),
+        check(
+            "ignored-targets",
+            "Targets that are to be ignored have no influence on the loss.",
+            needs=("loss", "ignore-index"),
+            cost="1 F + a backward through the loss only",
+            axes="once",
+        ),
+        check(
+            "label-shift",
+            (
+                "A causal language model learns the next token, neither the present one nor the one"
+                " after."
+            ),
+            needs=("loss", "targets"),
+            promise="Causal",
+            cost="1 F + a backward through the loss only",
+            axes="once",
+        ),
+        check(
+            "padding-loss",
+            "Padded positions add nothing to the loss.",
+            needs=("loss", "targets"),
+            promise="PaddingInvariant",
+            cost="1 F + a backward through the loss only",
+            axes="once",
+        ),
+        about="declaration",
+    ),
+    *family(
+        "pairing",
+        check(
+            "target-alignment",
+            "Each target pulls at the output of its own sample and position.",
+            needs=("loss", "targets"),
+            cost="1 F + five backward passes through the loss only",
+            axes="once",
+        ),
+        check(
+            "in-batch-pairs",
+            (
+                "A loss that ranks the samples of a batch against each other finds each one's "
+                "partner, in any order."
+            ),
+            needs=("loss",),
+            cost="1 F; 3 to 12 more where the loss is of this kind",
+            axes="once",
+        ),
+    ),
+    *family(
+        "targets",
+        check(
+            "edge-targets",
+            (
+                "The loss and its gradient are finite for each sample alone, and for targets of one"
+                " value."
+            ),
+            needs=("loss", "targets"),
+            cost="1 F; up to 21 backward passes through the loss only",
+            axes="once",
+        ),
+        check(
+            "target-ownership",
+            "The target of each sample decides the loss of that sample's output, and of no other.",
+            needs=("loss", "targets"),
+            cost="1 F; up to 32 backward passes through the loss only",
+            axes="once",
+        ),
+    ),
+    *family(
+        "arguments",
+        check(
+            "loss-arguments",
+            "The loss leaves its output and targets so that a second call gives the same loss.",
+            needs=("loss",),
+            cost="shared by the loss checks; 3 F more where the loss writes to what it is given",
+        ),
+    ),
+    *family(
+        "influence",
+        check(
+            "input-influence",
+            "Every input has an influence on the output.",
+            cost=(
+                "1 FB with a random projection; up to 3 more, and 1 F per integer input, only in "
+                "doubt"
+            ),
+        ),
+        check(
+            "checkpointing",
+            "Activation checkpointing changes neither outputs nor gradients, buffers included.",
+            cost="1 FB, shared; 2 more where torch.utils.checkpoint is in use",
+        ),
+        check(
+            "output-stability",
+            "The output has the same dtypes and ranks in train and in eval mode.",
+            cost="2 F, shared",
+            axes="once",
+        ),
+    ),
+    *family(
+        "behaviour",
+        check(
+            "batch-independence",
+            "A sample's output does not depend on its neighbours, nor on its place in the batch.",
+            cost="4 F in eval mode, one of them shared; 2 more in float64 only where bits differ",
+        ),
+        check(
+            "batch-sizes",
+            (
+                "Other sizes of the declared symbols work; a sample alone gives what it gives in a "
+                "batch."
+            ),
+            cost=(
+                "1 F for each of the drawn sizes, and 1 F for the batch of one; 2 more in float64 "
+                "only where bits differ"
+            ),
+        ),
+        check(
+            "eval-determinism",
+            "In eval mode the same input gives the same output, whatever the random state.",
+            cost="3 F, shared with eval-purity; 1 more only where one of them differs",
+        ),
+        check(
+            "eval-purity",
+            "A forward in eval mode changes no parameter and no buffer, and can be repeated.",
+            cost="3 F, shared with inference-memory; 2 more only where one of them differs",
+        ),
+        check(
+            "mode-flags",
+            "eval() and train() reach every module, and what freezes is set on parameters.",
+            cost="none",
+            axes="once",
+        ),
+        check(
+            "seeding",
+            (
+                "The same seed gives the same model, batch and training forward; another seed gives"
+                " other random numbers."
+            ),
+            cost=(
+                "3 F in train mode, one of them shared; 2 where no random numbers are used; 1 build"
+                " of a factory, 2 calls of a batch function"
+            ),
+        ),
+        check(
+            "output-spec",
+            "The output has the declared shape, dtype and range, and is finite.",
+            needs=("model", "output"),
+            cost="1 F for each of the drawn sizes",
+        ),
+        check(
+            "rng-hygiene",
+            "The forward changes no global setting, and does not reseed.",
+            cost="2 F, shared",
+            axes="once",
+        ),
+    ),
+    *family(
+        "promised",
+        check(
+            "causality",
+            "The output at position t does not depend on the input after t.",
+            promise="Causal",
+            cost="1 F for each of up to 3 positions",
+        ),
+        check(
+            "padding-invariance",
+            "What stands at padded positions, and how many there are, changes nothing else.",
+            promise="PaddingInvariant",
+            cost="3 F in float64",
+        ),
+        check(
+            "permutation-invariance",
+            "Permuting the declared inputs leaves the output as it is.",
+            promise="PermutationInvariant",
+            cost="3 F in float64",
+        ),
+        check(
+            "permutation-equivariance",
+            "Permuting the declared inputs permutes the output in the same way.",
+            promise="PermutationEquivariant",
+            cost="3 F in float64",
+        ),
+        check(
+            "own-promises",
+            "The project's own promises hold.",
+            needs=("model", "own-promises"),
+            cost="as the promises' verify()",
+        ),
+    ),
+    *family(
+        "reference",
+        check(
+            "reference-match",
+            "With the same weights, the model gives what its declared reference gives.",
+            promise="Matches",
+            cost="1 build of the reference, and 2 F in float64",
+            axes="device",
+        ),
+        about="declaration",
+    ),
+)

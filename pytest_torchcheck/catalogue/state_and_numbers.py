@@ -1,0 +1,223 @@
+"""Checks of state, devices, numbers, initialisation, memory, and of one batch that is learnt."""
+
+from __future__ import annotations
+
+from .check import Check, check, family
+
+CHECKS: tuple[Check, ...] = (
+    *family(
+        "state",
+        check(
+            "state-dict-roundtrip",
+            "state_dict, saved and loaded strictly into another instance, restores the outputs.",
+            cost=(
+                "2 F and 1 FB, shared in part; 1 build of a factory; 3 F more where training "
+                "changes what is not saved"
+            ),
+            axes="device",
+        ),
+        check(
+            "copy-and-pickle",
+            (
+                "A deep copy and a pickled copy give the same outputs, and a deep copy does not "
+                "depend on the original."
+            ),
+            cost="2 F, and 1 copy of the model",
+            axes="device",
+        ),
+        check(
+            "tied-weights",
+            "Tied weights stay one through copying, conversion and loading.",
+            cost="nothing where no weights are tied; else 1 copy of the model",
+            axes="once",
+        ),
+    ),
+    *family(
+        "structure",
+        check(
+            "registration",
+            (
+                "Modules and parameters are registered, each entry of a list of layers with weights"
+                " of its own."
+            ),
+            cost="1 FB, shared",
+            axes="device",
+        ),
+        check(
+            "unregistered-tensors",
+            (
+                "Tensors that the forward uses are parameters or buffers: they move, are saved and "
+                "train with the model."
+            ),
+            cost="nothing where attributes hold no tensor; else 1 F, shared",
+            axes="once",
+        ),
+        check(
+            "dead-modules",
+            "Every module takes part in training.",
+            cost="1 FB, shared; 2 F more where a module did not run",
+            axes="once",
+        ),
+    ),
+    *family(
+        "devices",
+        check(
+            "device-portability",
+            "Moved to a GPU, the model runs: no tensor stays on the CPU, none is made there.",
+            cost=(
+                "1 F and the loss; 1 FB on meta, where nothing is computed, in doubt or where "
+                "devices are declared"
+            ),
+            axes="once",
+        ),
+        check(
+            "dtype-conversion",
+            "Converted to another floating dtype, the model runs and nothing keeps the old one.",
+            cost="1 F in the other dtype; none for large models that declare no dtype",
+            axes="once",
+        ),
+    ),
+    *family(
+        "numerics",
+        check(
+            "degenerate-inputs",
+            (
+                "Zero, constant and equal inputs, and the shortest ones, give finite outputs and "
+                "gradients."
+            ),
+            cost=(
+                "1 FB; 1 FB more where sizes are declared or the batch is small; another is shared"
+            ),
+            axes="device",
+        ),
+        check(
+            "low-precision",
+            (
+                "In the declared low precision outputs and gradients are finite, and near those of "
+                "float64."
+            ),
+            needs=("low-precision",),
+            cost="1 F and 1 FB in low precision, 4 F in float64",
+            axes="low-precision",
+        ),
+        check(
+            "layout-invariance",
+            "Inputs that lie otherwise in memory give the same outputs.",
+            cost="2 F, one of them shared; 1 F more for sequences, images and volumes",
+            axes="device",
+        ),
+    ),
+    *family(
+        "amp",
+        check(
+            "autocast",
+            (
+                "Under autocast outputs and gradients err no more than rounding every layer would "
+                "make them."
+            ),
+            promise="Autocasts",
+            cost="1 FB under autocast, 4 FB in float64 on the CPU, for each promised dtype",
+            axes="device",
+        ),
+        check(
+            "grad-scaler",
+            "An overflow skips the step and lowers the scaler's factor, and training goes on.",
+            needs=("model", "train_step"),
+            cost="shared with step-protocol, and 4 FBS where the step scales its loss",
+            axes="device",
+        ),
+    ),
+    *family(
+        "determinism",
+        check(
+            "deterministic-algorithms",
+            "Under torch.use_deterministic_algorithms a step runs, and gives the same each time.",
+            promise="Deterministic",
+            cost="3 FB",
+            axes="device",
+        ),
+    ),
+    *family(
+        "initialisation",
+        check(
+            "initialisation",
+            "Parameters are initialised: finite, written, and not the same for every unit.",
+            cost=(
+                "1 build of a factory, shared; 1 FB only where units or rows are equal, and 3 FBS "
+                "where their gradients are"
+            ),
+            axes="device",
+        ),
+        check(
+            "signal-propagation",
+            (
+                "The signal that tells samples apart neither vanishes nor explodes, forward or "
+                "backward."
+            ),
+            cost="1 FB, shared",
+            axes="device",
+        ),
+        check(
+            "dead-units",
+            "Rectifiers let something through, and squashing functions are not at their bounds.",
+            cost="1 FB, shared; 2 F more only where nearly all outputs are zero or at a bound",
+            axes="device",
+        ),
+        check(
+            "nonlinearity",
+            "Layers do not collapse into one: a nonlinearity stands between them.",
+            cost="1 FB, shared; 2 F where only linear layers are left",
+            axes="device",
+        ),
+    ),
+    *family(
+        "memory",
+        check(
+            "peak-memory",
+            (
+                "The peak of a training step stays under its ceiling, in bytes, at the largest "
+                "declared sizes."
+            ),
+            needs=("model", "memory"),
+            cost="2 FBS under the tracker; on fake tensors where sizes are declared",
+        ),
+        check(
+            "memory-growth",
+            "The peak of a step grows with each symbol by no higher power than promised.",
+            needs=("model", "growth"),
+            cost="6 x 2 FBS on fake tensors per symbol",
+            axes="once",
+        ),
+        check(
+            "flops",
+            "The floating-point operations of a training step stay under their ceiling.",
+            needs=("model", "flops"),
+            cost="2 FBS under the tracker; on fake tensors where sizes are declared",
+            axes="once",
+        ),
+        check(
+            "step-leak",
+            "No training step leaves tensors, graphs or hooks behind.",
+            cost="shared with weights-update; 8 FBS more only where something grows",
+        ),
+        check(
+            "inference-memory",
+            "A forward without gradients keeps no graph, and no call leaves anything behind.",
+            cost="3 F, shared with eval-purity; 6 more only where something grows",
+        ),
+    ),
+    *family(
+        "overfitting",
+        check(
+            "overfit",
+            "One batch can be memorised.",
+            needs=("overfit",),
+            cost=(
+                "at most 40 FBS, everything included, or what Overfit(steps=) allows; most models "
+                "need 5 to 15"
+            ),
+            axes="device",
+            tries_skip=False,
+        ),
+    ),
+)

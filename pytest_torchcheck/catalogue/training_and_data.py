@@ -1,0 +1,369 @@
+"""Checks of the training loop, of datasets and loaders, of accelerators and of several processes."""
+
+from __future__ import annotations
+
+from .check import Check, check, family
+
+CHECKS: tuple[Check, ...] = (
+    *family(
+        "loop",
+        check(
+            "step-protocol",
+            (
+                "A training step clears, computes, clips and applies gradients in this order, each "
+                "once."
+            ),
+            needs=("model", "step-or-trainer"),
+            cost="4 FBS, shared",
+            axes="once",
+        ),
+        check(
+            "graph-kept",
+            "A step can be followed by another: nothing carries a graph from one to the next.",
+            needs=("model", "step-or-trainer"),
+            cost="shared with step-protocol",
+            axes="once",
+        ),
+        check(
+            "scheduler-order",
+            (
+                "A scheduler steps after its optimizer, and its rate does not fall to nothing in a "
+                "few steps."
+            ),
+            needs=("model", "step-or-trainer"),
+            cost="shared with step-protocol",
+            axes="once",
+        ),
+        check(
+            "schedule",
+            "Every step runs with the learning rate meant for it.",
+            needs=("model", "optimizer"),
+            promise="Schedule",
+            cost="16 FBS",
+            axes="once",
+        ),
+        check(
+            "gradient-clipping",
+            (
+                "The total norm of the gradients is at most the promised one whenever the optimizer"
+                " steps."
+            ),
+            needs=("model", "step-or-trainer"),
+            promise="ClipsGradients",
+            cost="8 FBS",
+            axes="once",
+        ),
+        check(
+            "evaluation-leaves-trace",
+            (
+                "What a step evaluates leaves no trace: modes, gradients, statistics, weights and "
+                "random numbers are those of training."
+            ),
+            needs=("model", "step-or-trainer"),
+            cost="shared with step-protocol",
+            axes="once",
+        ),
+    ),
+    *family(
+        "trainer",
+        check(
+            "trainer-runs",
+            (
+                "A trainer's own loop trains: its steps run in the precision that it is set to, and"
+                " losses and weights stay finite."
+            ),
+            needs=("model", "trainer"),
+            cost="shared with step-protocol",
+            axes="once",
+        ),
+        check(
+            "trainer-accumulation",
+            (
+                "What a trainer accumulates over its batches is the gradient that it computes of "
+                "them as one batch."
+            ),
+            needs=("model", "trainer"),
+            cost="2 (n + 1) FB",
+            axes="once",
+        ),
+        check(
+            "trainer-labels",
+            (
+                "The labels of a trainer's batches decide its loss: the right ones, and none of "
+                "padding."
+            ),
+            needs=("model", "trainer"),
+            cost="4 F + B",
+            axes="once",
+        ),
+    ),
+    *family(
+        "training",
+        check(
+            "accumulation",
+            (
+                "Accumulated micro-batches give the full batch's gradient, also with unequal counts"
+                " of targets."
+            ),
+            function="accumulated",
+            needs=("loss", "targets", "step-or-accumulates"),
+            cost="2 (n + 1) FB in float64, where the step accumulates",
+            axes="once",
+        ),
+        check(
+            "resume",
+            (
+                "A run resumed from the states of model, optimizer, schedulers and scaler is the "
+                "uninterrupted one, bit by bit."
+            ),
+            function="resumed",
+            needs=("model", "optimizer"),
+            cost="2 FBS, 3 for a step of your own; 16 more at most, where it ends elsewhere",
+            axes="once",
+        ),
+        check(
+            "replicated",
+            "Replicated parameters stay equal after every step.",
+            needs=("model",),
+            promise="Replicated",
+            cost="4 FBS",
+            axes="once",
+        ),
+        check(
+            "non-finite-guard",
+            "A gradient that is NaN never reaches the weights.",
+            needs=("model", "step-or-trainer"),
+            promise="SkipsNonFinite",
+            cost="1 FBS",
+            axes="once",
+        ),
+    ),
+    *family(
+        "averages",
+        check(
+            "averages-follow",
+            "A copy of trained weights that the steps update moves towards them.",
+            cost="3 FBS where the model holds such a copy, else nothing",
+            axes="once",
+        ),
+        check(
+            "moving-average",
+            "The average is that of the trained weights after every step.",
+            needs=("model",),
+            promise="MovingAverage",
+            cost="1 FBS",
+            axes="once",
+        ),
+    ),
+    *family(
+        "data",
+        check(
+            "samples-valid",
+            (
+                "Samples can be read, are finite, and are alike in structure, shape and dtype, so "
+                "that they make batches."
+            ),
+            needs=("dataset",),
+            cost="256 reads of each dataset, shared",
+            axes="once",
+        ),
+        check(
+            "samples-unchanged",
+            (
+                "Reading a sample changes nothing: the same sample under the same seed is the same "
+                "again."
+            ),
+            needs=("dataset",),
+            cost="96 reads of each dataset, 16 and a batch where there is a collate_fn",
+            axes="once",
+        ),
+        check(
+            "dataset-labels",
+            (
+                "Labels have the dtype and range that the loss needs, vary, and belong to their "
+                "samples."
+            ),
+            needs=("dataset",),
+            cost="shared with samples-valid",
+            axes="once",
+        ),
+        check(
+            "split-hygiene",
+            "No sample of one split is in another.",
+            needs=("dataset",),
+            cost="one hash per sample, or one read where nothing is stored",
+            axes="once",
+        ),
+        about="declaration",
+    ),
+    *family(
+        "loading",
+        check(
+            "dataset-pickling",
+            "Dataset, collate function and worker_init_fn can be sent to a spawned worker.",
+            needs=("dataset",),
+            cost="one pickling without the arrays' data",
+            axes="once",
+        ),
+        check(
+            "collate-pairing",
+            (
+                "A collate function keeps every label with its sample, marks no padding as real, "
+                "and lets no index reach into another sample."
+            ),
+            needs=("dataset",),
+            cost="64 reads of each dataset",
+            axes="once",
+        ),
+        check(
+            "worker-delivery",
+            (
+                "A spawned worker delivers two batches within a deadline, of the samples that the "
+                "main process reads."
+            ),
+            needs=("dataset",),
+            cost="one process, 1-3 s, only where the loader declares workers",
+            axes="once",
+            starts="data.delivery:expect_loader",
+        ),
+        check(
+            "worker-sharding",
+            "The workers of an iterable dataset share its samples out, so that none comes twice.",
+            needs=("dataset",),
+            cost="64 reads in each of two simulated workers",
+            axes="once",
+        ),
+        check(
+            "random-augmentation",
+            "Random items differ between workers and between epochs, and repeat with the seed.",
+            needs=("dataset",),
+            promise="RandomAugmentation",
+            cost="80 reads in simulated workers",
+            axes="once",
+        ),
+        check(
+            "loader-order",
+            (
+                "The order of samples repeats with the seed, a shuffled one is new in every epoch, "
+                "and the sampler is made for as many samples as there are."
+            ),
+            needs=("dataset",),
+            cost="the indices of three epochs",
+            axes="once",
+        ),
+        check(
+            "last-batch",
+            "The last, partial batch is neither lost to evaluation nor too small to train on.",
+            needs=("dataset",),
+            cost="the indices of an epoch, and one forward where a model is declared",
+            axes="once",
+        ),
+        about="declaration",
+    ),
+    *family(
+        "cuda",
+        check(
+            "device-parity",
+            (
+                "Outputs, gradients and buffers on the device are those of the CPU, within what "
+                "rounding explains."
+            ),
+            cost="1 FB on the device and 4 FB on the CPU, three of them in float64",
+            axes="device-dtype",
+            devices=("cuda", "xpu", "mps"),
+        ),
+        check(
+            "host-syncs",
+            "Forward and backward queue their work on the device without waiting for it.",
+            cost="2 FB; 1 FBS more where a train step is declared",
+            axes="device",
+            devices=("cuda",),
+        ),
+        check(
+            "side-stream",
+            "On another stream than the default one the same step gives the same result.",
+            cost="3 FB",
+            axes="device",
+            devices=("cuda",),
+        ),
+        check(
+            "graph-capture",
+            "Captured as a CUDA graph, the forward gives for new inputs what it gives eagerly.",
+            promise="CapturesGraph",
+            cost="6 F",
+            axes="device",
+            devices=("cuda",),
+        ),
+    ),
+    *family(
+        "ranks",
+        check(
+            "ddp-equivalence",
+            "The gradients that data-parallel ranks average are the single process's.",
+            needs=("model", "ranks"),
+            cost=(
+                "spawning the ranks (4-10 s, once for all checks of ranks) and about 12 FB in each"
+            ),
+            axes="once",
+        ),
+        check(
+            "rank-consistency",
+            "Every rank starts with the same model, and draws noise of its own.",
+            needs=("model", "ranks"),
+            cost="shared with ddp-equivalence",
+            axes="once",
+        ),
+        check(
+            "distributed-steps",
+            "The training step leaves the same model on every rank, and does what it does alone.",
+            needs=("model", "train_step", "ranks"),
+            cost="shared with ddp-equivalence, and 3 FBS in each rank",
+            axes="once",
+        ),
+    ),
+    *family(
+        "rank_data",
+        check(
+            "rank-data",
+            "Ranks share each epoch's samples out evenly, in another order each time.",
+            needs=("model", "ranks"),
+            promise="SharesData",
+            cost="shared with ddp-equivalence, and the promised loop",
+            axes="once",
+        ),
+        check(
+            "rank-checkpoint",
+            "A checkpoint that ranks save with the wrapped model is read by one process.",
+            needs=("model", "ranks"),
+            promise="Checkpoints",
+            cost="shared with ddp-equivalence, and saving and loading once",
+            axes="once",
+        ),
+        about="declaration",
+    ),
+    *family(
+        "rank_sharding",
+        check(
+            "fsdp-equivalence",
+            (
+                "Sharded by FSDP2, the model computes, steps, saves and loads what it does in one "
+                "process."
+            ),
+            needs=("model", "ranks"),
+            promise="FullyShards",
+            cost="shared with ddp-equivalence, and about 6 FB in each rank",
+            axes="once",
+        ),
+        check(
+            "synchronised-statistics",
+            (
+                "Synchronised batch normalisation over ranks is batch normalisation over the whole "
+                "batch."
+            ),
+            needs=("model", "ranks"),
+            cost="shared with ddp-equivalence, and 2 FB where the model has such modules",
+            axes="once",
+        ),
+        about="declaration",
+    ),
+)
