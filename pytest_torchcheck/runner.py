@@ -16,8 +16,8 @@ from . import deadline, outcomes, sources, verdicts
 from .adapters import LoopUnavailableError
 from .blame import compiled_by_itself, only_observed, raised_by_observer
 from .catalogue import Check, catalogue
+from .codes import folding
 from .codes.errors import FURTHER, explain_error, own_loss_line
-from .codes.folding import fold
 from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError
 from .declared_names import UnknownNameError
 from .findings import Culprit, Finding, Location, Report
@@ -244,7 +244,7 @@ class Runner:
         """Return what the cases run so far found, the same root cause folded under one finding."""
         return Report(
             contract=self.contract.name,
-            findings=fold(self.findings),
+            findings=folding.fold(self.findings),
             seconds=self.seconds,
             environment=environment(self.seed),
         )

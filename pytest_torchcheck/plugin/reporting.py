@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from ..codes.folding import fold
+from ..codes import folding
 from ..findings import Finding, Report, strict_json
 from ..printable import message_of, printable
 from ..render.html import render_html
@@ -213,7 +213,7 @@ class Ledger:
 def _report(records: Sequence[tuple[str, dict[str, Any]]]) -> Report:
     found = [Finding.from_dict(entry) for _, record in records for entry in record["findings"]]
     if records[0][1]["case"]:
-        found = list(fold(found))
+        found = list(folding.fold(found))
     return Report(
         contract=records[0][1]["contract"],
         findings=tuple(found),

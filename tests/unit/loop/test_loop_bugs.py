@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytest_torchcheck import Contract, promises
-from pytest_torchcheck.checks import loop, training
+from pytest_torchcheck.checks import averages, loop, training
 from pytest_torchcheck.subject import Subject, SubjectError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ CHECKS = {
     "resume": (training.resumed, None),
     "replicated": (training.replicated, "Replicated"),
     "non-finite-guard": (training.non_finite_guard, "SkipsNonFinite"),
-    "moving-average": (training.moving_average, "MovingAverage"),
+    "moving-average": (averages.moving_average, "MovingAverage"),
 }
 
 
