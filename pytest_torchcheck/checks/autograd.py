@@ -15,7 +15,15 @@ from ..facts import forward_facts
 from ..probes.provenance import find_stops
 from ..probes.watch import Watch, name_of, tensors_in
 from ..runs.again import forward_and_loss
-from ..runs.looks import _STRUCTURAL, REDRAWS, _double_norms, _norms_of, shared_shifts, unreached
+from ..runs.looks import (
+    _STRUCTURAL,
+    REDRAWS,
+    _double_norms,
+    _norms_of,
+    shared_shifts,
+    single_positions,
+    unreached,
+)
 from ..runs.loss import evidence
 from ..runs.steps import trajectory, untrainable
 from ..runs.tables import parameter_rows
@@ -100,6 +108,11 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
     for name in shifts:
         del dead[name]
     rounding = _structural_zeros(subject, set(first.names("live")))
+    zeros = [*rounding, *(name for name, kind in dead.items() if kind == "zero")]
+    alone = single_positions(subject, zeros)
+    rounding = [name for name in rounding if name not in alone]
+    for name in alone & set(dead):
+        del dead[name]
     untrained = [
         (name, parameter)
         for name, parameter in subject.named_parameters().items()
@@ -119,13 +132,19 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
     if zero or rounding:
         found = explain.zero(subject, [*zero, *rounding], total, rounding=rounding)
         yield from _with_table(found, {} if none else table)
+    if alone:
+        yield inconclusive(
+            f"{names_text(sorted(alone))} got no gradient here: an attention has one position to attend to in this batch; "
+            "a larger input shows more",
+            code="not-reached",
+        )
     if elsewhere:
         yield inconclusive(
             f"{names_text(sorted(elsewhere))} got no gradient here: the data chose siblings in the same container "
             "instead, or another batch or initialisation reaches them",
             code="not-reached",
         )
-    elif not none and not zero and not rounding and not untrained:
+    elif not alone and not none and not zero and not rounding and not untrained:
         promised = sum(_needs_none(subject, name) for name in first.stats)
         told = f"{total - len(shifts) - promised} of {total} parameters have a gradient"
         if in_step:

@@ -11,9 +11,10 @@ import torch
 from .. import sources, trees
 from ..data.tracing import find_line, line_of
 from ..findings import Culprit, Finding
+from ..probes.randomness import generators
 from ..probes.watch import Watch, name_of
 from ..specs.compare import mismatch
-from ..state import is_device_error
+from ..state import is_device_error, seed_everything
 from ..subject import SubjectError
 from ..verdicts import explained, suspicious, violated
 from ..wording import have, names_text
@@ -416,6 +417,19 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
             because=place.fact,
             fix="draw with torch (torch.randint, torch.rand) on this line",
         )
+    if (source := _global_generator(subject)) is not None:
+        return suspicious(
+            "numpy-random" if source == "numpy" else "python-random",
+            f"the training forward draws from {source}'s global generator, which torch.manual_seed does not seed",
+            culprits=[
+                Culprit(kind="call", name=f"{source}.random" if source == "numpy" else source)
+            ],
+            location=_forward_line(subject),
+            observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards under the same torch seed",
+            cause=f"code outside of your files draws from {source}, which has a global state of its own",
+            because=f"the state of {source}'s global generator differs before and after one forward",
+            fix=f"seed {source} too where a run is to be repeated",
+        )
     place = places.first_difference(
         subject,
         places.eval_run(subject, subject.batch(), train=True),
@@ -435,6 +449,18 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
         else "same input, same seed, same weights: another output",
         fix="seed every generator from torch.initial_seed(), and replace torch.empty by torch.zeros",
     )
+
+
+def _global_generator(subject: Subject) -> str | None:
+    """Return which global generator a training forward draws from, beside torch's: ``numpy`` or ``random``."""
+    with subject.pristine():
+        run = places.eval_run(subject, subject.batch(), train=True)
+        read = {name: state for name, state in generators().items() if name in ("numpy", "random")}
+        seed_everything(subject.seed)
+        run()  # it seeds first: what it leaves behind is compared with what seeding alone leaves
+        after = {name: state() for name, state in read.items()}
+        seed_everything(subject.seed)
+        return next((name for name, state in read.items() if state() != after[name]), None)
 
 
 def reseeded(subject: Subject) -> Finding | None:

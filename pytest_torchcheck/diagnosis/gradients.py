@@ -349,6 +349,17 @@ def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
         )
     if at is not None and (constant := at if at.origin == "constant" else at.written) is not None and constant.kind == "inf":  # fmt: skip
         return _mended_infinity(at, constant, forward=forward)
+    if at is not None and at.hidden is not None and not forward:
+        dropping = at.hidden.name
+        where = on_line(at.hidden.location) if at.hidden.location != at.location else ""
+        cause = (
+            f"{at.op.name} is computed for elements whose result {dropping}{where} drops; the gradient of 0 that they "
+            "get back, times a derivative that is not finite, is NaN"
+        )
+        fix = f"give {at.op.name} a safe argument at these elements{line} (torch.where on its input), then drop the result"
+        return cause, fix
+    if at is not None and "negative number" in at.fact:
+        forward = True  # what was measured is outside of the domain, not at its edge
     known = next(
         (
             words

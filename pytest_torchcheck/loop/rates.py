@@ -104,6 +104,18 @@ def first_rates(trace: Trace) -> list[float]:
     return [e.rates[0] for e in steps if e.owner == steps[0].owner and e.rates]
 
 
+def moving_groups(trace: Trace) -> list[tuple[int, float, float]]:
+    """Return the parameter groups, of the first optimizer that steps, whose rate changes: index, first and last rate."""
+    steps = trace.optimizer_steps()
+    rates = [e.rates for e in steps if e.owner == steps[0].owner and e.rates]
+    count = min((len(each) for each in rates), default=0)
+    return [
+        (group, rates[0][group], rates[-1][group])
+        for group in range(count)
+        if len({f"{each[group]:.12g}" for each in rates}) > 1
+    ]
+
+
 def meant_rates(lr: Callable[[int], float] | Sequence[float], count: int) -> list[float]:
     """Return the rates that are meant for the first steps."""
     if callable(lr):
@@ -211,7 +223,17 @@ def _relation(
         pairs = [(rates[n], far[place(n)]) for n in range(start, count) if 0 <= place(n) < len(far)]
         return len(pairs) >= 2 and all(close(a, b, scale) for a, b in pairs)
 
-    if not stepped and not constant and len({f"{rate:.12g}" for rate in rates}) == 1:
+    still = len({f"{rate:.12g}" for rate in rates}) == 1
+    if still and not constant and (moving := moving_groups(trace)):
+        groups = ", ".join(str(group) for group, *_ in moving[:4])
+        _, before, after = moving[0]
+        word = "groups" if len(moving) > 1 else "group"
+        return (
+            f"parameter group 0 keeps its learning rate, while the rate of {word} {groups} changes",
+            f"over the same steps the rate of group {moving[0][0]} goes from {before:g} to {after:g}",
+            "set the rate of every group of optimizer.param_groups",
+        )
+    if not stepped and not constant and still:
         return (
             "the learning rate never changes: no scheduler is stepped",
             f"no scheduler's step ran in {trace.steps} calls, and all rates are {rates[0]:g}",

@@ -45,6 +45,8 @@ class NonFinite:
         then: Where an infinity became the NaN that was seen, the operation that did this.
         written: Where an infinity that was written on purpose, or given, became the NaN (``0 * inf``; a row of
             nothing but -inf), the event that brought it in.
+        hidden: Where only gradients are not finite: the forward operation that dropped what ``op`` gave, so that the
+            outputs are finite (``torch.where``, a mask, an index).
     """
 
     kind: Literal["nan", "inf"]
@@ -60,6 +62,7 @@ class NonFinite:
     upward: bool = False
     then: Op | None = None
     written: NonFinite | None = None
+    hidden: Op | None = None
 
 
 def find_nonfinite(run: Callable[[], object], module: nn.Module | None = None) -> NonFinite | None:
@@ -83,13 +86,13 @@ def find_nonfinite(run: Callable[[], object], module: nn.Module | None = None) -
                 result = list(tensors_in(run()))
                 ran = watch.backward_ran
                 live = [t for t in result if t.requires_grad]
-                finite = not any(_bad(t) for t in result)
+                finite = not _bad_result(result)
                 if live and finite and not ran:
                     torch.autograd.backward(live, [torch.ones_like(t) for t in live])
             gradients = [p.grad for p in parameters.values() if p.grad is not None]
             for tensor in (*result, *gradients):
                 if _bad(tensor) and (event := watch.kernels.behind(tensor)) is not None:
-                    return event
+                    return event if _bad_result(result) else watch.kernels.with_hidden(event)
         return watch.kernels.first_backward if module is None else None
     finally:
         watch.release()
@@ -208,6 +211,7 @@ class _Kernels(KernelObserver):
         self._watch = watch
         self._origins: dict[int, NonFinite] = {}
         self._parents: dict[int, list[NonFinite]] = {}
+        self._dropping: dict[int, Op] = {}  # by index of the operation whose result is dropped
         self._names: dict[int | None, str] = {}
         if module is not None:
             for kind, tensors in (
@@ -261,6 +265,10 @@ class _Kernels(KernelObserver):
                 event = replace(event, written=parent)
         return event
 
+    def with_hidden(self, event: NonFinite) -> NonFinite:
+        """Add what dropped the result of the forward operation that a gradient is not finite for."""
+        return replace(event, hidden=self._dropping.get(event.op.index))
+
     def _look(
         self,
         func: Any,
@@ -273,6 +281,11 @@ class _Kernels(KernelObserver):
         if key is None:
             return
         if not _bad(made):
+            if self._origins and not in_backward():
+                for tensor in given:
+                    event = self._origins.get(storage_of(tensor) or -1)
+                    if event is not None and event.phase == "forward" and _bad(tensor):
+                        self._dropping.setdefault(event.op.index, self._watch.current())
             if made.numel() * made.element_size() >= made.untyped_storage().nbytes():
                 self._origins.pop(key, None)
             return
@@ -404,6 +417,10 @@ def _readable(tensor: Tensor) -> bool:
         and readable(tensor)
         and tensor.numel() > 0
     )
+
+
+def _bad_result(tensors: list[Tensor]) -> bool:
+    return any(_bad(tensor) for tensor in tensors)
 
 
 def _bad(tensor: Tensor) -> bool:

@@ -136,6 +136,7 @@ _RECTIFIERS = ("relu", "relu_", "threshold", "threshold_", "relu6")
 _BOUNDED = ("clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_max", "hardtanh", "hardtanh_", "relu6",
             "hardsigmoid", "hardswish")  # fmt: skip
 _SQUASHING = ("sigmoid", "sigmoid_", "tanh", "tanh_", "softsign", "erf")
+ATTENTION = "scaled_dot_product_attention"
 _SOFTMAX = ("softmax", "log_softmax", "gumbel_softmax", "softmin", "cross_entropy", "logsumexp")
 _PRODUCTS = ("mul", "mul_", "div", "div_", "matmul", "linear", "bmm", "mm", "mv", "dot", "einsum", "addmm",
              "baddbmm", "addcmul", "conv1d", "conv2d", "conv3d", "multiply", "bilinear", "outer")  # fmt: skip
@@ -161,6 +162,8 @@ def _reason(stopped: Stopped) -> tuple[ZeroKind, str]:
     if verb in _RECTIFIERS and bool((after <= 0).all()):
         top = "" if before is after else f"; the largest is {float(before.max()):.3g}"
         return "inactive", f"none of the {count} inputs of {name} is positive{top}"
+    if verb == ATTENTION and len(call.args) > 1 and call.args[1].shape[-2] == 1:
+        return "single-choice", f"{name} attends to 1 position: its weights are constant"
     if verb in _SOFTMAX and (dim := _dim(call, before)) is not None:
         if before.shape[dim] == 1:
             return (

@@ -10,6 +10,7 @@ import torch
 
 from ..probes.choices import left_out_by_choice
 from ..probes.provenance import find_zero_gradients
+from ..probes.zero_gradient import ATTENTION
 from ..state import isolated, seed_everything
 from ..subject import Subject, SubjectError, clear_gradients, gradient_stats
 from .again import forward_and_loss
@@ -109,6 +110,21 @@ def shared_shifts(subject: Subject, names: Collection[str]) -> set[str]:
     with subject.pristine():
         found = find_zero_gradients(forward_and_loss(subject), subject.model, biases)
     return {name for name in biases if name in found and found[name].kind in _SHIFTS}
+
+
+def single_positions(subject: Subject, names: Collection[str]) -> set[str]:
+    """Name the queries and keys of an attention that has one position to attend to: the input is too small."""
+    if not names:
+        return set()
+    with subject.pristine():
+        found = find_zero_gradients(forward_and_loss(subject), subject.model, list(names))
+    return {
+        name
+        for name in names
+        if name in found
+        and found[name].kind == "single-choice"
+        and found[name].op.name.endswith(ATTENTION)
+    }
 
 
 def rounding_noise(subject: Subject, names: Collection[str]) -> set[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ... import sources
 from ...findings import Culprit, Location
 from ..explanation import Explanation, listed, numbers
@@ -193,6 +195,16 @@ def broadcast(scene: Scene, match: re.Match[str]) -> Explanation | None:
     )
 
 
+def _holds(scene: Scene, name: str, place: int, needs: int) -> bool:
+    """Say whether a stored table has as many entries as are needed: then a slice of it is wrong, not its length."""
+    owner, _, word = name.rpartition(".")
+    module = dict(scene.model.named_modules()).get(owner) if scene.model is not None else None
+    stored = getattr(module, word, None)
+    return (
+        isinstance(stored, torch.Tensor) and stored.dim() >= -place and stored.shape[place] >= needs
+    )
+
+
 def _short_table(
     scene: Scene, facts: tuple[Fact, ...], dimension: str | None, observed: str
 ) -> Explanation | None:
@@ -207,7 +219,7 @@ def _short_table(
             continue
         has, needs = table.shape[place], other.shape[place]
         # only a table that was cut to length is meant to be longer than what it is added to
-        if has >= needs or table.name == name:
+        if has >= needs or table.name == name or _holds(scene, name, place, needs):
             continue
         return Explanation(
             code="table-too-short",
