@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,8 @@ from .state import is_lazy, seed_everything
 from .subject import SubjectError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
     from .batches import Batch
@@ -39,11 +43,13 @@ class ForwardFacts:
         containers: Structure of the inputs before and after the forward.
         settings: Global settings before and after it.
         consumed: Whether torch's random state moved.
+        others_moved: Whether the random state of numpy or ``random`` did.
         grown: Keys of ``state_dict()`` that the forward added or reshaped.
-        repeats: In eval mode: whether the state is bit-equal afterwards and two further calls run, the first
-            with the same outputs. None in training mode.
-        steady: In eval mode: whether the last call, with another seed, gave the same outputs too.
-        grows: In eval mode: whether the last call left more bytes or hooks behind than the one before.
+        output: The output rebuilt from the copies; None where it is not of tensors in plain containers.
+        repeats: In eval mode: whether the state is bit-equal afterwards and a further call runs, with the same
+            outputs. None in training mode.
+        steady: In eval mode: whether a call with another seed gave the same outputs too.
+        grows: In eval mode: whether calls go on leaving bytes or hooks behind.
         compared: How many parameters and buffers ``repeats`` is about.
         applied: In eval mode: calls of the user's autograd Functions and operators in the second call.
     """
@@ -56,7 +62,9 @@ class ForwardFacts:
     containers: tuple[Structure, Structure]
     settings: tuple[dict[str, object], dict[str, object]]
     consumed: bool
+    others_moved: bool
     grown: tuple[str, ...]
+    output: Any = None
     repeats: bool | None = None
     steady: bool = False
     grows: bool = False
@@ -65,9 +73,9 @@ class ForwardFacts:
 
 
 def forward_facts(subject: Subject, *, train: bool = False) -> ForwardFacts:
-    """Run the base batch once in a mode, in eval mode twice more, and say what happened; cached.
+    """Run the base batch once in a mode, in eval mode once or twice more, and say what happened; cached.
 
-    The first call runs plain, so that its outputs are what any other call of the model gives. The two
+    The first call runs plain, so that its outputs are what any other call of the model gives. The
     further ones run under a count of live bytes; what they show is a reason to look, never a verdict.
 
     Raises:
@@ -104,6 +112,44 @@ def outputs(
         return copied(subject.call(model, batch))
 
 
+def evaluated(subject: Subject) -> Any:
+    """Return the output of the base batch in eval mode, without a graph, as :meth:`Subject.forward` does.
+
+    The caller may write to its tensors. Cost: that of a copy where :func:`forward_facts` could rebuild the output.
+
+    Raises:
+        SubjectError: The model raised.
+    """
+    seen = forward_facts(subject).output
+    return subject.forward() if seen is None else _rebuilt(seen, lambda t: t.detach().clone())
+
+
+class _UnknownClassError(Exception):
+    """An object that is put together in its own way."""
+
+
+def _rebuilt(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a structure of plain containers with its tensors copied, one copy for each of them."""
+    memo: dict[int, torch.Tensor] = {}
+
+    def again(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in memo:
+                memo[id(value)] = copy(value)
+            return memo[id(value)]
+        if type(value) is dict:
+            return {key: again(item) for key, item in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(again(item) for item in value))
+        if type(value) in (list, tuple):
+            return type(value)(again(item) for item in value)
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise _UnknownClassError(type(value).__name__)
+
+    return again(value)
+
+
 def copied(output: object) -> dict[str, torch.Tensor]:
     """Return copies of the tensors of an output: it may hold the model's own, which are put back."""
     return {path: tensor.detach().clone() for path, tensor in trees.tensors(output).items()}
@@ -133,22 +179,44 @@ def _look(subject: Subject, *, train: bool) -> ForwardFacts:
         state = {} if train else _values(subject, model)
         keys = {} if train else _shapes(model)
         seed_everything(subject.seed)
-        before, rng = settings(), torch.get_rng_state()
+        before, rng, others = settings(), torch.get_rng_state(), _other_states()
         output = subject.call(model, batch)
         after, consumed = settings(), not torch.equal(rng, torch.get_rng_state())
+        others_moved = others != _other_states()
         grown = () if train else tuple(k for k, s in _shapes(model).items() if keys.get(k) != s)
         made = copied(output)
         structure = trees.signature(output)
         with_graph = tuple(p for p, t in trees.tensors(output).items() if t.grad_fn is not None)
         changed = tuple(p for p, t in holders.items() if not trees.same(inputs[p], t))
         containers_after = trees.signature((batch.args, batch.kwargs))
+        whole = None if train else _whole(output, made)
         del output
         further = {} if train else _repeat(subject, model, state, made)
     return ForwardFacts(
         outputs=made, structure=structure, with_graph=with_graph, inputs=len(inputs), changed_inputs=changed,
-        containers=(containers, containers_after), settings=(before, after), consumed=consumed, grown=grown,
-        compared=len(state), **further,
+        containers=(containers, containers_after), settings=(before, after), consumed=consumed, others_moved=others_moved,
+        grown=grown, output=whole, compared=len(state), **further,
     )  # fmt: skip
+
+
+def _whole(output: Any, made: dict[str, torch.Tensor]) -> Any:
+    """Return the output with copies in place of its tensors, or None where it cannot be put together from them."""
+    copies = {id(t): made[path] for path, t in trees.tensors(output).items()}
+    if any(t.is_inference() for t in trees.tensors(output).values()):
+        return None  # such tensors take no gradient, which copies would
+    try:
+        return _rebuilt(output, lambda t: copies[id(t)])
+    except (_UnknownClassError, KeyError, TypeError):
+        return None
+
+
+def _other_states() -> tuple[Any, ...]:
+    """Return the random states of ``random`` and, where it is loaded, numpy."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return (random.getstate(),)
+    kind, words, *rest = numpy.random.get_state()
+    return random.getstate(), kind, words.tobytes(), tuple(rest)
 
 
 def _repeat(
@@ -157,19 +225,24 @@ def _repeat(
     state: dict[str, torch.Tensor],
     first: dict[str, torch.Tensor],
 ) -> dict[str, Any]:
-    """Call twice more; return what that shows: the fields ``repeats``, ``steady``, ``grows`` and ``applied``."""
+    """Call again with another seed, and with the same where that is not decided; return what that shows.
+
+    Returns:
+        The fields ``repeats``, ``steady``, ``grows`` and ``applied``.
+    """
     saved = set(model.state_dict(keep_vars=True))
     now = dict((*model.named_buffers(), *model.named_parameters()))
     kept = all(trees.same(t, now[n]) for n, t in state.items() if n in now and n in saved)
     counter = LiveBytes()
-    live: list[int] = []
-    hooks: list[int] = []
+    counter.know((*model.parameters(), *model.buffers()))
+    live = [counter.live]
+    hooks: list[int] = [count_hooks(model).total()]
     applied: list[RecordedCall] = []
     same: list[bool] = []
-    for number in range(2):
-        seed_everything(subject.seed + number)
+    for seed in (1, 0):  # what is the same with another seed repeats with the same one
+        seed_everything(subject.seed + seed)
         batch = subject.batch().clone()
-        watch = recording() if number == 0 else contextlib.nullcontext(applied)
+        watch = recording() if seed else contextlib.nullcontext(applied)
         try:
             with counter, watch as applied:
                 output = subject.call(model, batch)
@@ -181,14 +254,16 @@ def _repeat(
         again = trees.tensors(output)
         same.append(all(path in again and trees.same(t, again[path]) for path, t in first.items()))
         del again, output, batch
-        if live and counter.live > live[-1]:
+        if counter.live > live[-1]:
             gc.collect(0)  # young cycles, such as those of a traceback, are no leak
         live.append(counter.live)
         hooks.append(count_hooks(model).total())
+        if same[0] and live[1] <= live[0] and hooks[1] <= hooks[0]:
+            break
     return {
-        "repeats": kept and same[0],
-        "steady": same[1],
-        "grows": live[1] > live[0] or hooks[1] > hooks[0],
+        "repeats": kept and same[-1],
+        "steady": same[0],
+        "grows": len(live) > 2 and (live[2] > live[1] or hooks[2] > hooks[1]),
         "applied": tuple(applied),
     }
 

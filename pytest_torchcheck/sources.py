@@ -90,7 +90,11 @@ def rank(filename: str) -> int:
 
 def _make(filename: str, line: int, function: str = "") -> Location:
     text = linecache.getline(filename, line).strip()
-    return Location(file=os.path.abspath(filename), line=line, text=text, function=function)
+    file = _normal(filename) if os.path.isabs(filename) else os.path.abspath(filename)
+    return Location(file=file, line=line, text=text, function=function)
+
+
+_normal = functools.lru_cache(maxsize=4096)(os.path.abspath)
 
 
 def of_line(filename: str, line: int, function: str = "") -> Location:

@@ -478,6 +478,13 @@ class Subject:
         batch = self.source.at(self.seed + seed, **sizes)
         return None if batch is None else self.place(batch)
 
+    def few(self, batch: Batch, most: int = 2) -> Batch | None:
+        """Return the first samples of a batch, which show much of what all of them show, or None where none are left out."""
+        symbol = self.source.batch_symbol
+        if symbol is None or batch.sizes.get(symbol, 0) <= most:
+            return None
+        return self.source.rows(batch, torch.arange(most))
+
     def place(self, batch: Batch) -> Batch:
         """Return the batch on the subject's device and dtype."""
         placed = batch.to(device=self.device, dtype=self.dtype)

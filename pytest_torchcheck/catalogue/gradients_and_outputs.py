@@ -204,7 +204,7 @@ CHECKS: tuple[Check, ...] = (
                 "partner, in any order."
             ),
             needs=("loss",),
-            cost="1 F; 3 to 12 more where the loss is of this kind",
+            cost="1 F, shared; 4 to 13 more where the loss may be of this kind",
             axes="once",
         ),
     ),

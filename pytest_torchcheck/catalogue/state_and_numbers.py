@@ -22,7 +22,7 @@ CHECKS: tuple[Check, ...] = (
                 "A deep copy and a pickled copy give the same outputs, and a deep copy does not "
                 "depend on the original."
             ),
-            cost="2 F, and 1 copy of the model",
+            cost="1 F, and 1 copy of the model; 2 to 4 F more where one of them fails",
             axes="device",
         ),
         check(

@@ -12,6 +12,7 @@ from ..codes import behaviour as explain
 from ..facts import copied, forward_facts, outputs
 from ..modes import own_trains
 from ..runs.rows import Rows, floating_from, output_rows
+from ..runs.steps import digests
 from ..runs.time_first import other_batch_dim
 from ..state import seed_everything, seed_torch
 from ..subject import Subject, SubjectError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..batches import Batch
     from ..findings import Finding
+    from ..runs.steps import Trajectory
 
 EXACT = 1e-9
 """Largest relative difference in float64 that reordering of sums explains (CHECKS R2)."""
@@ -447,7 +449,12 @@ def seeding(subject: Subject) -> Iterator[Finding]:
             None, (explain.unrepeated_build(subject), explain.unrepeated_batch(subject))
         )
     seen = forward_facts(subject, train=True)
-    first, (again, consumed) = seen.outputs, _seeded(subject, 0)
+    steps: Trajectory | None = subject.cache.get("trajectory")
+    first, again, consumed = seen.outputs, seen.outputs, seen.consumed
+    # the step that ran anyway was seeded alike: equal bits say that nothing but torch's seed decides
+    if steps is None or seen.others_moved or steps.first_output != digests(first):
+        again, moved_too = _seeded(subject, 0)
+        consumed = consumed or moved_too
     if not first:
         yield inconclusive("the output holds no tensor")
         return
@@ -463,9 +470,9 @@ def seeding(subject: Subject) -> Iterator[Finding]:
     if moved:
         yield explain.unseeded(subject, moved)
         return
-    consumed = consumed or seen.consumed
-    other = _seeded(subject, 1)[0] if consumed else {}
-    if consumed and all(path in other and trees.same(first[path], other[path]) for path in first):
+    reseeds = steps is None or steps.reseeds is not False
+    other = _seeded(subject, 1)[0] if consumed and reseeds else {}
+    if other and all(path in other and trees.same(first[path], other[path]) for path in first):
         finding = explain.reseeded(subject)
         if finding is not None:
             yield finding

@@ -10,6 +10,7 @@ import torch
 
 from .. import trees
 from ..codes import loss as explain
+from ..facts import evaluated
 from ..printable import message_of
 from ..probes.losses import LossCall, LossWatch
 from ..state import seed_everything
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..batches import Batch
     from ..findings import Finding
+    from ..runs.loss import LossEvidence
     from ..subject import Subject
 
 _PROBES = 8
@@ -35,7 +37,7 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("the model computes its own loss")
         return
     batch = subject.batch().clone()
-    output = subject.forward(batch)
+    output = evaluated(subject)
     leaves = {p: t for p, t in trees.floats(output).items() if t.is_leaf and not t.is_inference()}
     own = trees.tensors(batch.targets, "targets")
     fitting = [
@@ -212,7 +214,13 @@ def in_batch_pairs(subject: Subject) -> Iterator[Finding]:
     if subject.contract.loss == "output" or size < 4:
         yield not_applicable("there are not four samples to rank against each other")
         return
-    calls = _ranking(subject, batch, size, train=True)
+    known: LossEvidence | None = subject.cache.get("loss")
+    if known is None or any(
+        _ranks(c.function, c.shape, c.made_target, size) for c in known.consumed
+    ):
+        calls = _ranking(subject, batch, size, train=True)
+    else:
+        calls = []
     if not calls:
         yield not_applicable("the loss does not rank the samples of a batch against each other")
         return
@@ -262,12 +270,19 @@ def _ranking(subject: Subject, batch: Batch, size: int, *, train: bool) -> list[
     return [
         call
         for call in watch.calls
-        if call.op.name == "F.cross_entropy"
-        and call.target_op is not None
-        and call.input.dim() == 2
-        and call.input.shape[0] % size == 0
-        and (call.input.shape[1] % size == 0 or (call.input.shape[1] + 1) % size == 0)
+        if _ranks(call.op.name, tuple(call.input.shape), call.target_op is not None, size)
     ]
+
+
+def _ranks(function: str, shape: tuple[int, ...], made_target: bool, size: int) -> bool:
+    """Say whether a loss function that was given an input of a shape may rank so many samples."""
+    return (
+        function == "F.cross_entropy"
+        and made_target
+        and len(shape) == 2
+        and shape[0] % size == 0
+        and (shape[1] % size == 0 or (shape[1] + 1) % size == 0)
+    )
 
 
 def _self_share(call: LossCall) -> float | None:

@@ -11,7 +11,7 @@ from .. import sources
 from ..codes import state as explain
 from ..diagnosis.explanation import counted, listed
 from ..findings import Culprit, Finding
-from ..runs import saving
+from ..runs import copying, saving
 from ..runs.observation import observe
 from ..runs.outputs import Outputs, gap, outputs_of, reference
 from ..runs.saving import CheckpointError, perturb
@@ -261,6 +261,11 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
     expected = reference(subject)
     if not expected:
         yield inconclusive("the model returns no tensor to compare")
+        return
+    changed = copying.copied_soundly(subject, expected)
+    if changed is not None:
+        yield passed(copying.PICKLED)
+        yield passed(copying.COPIED.format(changed))
         return
     found = list(explain.check_pickle(subject, expected))
     if found[0].status != "violated":  # copying goes the way of pickling

@@ -8,6 +8,7 @@ import torch
 
 from .. import trees
 from ..codes import loss as explain
+from ..facts import evaluated
 from ..probes.loss_slopes import LossOfOutput, Slopes
 from ..runs.loss import loss_calls
 from ..specs import Labels
@@ -37,7 +38,7 @@ def _loss_of(subject: Subject) -> LossOfOutput | str:
     if subject.contract.loss == "output":
         return "the model computes its own loss"
     batch = subject.batch().clone()
-    loss = LossOfOutput(subject, subject.forward(batch), batch)
+    loss = LossOfOutput(subject, evaluated(subject), batch)
     return loss if loss.rebuilt else "the output is of a class that cannot be rebuilt"
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 import re
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
-from .. import sources, trees
+from .. import sources
 from ..findings import Culprit, Finding
 from ..printable import message_of
 from ..probes.holdings import closure_of, holdings
+from ..runs.copying import COPIED, OTHER_DRAWS, PICKLED, LightPickler, pickled, shared_with
 from ..runs.outputs import Outputs, gap, outputs_of
 from ..runs.saving import perturb, registered
 from ..state import seed_everything
@@ -24,56 +21,17 @@ from ..verdicts import inconclusive, passed, violated
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import nn
+
     from ..findings import Location
     from ..subject import Subject
-
-
-_OTHER_DRAWS = 7919
-"""Added to the seed while copying: a copy that is drawn anew must not come out as the original by chance."""
-
-
-class _LightPickler(pickle.Pickler):
-    """Pickles everything but the tensors, which it keeps aside: their memory is not copied."""
-
-    def __init__(self, buffer: io.BytesIO) -> None:
-        super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
-        self.kept: list[torch.Tensor] = []
-
-    def persistent_id(self, thing: Any) -> int | None:
-        if isinstance(thing, torch.Tensor):
-            self.kept.append(thing)
-            return len(self.kept) - 1
-        return None
-
-
-class _LightUnpickler(pickle.Unpickler):
-    def __init__(self, buffer: io.BytesIO, kept: list[torch.Tensor]) -> None:
-        super().__init__(buffer)
-        self._kept = kept
-
-    def persistent_load(self, number: int) -> torch.Tensor:
-        return self._kept[number]
-
-
-def pickled(model: nn.Module) -> nn.Module:
-    """Return what pickling and unpickling makes of a module; it shares the tensors.
-
-    Raises:
-        Exception: Whatever an object that cannot be pickled raises.
-    """
-    buffer = io.BytesIO()
-    pickler = _LightPickler(buffer)
-    pickler.dump(model)
-    buffer.seek(0)
-    made: nn.Module = _LightUnpickler(buffer, pickler.kept).load()
-    return made
 
 
 def check_pickle(subject: Subject, expected: Outputs) -> Iterator[Finding]:
     """Pickle the model and run what comes back; that it cannot be pickled matters only to spawned ranks."""
     with subject.pristine() as model:
         try:
-            seed_everything(subject.seed + _OTHER_DRAWS)
+            seed_everything(subject.seed + OTHER_DRAWS)
             twin = pickled(model)
         except Exception as error:  # any object may refuse, in its own words
             yield _unpicklable(subject, model, error)
@@ -91,7 +49,7 @@ def check_pickle(subject: Subject, expected: Outputs) -> Iterator[Finding]:
             fix="keep every attribute that forward needs in __getstate__ and __setstate__",
         )
         return
-    yield passed("a pickled copy gives the same outputs")
+    yield passed(PICKLED)
 
 
 def _reducer(model: nn.Module) -> Location | None:
@@ -135,7 +93,7 @@ def _culprit(model: nn.Module) -> tuple[str, Location | None]:
             if key in ("_parameters", "_buffers", "_modules"):
                 continue
             try:
-                _LightPickler(io.BytesIO()).dump(value)
+                LightPickler(io.BytesIO()).dump(value)
             except Exception:  # any object may refuse, in its own words
                 return f"{prefix}.{key}" if prefix else key, sources.of_assignment(module, key)
     return "", None
@@ -145,7 +103,7 @@ def check_copy(subject: Subject, expected: Outputs) -> Iterator[Finding]:
     """Deep-copy the model, change every parameter and buffer of the original, and run the copy."""
     with subject.pristine(steps=True) as model:
         try:
-            seed_everything(subject.seed + _OTHER_DRAWS)
+            seed_everything(subject.seed + OTHER_DRAWS)
             twin = copy.deepcopy(model)
         except Exception as error:  # locks and computed tensors refuse to be copied
             message = (message_of(error).splitlines() or [type(error).__name__])[0]
@@ -154,7 +112,7 @@ def check_copy(subject: Subject, expected: Outputs) -> Iterator[Finding]:
                 code="not-copied",
             )
             return
-        shared = _shared(model, twin)
+        shared = shared_with(model, twin)
         changed = perturb(registered(model))
         difference = gap(outputs_of(subject, twin), expected)
     if not changed:
@@ -163,9 +121,7 @@ def check_copy(subject: Subject, expected: Outputs) -> Iterator[Finding]:
         )
         return
     if difference is None and not shared:
-        yield passed(
-            f"a deep copy gives the same outputs after {changed} tensors of the original changed"
-        )
+        yield passed(COPIED.format(changed))
         return
     if difference is None:
         if not any(
@@ -178,7 +134,7 @@ def check_copy(subject: Subject, expected: Outputs) -> Iterator[Finding]:
             )
         return
     with subject.pristine() as model:
-        seed_everything(subject.seed + _OTHER_DRAWS)
+        seed_everything(subject.seed + OTHER_DRAWS)
         unchanged = gap(outputs_of(subject, copy.deepcopy(model)), expected)
     if unchanged is not None:
         yield _different(subject, unchanged)
@@ -186,15 +142,6 @@ def check_copy(subject: Subject, expected: Outputs) -> Iterator[Finding]:
         yield _holding(subject, difference, shared)
     else:
         yield _dependent(subject, difference)
-
-
-def _shared(model: nn.Module, twin: nn.Module) -> list[str]:
-    ours = {trees.address(t) for t in registered(model) if t.numel()} - {None}
-    return [
-        name
-        for name, t in (*twin.named_parameters(), *twin.named_buffers())
-        if t.numel() and trees.address(t) in ours
-    ]
 
 
 def _sharing(subject: Subject, shared: list[str]) -> Finding:

@@ -113,6 +113,11 @@ class LiveBytes(KernelObserver):
         self._see(out)
         return out
 
+    def know(self, tensors: Iterable[Tensor]) -> None:
+        """Count storages that were there before, so that a view of one is no new one."""
+        for tensor in tensors:
+            self._see(tensor)
+
     def _see(self, out: Any) -> None:
         if isinstance(out, Tensor):
             for storage in storages(out):

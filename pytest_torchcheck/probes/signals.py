@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .watch import Watch, in_backward, name_of, readable, tensors_in, unseen, version_of
+from .watch import Watch, in_backward, name_of, operands, readable, tensors_in, unseen, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -299,22 +299,29 @@ class SignalWatch(Watch):
         self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
     ) -> None:
         """Follow which layer's output a value was computed from, and count what rectifiers set to zero."""
-        if not in_backward():
-            for tensor in tensors_in((args, kwargs)):
-                if (known := self._known(tensor)) is not None and known.linear:
-                    known.reads["read"] += getattr(func, "__name__", "") != "__get__"
-            source = next(filter(None, map(self._source, tensors_in((args, kwargs)))), None)
+        name = getattr(func, "__name__", "")
+        outside = not in_backward()
+        if outside:
+            source = None
+            for tensor in operands(args, kwargs):
+                if name != "__get__" and (known := self._known(tensor)) is not None:
+                    known.reads["read"] += known.linear
+                source = source or self._source(tensor)
             if source is not None:
                 for tensor in tensors_in(result):
                     self._flow[id(tensor)] = (weakref.ref(tensor), source)
-            if isinstance(result, nn.Parameter) and len(self._filled) < _MOST:
+            if (
+                type(result) is not Tensor
+                and isinstance(result, nn.Parameter)
+                and len(self._filled) < _MOST
+            ):
                 # an initialisation writes to a parameter that is made during the run
                 self._filled.setdefault(id(result), (weakref.ref(result), self.locate()))
         if not isinstance(result, Tensor) or not result.is_floating_point() or not result.numel():
             return
         if not readable(result):
             return
-        if getattr(func, "__name__", "") in SQUASHING and not in_backward():
+        if outside and name in SQUASHING:
             self._squashed(name_of(func), args, result)
         if token is None:
             return
@@ -331,11 +338,9 @@ class SignalWatch(Watch):
 
     def before(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Look at a rectifier's input before it may be overwritten; None for every other call."""
-        if (
-            in_backward()
-            or getattr(func, "__name__", "") not in RECTIFIERS
-            or len(self.seen.rectified) >= _MOST
-        ):
+        if getattr(func, "__name__", "") not in RECTIFIERS or in_backward():
+            return None
+        if len(self.seen.rectified) >= _MOST:
             return None
         given = next(tensors_in((args, kwargs)), None)
         if given is None or not readable(given):

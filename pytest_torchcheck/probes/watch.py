@@ -310,6 +310,17 @@ def tensors_in(thing: Any, depth: int = 6) -> Iterator[Tensor]:
             yield from tensors_in(getattr(thing, field.name, None), depth - 1)
 
 
+def operands(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors that a call was given, as :func:`tensors_in` finds them in its arguments."""
+    found: list[Tensor] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif value is not None and not isinstance(value, (bool, int, float, str)):
+            found += tensors_in(value, 5)
+    return found
+
+
 def readable(tensor: Tensor) -> bool:
     """Say whether a tensor holds numbers that can be looked at: not on meta, sparse, faked or batched."""
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,15 @@ import torch
 from torch import nn
 
 from .. import trees
+from ..facts import outputs
 from ..probes.signals import Rectified, Signals, SignalWatch, Tap
 from ..state import seed_everything
+from ..subject import SubjectError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..batches import Batch
     from ..subject import Subject
 
 DEPTH = 5
@@ -72,13 +76,39 @@ def signals_of(subject: Subject, index: int) -> Signals:
 
 
 def is_affine(subject: Subject) -> bool:
-    """Say whether outputs in eval mode are an affine function of the floating inputs: f((x+y)/2) = (f(x)+f(y))/2."""
+    """Say whether outputs in eval mode are an affine function of the floating inputs: f((x+y)/2) = (f(x)+f(y))/2.
+
+    Two samples tell of nearly every model that it is not.
+    """
     first, second = subject.batch(0), subject.batch(1)
-    floats = [path for path, t in first.tensors().items() if t.is_floating_point()]
     inputs = dict(first.input_leaves())
-    floats = [path for path in floats if path in inputs]
-    if not floats:
+    floats = [p for p, t in first.tensors().items() if t.is_floating_point() and p in inputs]
+    others = second.tensors()
+    if all(torch.equal(first.tensors()[path], others[path]) for path in floats):
         return False
+    few, fewer = subject.few(first), subject.few(second)
+    with contextlib.suppress(SubjectError):  # a model that refuses two samples is asked with all
+        if few is not None and fewer is not None and _bends(subject, few, fewer, floats)[0]:
+            return False
+    bent, moved = _bends(subject, first, second, floats, outputs(subject))
+    return moved and not bent
+
+
+def _bends(
+    subject: Subject,
+    first: Batch,
+    second: Batch,
+    floats: list[str],
+    known: dict[str, torch.Tensor] | None = None,
+) -> tuple[bool, bool]:
+    """Say whether an output half-way between two batches is not half-way between theirs, and whether theirs differ.
+
+    Args:
+        subject: The model.
+        first, second: The batches.
+        floats: Which inputs to mix.
+        known: The outputs of the first batch, where they are known.
+    """
     others = second.tensors()
 
     def towards(share: float) -> Any:
@@ -89,18 +119,16 @@ def is_affine(subject: Subject) -> bool:
 
         return first.map(change, targets=False)
 
-    if all(torch.equal(first.tensors()[path], others[path]) for path in floats):
-        return False
-    outputs = [trees.floats(subject.forward(towards(share))) for share in (0.0, 1.0, 0.5)]
-    a, b, middle = outputs
+    b, middle = [trees.floats(subject.forward(towards(share))) for share in (1.0, 0.5)]
+    a = trees.floats(subject.forward(towards(0.0))) if known is None else known
     moved = False
     for path, tensor in middle.items():
         expected = (a[path].double() + b[path].double()) / 2
         size = max(trees.scale(a[path]), trees.scale(b[path]), 1e-30)
         if trees.worst(tensor.double(), expected) > _TOLERANCE * size:
-            return False
+            return True, True
         moved = moved or trees.worst(a[path], b[path]) > 100 * _TOLERANCE * size
-    return moved
+    return False, moved
 
 
 def collapsing(model: nn.Module, chains: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -64,6 +64,7 @@ class Consumed:
         low: Smallest of them.
         counted: How many targets count.
         target_place: Line within forward or loss that made the targets last.
+        made_target: Whether any operation there made them.
         outside: The lowest and highest target, or all of a few, where a binary cross entropy got some outside of 0 to 1.
         binary: How many targets a binary cross entropy of logits got.
         whole: Whether a regression loss got whole numbers of the input's shape as targets.
@@ -93,6 +94,7 @@ class Consumed:
     low: int = -1
     counted: int = 0
     target_place: Location | None = None
+    made_target: bool = False
     outside: tuple[float, ...] = ()
     binary: int = 0
     whole: bool = False
@@ -262,6 +264,7 @@ def _describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module)
         "place": call.op.location,
         "criterion": call.op.module_class if is_criterion(call.op.module_class) else "",
         "target_place": None if call.target_op is None else call.target_op.location,
+        "made_target": call.target_op is not None,
     }
     if call.producer is not None:
         made |= {"producer": call.producer, "weight": parameter_of(model, call.producer)}

@@ -81,6 +81,8 @@ class Trajectory:
         carries: Whether tensors with a graph are held after the last step.
         end: By parameter and buffer: checksum of its bits after ``STEPS`` steps. None where the contract declares
             no optimizer, or the steps were not those that a user's loop would do.
+        first_output: By path: digest of what the model returned in the first step, where that was the plain one.
+        reseeds: Whether torch was seeded anew within a step; None where that is not known.
     """
 
     losses: tuple[float, ...]
@@ -99,6 +101,8 @@ class Trajectory:
     rebound: dict[str, int] = field(default_factory=dict)
     carries: bool = False
     end: dict[str, int] | None = None
+    first_output: dict[str, int] | None = None
+    reseeds: bool | None = None
 
     @property
     def grows(self) -> bool:
@@ -223,6 +227,13 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
         live_bytes: list[int] = []
         hooks: list[int] = []
         warmed, step = False, 0
+        first_output: dict[str, int] = {}
+        seeds: list[bool] = []
+
+        def look(output: Any, loss: torch.Tensor) -> None:
+            subject.keep_gradients(output, loss)
+            first_output.update(digests(trees.tensors(output)))
+
         exact = subject.kernel_exact and subject.contract.optimizer is not None
         while step < STEPS:
             rate = max(
@@ -238,7 +249,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
                         model,
                         made,
                         subject.batch().clone(),
-                        look=None if step or losses else subject.keep_gradients,
+                        look=None if step or losses else look,
                         passes=None if sight is None or step or losses else sight.passes,
                     )
             except SubjectError as raised:
@@ -246,6 +257,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
                 break
             losses.append(_number(value))
             del value
+            seeds.append(torch.initial_seed() == subject.seed + step)
             rebinding.look()
             if step:
                 live_bytes.append(counter.live)
@@ -297,14 +309,20 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
         losses=tuple(losses), error=error, moved=moved, sizes=sizes, buffers=buffers, live=frozenset(live),
         seen=frozenset(seen), rates=tuple(rates), warmed=warmed, coverage=coverage, modes=changed,
         live_bytes=tuple(live_bytes), hooks=tuple(hooks), rebound=rebound, carries=carries, end=end,
+        first_output=first_output or None, reseeds=not all(seeds) if subject.kernel_exact and seeds else None,
     )  # fmt: skip
 
 
 def checksums(model: nn.Module) -> dict[str, int]:
     """Return a checksum of the bits of every parameter and buffer."""
+    return digests(dict((*model.named_parameters(), *model.named_buffers())))
+
+
+def digests(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
+    """Return a checksum of the bits of every strided tensor on the CPU."""
     return {
         name: zlib.crc32(raw_bytes(tensor), hash((tensor.dtype, tensor.shape)) & 0xFFFFFFFF)
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        for name, tensor in tensors.items()
         if tensor.device.type == "cpu" and tensor.layout == torch.strided
     }
 

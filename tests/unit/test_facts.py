@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.facts import forward_facts, outputs
+from pytest_torchcheck.facts import evaluated, forward_facts, outputs
 from pytest_torchcheck.loop import checkpoints
 from pytest_torchcheck.loop.resume import is_resumed
 from pytest_torchcheck.runs import steps
@@ -16,6 +19,7 @@ from pytest_torchcheck.runs.loss import evidence as loss_evidence
 from pytest_torchcheck.runs.observation import observe
 from pytest_torchcheck.runs.steps import trajectory
 from pytest_torchcheck.subject import Subject
+from pytest_torchcheck.trees import tensors
 
 
 class Counted(nn.Module):
@@ -68,6 +72,10 @@ def draw(module, x, y):
     return y
 
 
+def random_output(module, x, y):
+    return y + torch.rand(1)
+
+
 def own_graph(module, x, y):
     with torch.enable_grad():
         return module.layer(x)
@@ -84,9 +92,9 @@ def test_one_look_serves_every_question():
     assert forward_facts(subject) is first
     assert outputs(subject) is first.outputs
     assert outputs(subject, subject.batch()) is first.outputs
-    assert calls == [False, False, False]  # one plain, two under the count of bytes
+    assert calls == [False, False]  # one plain, one with another seed under the count of bytes
     assert forward_facts(subject, train=True).repeats is None
-    assert calls[3:] == [True]
+    assert calls[2:] == [True]
 
 
 def test_outputs_are_those_of_a_plain_call():
@@ -96,7 +104,93 @@ def test_outputs_are_those_of_a_plain_call():
     assert torch.equal(outputs(subject)["output"], expected)
     fresh = outputs(subject, subject.batch().clone())
     assert torch.equal(fresh["output"], expected)
-    assert len(calls) == 1 + 3 + 1
+    assert len(calls) == 1 + 2 + 1
+
+
+@pytest.mark.parametrize("extra", [keep, random_output])
+def test_what_is_not_decided_by_another_seed_is_asked_with_the_same(extra):
+    subject = subject_of(extra)
+    seen = forward_facts(subject)
+    assert calls == [False, False, False]
+    assert (seen.repeats, seen.steady) == (True, extra is keep)
+
+
+@pytest.mark.parametrize("draws", ["torch", "numpy", "random"])
+def test_whose_random_state_moved(draws):
+    def extra(module, x, y):
+        module.number = {
+            "torch": lambda: torch.rand(1),
+            "numpy": lambda: np.random.rand(),
+            "random": lambda: random.random(),
+        }[draws]()
+        return y
+
+    seen = forward_facts(subject_of(extra))
+    assert (seen.consumed, seen.others_moved) == (draws == "torch", draws != "torch")
+
+
+def pair(module, x, y):
+    return {"scores": y, "both": [y, (x, 3)]}
+
+
+class Odd:
+    """Holds a tensor in its own way."""
+
+    def __init__(self, scores):
+        self.scores = scores
+
+
+@pytest.mark.parametrize(("extra", "more"), [(None, 0), (pair, 0), (lambda m, x, y: Odd(y), 1)])
+def test_the_evaluated_output_is_a_copy_of_the_one_that_was_seen(extra, more):
+    subject = subject_of(extra)
+    forward_facts(subject)
+    count_then = len(calls)
+    first, second = evaluated(subject), evaluated(subject)
+    assert len(calls) - count_then == 2 * more
+    assert type(first) is type(second) is type(subject.forward())
+    pairs = list(zip(tensors(first).values(), tensors(second).values(), strict=True))
+    assert all(made.is_leaf and torch.equal(made, again) for made, again in pairs)
+    for made, again in pairs:
+        made.fill_(7.0)
+        assert not torch.equal(made, again)
+    if extra is pair:
+        assert first["scores"] is first["both"][0]
+
+
+class Dropped(nn.Module):
+    """Drops out, and may seed torch first."""
+
+    def __init__(self, seed=None):
+        super().__init__()
+        self.layer, self.seed = nn.Linear(4, 3), seed
+
+    def forward(self, x):
+        calls.append(self.training)
+        if self.seed is not None and self.training:
+            torch.manual_seed(self.seed)
+        return F.dropout(self.layer(x), 0.5, self.training)
+
+
+@pytest.mark.parametrize(
+    ("seed", "runs", "status"), [(None, 0, "passed"), (0, 1, "violated"), (1, 1, "violated")]
+)
+def test_seeding_asks_the_steps_that_ran_anyway(seed, runs, status):
+    contract = Contract(
+        model=Dropped(seed),
+        batch=((torch.randn(4, 4),), torch.tensor([0, 1, 2, 0])),
+        loss=F.cross_entropy,
+    )
+    calls.clear()
+    contract.check(["backward", "output-stability"])
+    before = len(calls)
+    calls.clear()
+    found = [
+        f
+        for f in contract.check(["backward", "output-stability", "seeding"]).findings
+        if f.check == "seeding"
+    ]
+    assert [f.status for f in found] == [status]
+    assert (len(calls) > before) == bool(runs)
 
 
 @pytest.mark.parametrize(

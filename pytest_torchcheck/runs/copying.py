@@ -1,0 +1,101 @@
+"""A model copied and pickled, as checkpoints, averages and spawned processes do."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .. import trees
+from ..state import seed_everything
+from ..subject import SubjectError
+from .outputs import Outputs, gap, outputs_of
+from .saving import perturb, registered
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+PICKLED = "a pickled copy gives the same outputs"
+COPIED = "a deep copy gives the same outputs after {} tensors of the original changed"
+OTHER_DRAWS = 7919
+"""Added to the seed while copying: a copy that is drawn anew must not come out as the original by chance."""
+
+
+class LightPickler(pickle.Pickler):
+    """Pickles everything but the tensors, which it keeps aside: their memory is not copied."""
+
+    def __init__(self, buffer: io.BytesIO) -> None:
+        super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+        self.kept: list[torch.Tensor] = []
+
+    def persistent_id(self, thing: Any) -> int | None:
+        """Keep a tensor aside and return its number."""
+        if isinstance(thing, torch.Tensor):
+            self.kept.append(thing)
+            return len(self.kept) - 1
+        return None
+
+
+class _LightUnpickler(pickle.Unpickler):
+    def __init__(self, buffer: io.BytesIO, kept: list[torch.Tensor]) -> None:
+        super().__init__(buffer)
+        self._kept = kept
+
+    def persistent_load(self, number: int) -> torch.Tensor:
+        return self._kept[number]
+
+
+def pickled(model: nn.Module) -> nn.Module:
+    """Return what pickling and unpickling makes of a module; it shares the tensors.
+
+    Raises:
+        Exception: Whatever an object that cannot be pickled raises.
+    """
+    buffer = io.BytesIO()
+    pickler = LightPickler(buffer)
+    pickler.dump(model)
+    buffer.seek(0)
+    made: nn.Module = _LightUnpickler(buffer, pickler.kept).load()
+    return made
+
+
+def shared_with(model: nn.Module, twin: nn.Module) -> list[str]:
+    """Return the names of a copy's tensors that stand in the memory of the original's."""
+    ours = {trees.address(t) for t in registered(model) if t.numel()} - {None}
+    return [
+        name
+        for name, t in (*twin.named_parameters(), *twin.named_buffers())
+        if t.numel() and trees.address(t) in ours
+    ]
+
+
+def copied_soundly(subject: Subject, expected: Outputs) -> int | None:
+    """Pickle a deep copy, change every parameter and buffer of the original, and run what comes back.
+
+    Returns:
+        How many tensors of the original were changed, where both ways of copying hold. None where one of them has
+        to be looked at by itself: something refused, the outputs differ, or a class copies itself in its own way,
+        which pickling might mend.
+    """
+    if any("__deepcopy__" in vars(c) for m in subject.model.modules() for c in type(m).__mro__):
+        return None
+    with subject.pristine(steps=True) as model:
+        try:
+            seed_everything(subject.seed + OTHER_DRAWS)
+            copied = copy.deepcopy(model)
+            twin = pickled(copied)
+        except Exception:  # any object may refuse, in its own words
+            return None
+        shared = shared_with(model, copied)
+        changed = perturb(registered(model))
+        try:
+            difference = gap(outputs_of(subject, twin), expected)
+        except SubjectError:
+            return None
+    if shared or not changed or difference is not None:
+        return None
+    return changed
