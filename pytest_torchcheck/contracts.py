@@ -17,6 +17,7 @@ from .catalogue import catalogue
 from .declarations import LOG
 from .declared_names import unknown_inputs, unknown_names
 from .factories import class_built, class_of
+from .interrupts import interrupts, kept_in
 from .late import resolve
 from .nearest import unknown
 from .promises import MayChange, Promise
@@ -330,9 +331,16 @@ class Contract:
 
     def invoke(self, model: nn.Module, batch: Batch) -> Any:
         """Call a model with a batch, as its adapter does or with the batch's arguments."""
-        if self.adapted is not None and self.adapted.call is not None:
-            return keep(self.adapted.call(model, batch))
-        return keep(model(*batch.args, **batch.kwargs))
+        try:
+            if self.adapted is not None and self.adapted.call is not None:
+                return keep(self.adapted.call(model, batch))
+            return keep(model(*batch.args, **batch.kwargs))
+        except Exception:
+            raise
+        except BaseException as error:
+            if interrupts(error):
+                raise
+            raise kept_in(error) from None
 
     def promised(self, kind: str) -> tuple[Promise, ...]:
         """Return the promises of a class (or of a subclass of it), by class name."""

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from . import deadline, trees
 from .contracts import DTYPES, Contract
 from .declared_names import unknown_inputs, unknown_names
+from .interrupts import interrupts, kept_in
 from .modes import give_modes, has_modes, own_trains
 from .peek import attribute
 from .printable import message_of
@@ -431,7 +432,12 @@ class Subject:
             yield
         except SubjectError:
             raise
-        except Exception as error:  # the user's code may raise anything
+        except BaseException as error:  # the user's code may raise anything
+            if not isinstance(error, Exception):
+                # while the model or the data are made, a skip says that they are not there
+                if phase in ("build", "batch", "data") or interrupts(error):
+                    raise
+                raise SubjectError(phase, kept_in(error), batch) from error
             if rerun is None and phase == "backward" and batch is not None:
                 rerun = functools.partial(self._once, self.model, batch)
             if rerun is not None and batch is not None and not isinstance(rerun, Again):

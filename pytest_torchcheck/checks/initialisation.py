@@ -44,6 +44,8 @@ def rebuilt(subject: Subject) -> nn.Module | None:
         other = subject.build(subject.seed + _SEED_STEP)
     subject.cache["never-written"] = _unwritten(subject.model, other)
     ours = {id(p) for p in subject.model.parameters()}
+    theirs = {id(p) for p in other.parameters()}
+    subject.cache["factory-repeats"] = other is subject.model or bool(ours and ours == theirs)
     if any(id(p) in ours for p in other.parameters()) or other is subject.model:
         return None
     return other
@@ -91,6 +93,8 @@ def initialisation(subject: Subject) -> Iterator[Finding]:
         for name, parameter in parameters.items()
         if parameter.is_floating_point() and not _is_sane(parameter)
     ]
+    if subject.cache.get("factory-repeats"):
+        yield explain.factory_repeats(subject)
     findings = list(explain.unwritten(subject, unwritten)) if unwritten else []
     findings += explain.broken(subject, [(name, p) for name, p in broken if name not in unwritten])
     findings += _symmetric(subject)

@@ -35,7 +35,8 @@ def state_dict_roundtrip(subject: Subject) -> Iterator[Finding]:
     if not expected:
         yield inconclusive("the model returns no tensor to compare")
         return
-    if not subject.model.state_dict():
+    trains = any(p.requires_grad for p in subject.model.parameters())
+    if not trains and not subject.model.state_dict():
         yield not_applicable("the model has no state")
         return
     other = rebuilt(subject)
@@ -86,7 +87,10 @@ def _in_place(subject: Subject, expected: Outputs) -> Iterator[Finding]:
         values = {path: tensor.detach().clone() for path, tensor, _ in hidden}
 
         def change() -> None:
-            perturb([*saving.saved_tensors(model), *(tensor for _, tensor, _ in hidden)])
+            saved = saving.saved_tensors(model)
+            known = {id(tensor) for tensor in saved}
+            trained = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
+            perturb([*saved, *trained, *(tensor for _, tensor, _ in hidden)])
 
         stopped = _load(model, model, change)
         yield from stopped

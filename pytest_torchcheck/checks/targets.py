@@ -129,6 +129,9 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
     if isinstance(loss, str):
         yield not_applicable(loss)
         return
+    if _reads_nothing(loss):
+        yield explain.ignored(subject, loss, list(loss.targets()), _how_sure(loss))
+        return
     axis, symbol = subject.contract.batch_dim, subject.source.batch_symbol
     size = 0 if axis is None or symbol is None else loss.samples(axis)
     if axis is None or symbol is None or size < 2 or loss.batch.sizes.get(symbol) != size:
@@ -157,6 +160,44 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
         yield passed(f"{seen} targets each decide the loss of their own sample")
     else:
         yield inconclusive("no change of one sample's target changed the loss")
+
+
+def _reads_nothing(loss: LossOfOutput) -> bool:
+    """Say whether no target has an influence: neither others of its kind, nor values that no loss can read."""
+    targets = {path: t for path, t in loss.targets().items() if t.numel()}
+    if not targets or any(t.device.type != "cpu" for t in targets.values()):
+        return False  # an index out of range would cost a GPU its context
+    try:
+        base = loss.run()[0].detach()
+        for target in targets.values():
+            for other in (target.flip(0) if target.dim() else target, _unreadable(target)):
+                now = loss.run(loss.with_targets(target, other))[0].detach()
+                if not trees.same(base, now):
+                    return False
+    except SubjectError:
+        return False  # it is read, and refused
+    return bool(torch.isfinite(base).all())
+
+
+def _unreadable(target: torch.Tensor) -> torch.Tensor:
+    """Return a target of values that change whatever is computed from them."""
+    if target.is_floating_point() or target.is_complex():
+        return torch.full_like(target, float("nan"))
+    return (
+        ~target
+        if target.dtype == torch.bool
+        else torch.full_like(target, max(torch.iinfo(target.dtype).min, -127) or 255)
+    )
+
+
+def _how_sure(loss: LossOfOutput) -> Status:
+    """Say what it means that targets are ignored: constants and copies of an input may stand for none."""
+    inputs = [t for _, t in loss.batch.input_leaves() if isinstance(t, torch.Tensor)]
+    for target in loss.targets().values():
+        varied = target.numel() > 1 and not bool((target == target.flatten()[0]).all())
+        if varied and not any(trees.same(target, t) for t in inputs if t.shape == target.shape):
+            return "violated"
+    return "suspicious"
 
 
 Pulls = dict[int, torch.Tensor | None]

@@ -13,6 +13,7 @@ broken = Explainer[list[Finding]](
 collapsed = One("diagnosis.initialisation:collapsed", "layers-collapse", doubtful=True)
 copied_branch = Explainer[Culprit]("diagnosis.initialisation:copied_branch")
 dead = One("diagnosis.initialisation:dead", "units-dead", doubtful=True)
+factory_repeats = One("diagnosis.initialisation:factory_repeats", "factory-repeats", doubtful=True)
 fading = One("diagnosis.initialisation:fading")
 saturated = One("diagnosis.initialisation:saturated", "units-saturated", doubtful=True)
 unwritten = Each("diagnosis.initialisation:unwritten", "never-written")

@@ -32,6 +32,7 @@ misplaced = One("diagnosis.pairing:misplaced", "target-misplaced")
 order = One("diagnosis.pairing:order", "pairs-mixed")
 self_counted = One("diagnosis.pairing:self_counted", "self-counted", doubtful=True)
 
+ignored = One("diagnosis.targets:ignored", "targets-ignored", doubtful=True)
 not_finite = One("diagnosis.targets:not_finite", "edge-targets-non-finite", doubtful=True)
 of_other_samples = One("diagnosis.targets:of_other_samples", "target-of-another-sample")
 shared = One("diagnosis.targets:shared", "samples-share-targets")

@@ -19,7 +19,7 @@ unregistered = One("diagnosis.registration:unregistered", "module-hidden")
 
 explain_lost = One("diagnosis.state:explain_lost", "state-lost", doubtful=True)
 
-check_ties = Each("diagnosis.ties:check_ties", "tie-missing tie-unknown")
+check_ties = Each("diagnosis.ties:check_ties", "tie-missing")
 
 drawn_anew = Each("diagnosis.unsaved:drawn_anew", "state-lost")
 lost_by_training = Maybe("diagnosis.unsaved:lost_by_training", "state-unsaved")

@@ -51,7 +51,7 @@ def empty(survey: Survey) -> Finding:
     if place is None and part.is_map_style:
         place = validity.length_line(part)
     place = place or part.class_line
-    return suspicious(
+    return violated(
         "dataset-empty",
         f"{part.prefix}{part.name} holds no sample",
         culprits=(

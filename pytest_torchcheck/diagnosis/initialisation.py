@@ -43,6 +43,21 @@ def unwritten(subject: Subject, names: list[str]) -> Iterator[Finding]:
     )
 
 
+def factory_repeats(subject: Subject) -> Finding:
+    """Report a factory that returns one model each time, so that copies are compared with themselves."""
+    place = sources.of_object(subject.contract.model) or subject.contract.location
+    return suspicious(
+        "factory-repeats",
+        "the factory returns the same model each time",
+        culprits=[Culprit(kind="function", name=subject.contract.name, location=place)],
+        location=place,
+        observed="two calls with different seeds returned modules with the same parameters",
+        cause="the model is built once, outside of the factory, or is cached",
+        because="checks that need a second instance (of loading, seeds, initialisation) have none",
+        fix="build the model inside the factory, or declare it as it is: model=the module itself",
+    )
+
+
 def copied_branch(subject: Subject, first: str, second: str) -> Culprit:
     """Return the branch that makes a weight a copy of another one, with the line that copies it.
 

@@ -12,6 +12,7 @@ from ..probes.finiteness import find_nonfinite
 from ..probes.watch import Op, Watch, name_of, tensors_in
 from ..runs.loss import loss_calls
 from ..verdicts import suspicious, violated
+from .explanation import listed
 from .gradients import evidence_of, remedy, writers
 from .losses import loss_line
 
@@ -109,6 +110,24 @@ def unread(
         cause="the loss is computed over a part of the samples",
         because="the targets of the other samples change it, one by one, under the same seed",
         fix="let the loss see every sample: check slices and indices of the batch dimension",
+    )
+
+
+def ignored(subject: Subject, loss: LossOfOutput, paths: list[str], status: Status) -> Finding:
+    """Explain a loss that reads none of its targets."""
+    place = _place(subject, loss, target_first=False)
+    return (violated if status == "violated" else suspicious)(
+        "targets-ignored",
+        f"the loss never reads its targets ({listed(paths)})",
+        culprits=[
+            *(Culprit(kind="target", name=path, detail="has no influence") for path in paths),
+            Culprit(kind="loss", name="loss", detail="ignores its targets", location=place),
+        ],
+        location=place,
+        observed="other targets, and targets that no loss can read, leave the loss bit-equal for one output",
+        cause="the loss is computed from the output alone",
+        because="nothing but the targets was changed, under the same seed",
+        fix="compare the output with the targets; a loss that needs none is declared with batch=(inputs, None)",
     )
 
 

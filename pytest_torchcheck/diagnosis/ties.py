@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import inspect
 import re
 from dataclasses import dataclass
@@ -149,21 +148,6 @@ def check_ties(subject: Subject) -> Iterator[Finding]:
 
 def _at_build(subject: Subject, tie: Tie) -> Finding | None:
     model = subject.model
-    for name in (tie.a, tie.b):
-        if not tensors_of(find(model, name)):
-            known = [n for n, _ in model.named_parameters(remove_duplicate=False)]
-            near = difflib.get_close_matches(name, known, 1)
-            return violated(
-                "tie-unknown",
-                f"the contract promises Tied({tie.a!r}, {tie.b!r}), but the model has no {name}",
-                culprits=[Culprit(kind="promise", name=f"Tied({tie.a!r}, {tie.b!r})")],
-                location=subject.contract.location,
-                observed=f"{len(known)} parameters, none of this name",
-                cause="the name is wrong, or the parameter is not registered",
-                because=f"no attribute {name} holds a tensor"
-                + (f"; there is {near[0]}" if near else ""),
-                fix=f"write {near[0]!r}" if near else f"check the name {name!r}",
-            )
     if is_tied(model, tie):
         return None
     ours, theirs = tensors_of(find(model, tie.a))[0], tensors_of(find(model, tie.b))[0]

@@ -126,11 +126,25 @@ def trajectory(subject: Subject) -> Trajectory:
 
 
 def _run(subject: Subject) -> Trajectory:
-    made = None
-    if subject.contract.train_step is None:
-        with contextlib.suppress(_NotWatched):
-            made = _steps(subject, watched=True)
-    return _steps(subject) if made is None else made
+    if subject.contract.train_step is not None:
+        return _steps(subject)
+    try:
+        return _steps(subject, watched=True)
+    except _NotWatched as why:
+        first = why.__cause__
+    made = _steps(subject)
+    if isinstance(first, SubjectError) and made.error is None and _watchable(subject):
+        raise first  # the user's own code raised, once, and it was not for being watched
+    return made
+
+
+def _watchable(subject: Subject) -> bool:
+    """Say whether a watched step succeeds now."""
+    try:
+        _steps(subject, watched=True)
+    except _NotWatched:
+        return False
+    return True
 
 
 class _NotWatched(Exception):

@@ -588,7 +588,7 @@ SAMPLES = ("samples-valid", "dataset-labels")
 ROW_31 = (
     Symptom(name="NaN in what is stored", make=data(Stored), checks=SAMPLES, code="sample-nan",
             says=("data[5] has NaN (1 of 24 samples read)", "the stored data holds them")),
-    Symptom(name="no sample", make=data(Matched), checks=SAMPLES, code="dataset-empty", status="suspicious",
+    Symptom(name="no sample", make=data(Matched), checks=SAMPLES, code="dataset-empty", status="violated",
             says=("Matched holds no sample", "files is an empty list", "a wrong path, pattern or split")),
     Symptom(name="infinities made in the reading", make=data(Logs), checks=SAMPLES, code="sample-inf",
             says=("sample[0] has infinite values", "the reading makes them")),

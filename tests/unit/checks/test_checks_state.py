@@ -417,8 +417,8 @@ def test_ties_are_found_without_a_promise() -> None:
 def test_a_tie_with_an_unknown_name_says_which_is_near() -> None:
     promise = promises.Tied("embed.wieght", "out.weight")
     found = find(lambda: Language("parameter"), "tied-weights", IDS, promises=[promise])[0]
-    assert (found.status, found.code) == ("violated", "tie-unknown")
-    assert "embed.weight" in found.because
+    assert (found.status, found.code) == ("violated", "unknown-name")
+    assert "embed.weight" in found.fix
 
 
 @pytest.mark.parametrize("seed", [0, 5])

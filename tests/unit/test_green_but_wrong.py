@@ -1,0 +1,205 @@
+"""What would look green without having been looked at: each is red, or said plainly, and its sound twin is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract
+
+X = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(6) % 3
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def codes(report: Any) -> dict[str, str]:
+    return {f.code: f.status for f in report.findings if f.status in ("violated", "suspicious")}
+
+
+def owned(loss: Any, targets: Any = Y) -> dict[str, str]:
+    made = Contract(model=net, batch=((X,), targets), loss=loss)
+    return codes(made.check("target-ownership"))
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "status"),
+    [
+        (lambda o, t: o.logsumexp(1).mean(), Y, "violated"),
+        (lambda o, t: o.pow(2).mean() + 0.0 * t.shape[0], {"a": Y, "b": X}["a"], "violated"),
+        (lambda o, t: (o.softmax(1) * o).sum(), {"weights": X[:, :3], "y": Y.bool()}, "violated"),
+        (lambda o, t: o.pow(2).mean(), torch.zeros(6), "suspicious"),
+        (lambda o, t: o.pow(2).mean(), X, "suspicious"),
+    ],
+    ids=["labels", "shape only", "a dict", "a constant", "a copy of the input"],
+)
+def test_a_loss_that_reads_no_target(loss: Any, targets: Any, status: str) -> None:
+    assert owned(loss, targets) == {"targets-ignored": status}
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        (F.cross_entropy, Y),
+        (lambda o, t: F.cross_entropy(o, t["y"]), {"y": Y, "image": torch.arange(6)}),
+        (lambda o, t: F.relu(o.sum(1) - 1e6 + t).mean() + o.pow(2).mean(), torch.ones(6) * 2),
+        (lambda o, t: o.pow(2).mean(), None),
+    ],
+    ids=["labels", "one of two", "a hinge that is never met", "none declared"],
+)
+def test_a_loss_that_reads_its_targets_or_has_none(loss: Any, targets: Any) -> None:
+    assert "targets-ignored" not in owned(loss, targets)
+
+
+class Unsaved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x) * self.scale
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        return {}
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        pass
+
+
+@pytest.mark.parametrize("model", [Unsaved, Unsaved()], ids=["factory", "module"])
+def test_a_state_dict_of_nothing_is_no_round_trip(model: Any) -> None:
+    made = Contract(model=model, batch=((X,), Y), loss=F.cross_entropy)
+    assert codes(made.check("state-dict-roundtrip")) == {"state-lost": "violated"}
+
+
+def test_a_model_without_parameters_has_no_state() -> None:
+    (found,) = Contract(model=nn.Tanh, batch=(X,)).check("state-dict-roundtrip").findings
+    assert found.status == "not-applicable"
+
+
+def test_a_factory_that_repeats_its_model_is_said() -> None:
+    kept, backbone = net(), nn.Linear(5, 5).requires_grad_(False)
+    for factory in (lambda: kept, lambda: nn.Sequential(kept)):
+        made = Contract(model=factory, batch=((X,), Y), loss=F.cross_entropy)
+        assert codes(made.check("initialisation")) == {"factory-repeats": "suspicious"}
+    shared = Contract(model=lambda: nn.Sequential(backbone, net()), batch=((X,), Y))
+    assert not codes(shared.check("initialisation"))
+
+
+class Flaky(nn.Module):
+    """Raises where a global count says so, as a cache or a lock that is not there yet would."""
+
+    calls = 0
+    fails = (1,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        type(self).calls += 1
+        if type(self).calls in self.fails:
+            raise RuntimeError("not there yet")
+        return self.head(x)
+
+
+@pytest.mark.parametrize("check", ["backward", "weights-update", "gradients-exist"])
+def test_what_fails_in_the_first_call_only_is_reported(
+    check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Flaky, "calls", 0)
+    made = Contract(model=Flaky, batch=((X,), Y), loss=F.cross_entropy)
+    assert codes(made.check(check)) == {"crash": "violated"}
+    assert made.check(check).ok
+
+
+def leave(kind: Any, at: str) -> Contract:
+    """Raise what is no ``Exception`` in the forward, the loss or the step."""
+
+    class Leaves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if at == "forward":
+                kind()
+            return self.head(x)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if at == "loss":
+            kind()
+        return F.cross_entropy(output, target)
+
+    def step(model: Any, optimizer: Any, inputs: Any, targets: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        value = F.cross_entropy(model(*inputs), targets)
+        value.backward()
+        kind()
+        optimizer.step()
+        return value
+
+    extra = {"train_step": step} if at == "step" else {}
+    return Contract(model=Leaves, batch=((X,), Y), loss=loss, **extra)
+
+
+@pytest.mark.parametrize("at", ["forward", "loss", "step"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(lambda: pytest.skip("not today"), "Skipped"), (lambda: sys.exit(0), "SystemExit")],
+    ids=["skip", "exit"],
+)
+def test_a_skip_or_an_exit_out_of_the_model_is_an_error_of_it(
+    at: str, kind: Any, name: str
+) -> None:
+    report = leave(kind, at).check(
+        ["backward", "batch-sizes", "dtype-conversion", "weights-update"]
+    )
+    assert report.verdict == "violated"
+    assert name in report.causes[0].summary
+
+
+def test_a_skip_while_the_model_is_made_is_a_skip() -> None:
+    def absent() -> nn.Module:
+        pytest.skip("the weights are not here")
+
+    with pytest.raises(pytest.skip.Exception):
+        Contract(model=absent, batch=((X,), Y), loss=F.cross_entropy).check("backward")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs a signal of one's own")
+def test_what_a_signal_raises_ends_the_check() -> None:
+    class TimeUp(BaseException):
+        pass
+
+    def ring(*_: Any) -> None:
+        raise TimeUp
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with pytest.raises(TimeUp):
+            leave(lambda: os.kill(os.getpid(), signal.SIGUSR1), "forward").check("backward")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+class Drained(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+def test_nothing_to_read_is_a_violation() -> None:
+    for dataset in ([], Drained(), {"train": [1, 2, 3], "eval": []}):
+        report = Contract(dataset=dataset).check()
+        assert codes(report) == {"dataset-empty": "violated"}
+        assert not report.ok
