@@ -97,7 +97,8 @@ def named(finding: Finding, promise: str) -> Finding:
         finding: Of a check.
         promise: What the check holds a model to, as a sentence.
     """
-    if (told := finding.evidence.get("out of time")) is None or finding.summary != told:
+    told = finding.evidence.get("out of time") or finding.evidence.get("not explained")
+    if told is None or finding.summary != told:
         return finding
     doubt = "could not be decided" if finding.status == "inconclusive" else "does not hold"
     return finding.replace(summary=f"{doubt}: {promise.rstrip('.')!r}; {told}")

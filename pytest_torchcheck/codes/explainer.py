@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -9,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from ..deadline import Budget, TooLongError, running
 from ..findings import Finding, Status
 from ..late import resolve
+from ..printable import message_of
 
 Answer = TypeVar("Answer")
 
@@ -42,6 +45,24 @@ class Explainer(Generic[Answer]):
         status: Status = "suspicious" if self.doubtful else "violated"
         return out_of_time(budget, status, codes[0] if len(codes) == 1 else UNEXPLAINED)
 
+    def failed(self, failure: Exception) -> Finding:
+        """Return the finding without an explanation, which raised: a defect of the explainer, not of the finding."""
+        codes = self.codes.split()
+        told = f"explaining it failed with {type(failure).__name__}"
+        said = message_of(failure).partition("\n")[0]
+        return Finding(
+            status="suspicious" if self.doubtful else "violated",
+            code=codes[0] if len(codes) == 1 else UNEXPLAINED,
+            summary=told,
+            observed=f"{told}: {said[:140]}",
+            cause="not known: what explains it has a defect of pytest-torchcheck, what was found is none",
+            fix="report it to pytest-torchcheck with the traceback (-vv and --torchcheck-json show it)",
+            evidence={
+                "not explained": told,
+                "traceback of the explanation": list(traceback.format_exception(failure)),
+            },
+        )
+
 
 class One(Explainer[Finding]):
     """Gives one finding."""
@@ -57,6 +78,10 @@ class One(Explainer[Finding]):
             if nested:
                 raise
             return self.unexplained(budget)
+        except Exception as failure:  # the finding stands
+            if nested or not self.codes or os.environ.get("TORCHCHECK_DEBUG"):
+                raise
+            return self.failed(failure)
 
 
 class Each(Explainer[Iterator[Finding]]):
@@ -85,6 +110,11 @@ class Each(Explainer[Iterator[Finding]]):
                 if nested:
                     raise
                 yield self.unexplained(budget)
+                return
+            except Exception as failure:  # what was found stands
+                if nested or not self.codes or os.environ.get("TORCHCHECK_DEBUG"):
+                    raise
+                yield self.failed(failure)
                 return
             if one is None:
                 return

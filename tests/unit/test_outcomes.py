@@ -124,6 +124,23 @@ def test_a_finding_stands_where_its_explanation_fails(monkeypatch: pytest.Monkey
     assert one.location.text == "raise Unprintable"
 
 
+def test_what_a_check_found_stands_where_its_explainer_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise LookupError("ours")
+
+    monkeypatch.setattr("pytest_torchcheck.diagnosis.targets.ignored", fail)
+    (one,) = (
+        linear(batch=(BATCH[0], torch.eye(3)[:, :2]), loss=lambda o, _: o.pow(2).mean())
+        .check("target-ownership")
+        .findings
+    )
+    assert (one.code, one.status) == ("targets-ignored", "suspicious")
+    assert "does not hold" in one.summary
+    assert "LookupError: ours" in one.observed
+
+
 def test_where_no_check_reached_a_verdict_the_report_is_not_ok() -> None:
     for findings in ((), (inconclusive("a"), not_applicable("b")), (not_applicable("b"),)):
         empty = report(*findings)
