@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hypothesis  # noqa: F401
 import torch
+import torch._dynamo  # an optimizer and fake tensors import it when they are first used
 
 import pytest_torchcheck.assertions
 import pytest_torchcheck.strategies  # noqa: F401
