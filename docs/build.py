@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 GALLERY = ROOT / "tests" / "gallery"
+PAGES = ROOT / "pytest_torchcheck" / "cli" / "pages.json"
 ALWAYS = {"model", "loss", "targets", "overfit"}
 
 
@@ -148,6 +149,24 @@ def parts() -> dict[str, str]:
     }
 
 
+def installed_pages(made: dict[str, str]) -> str:
+    """What ``explain`` prints from an installed package: the page of every code and of every check, as JSON."""
+    import json
+
+    codes = {}
+    for entry in re.split(r"^### ", "\n" + made["gallery"], flags=re.M)[1:]:
+        name, _, body = entry.partition("\n")
+        body = re.split(r"^## ", body, flags=re.M)[0]
+        codes[name] = f"{name}\n\n{re.sub(r' ?[(].the program.[(].*?[)][)]', '', body).strip()}"
+    checks = {}
+    for path in sorted((ROOT / "docs" / "checks").glob("*.md")):
+        text = fill(path.read_text(encoding="utf-8"), made)
+        text = re.sub(r"<!--.*?-->\n?", "", text)
+        text = re.sub(r"\[(`[^`]*`)\]\([^)]*\)", r"\1", text)
+        checks[path.stem] = re.sub(r"\[([^\]]*)\]\((?!https)[^)]*\)", r"\1", text).strip()
+    return json.dumps({"checks": checks, "codes": codes}, indent=1, sort_keys=True) + "\n"
+
+
 def fill(text: str, made: dict[str, str]) -> str:
     """Return the text with its generated parts replaced."""
     for name, part in made.items():
@@ -166,6 +185,11 @@ def main() -> int:
     arguments = parser.parse_args()
     made = parts()
     stale = []
+    pages = installed_pages(made)
+    if not PAGES.exists() or PAGES.read_text(encoding="utf-8") != pages:
+        stale.append(PAGES.relative_to(ROOT).as_posix())
+        if not arguments.check:
+            PAGES.write_text(pages, encoding="utf-8")
     for path in (README, *sorted((ROOT / "docs").rglob("*.md"))):
         text = path.read_text(encoding="utf-8")
         new = fill(text, made)

@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import sources
@@ -42,6 +43,7 @@ class Inferred:
         output: Shape of the output.
         batch_dim: Where the batch is.
         because: What the inputs were taken from.
+        batch: Real data, where it was given instead of specs.
     """
 
     model: Any
@@ -52,12 +54,14 @@ class Inferred:
     output: str | None = None
     batch_dim: int | None = 0
     because: str = ""
+    batch: Any = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a :class:`~pytest_torchcheck.Contract`, without the model."""
         values = {
             "inputs": self.inputs,
             "sizes": dict(self.sizes) or None,
+            "batch": self.batch,
             "targets": self.targets,
             "loss": None if self.loss is None else self.loss.function,
         }
@@ -132,6 +136,34 @@ def infer(
     if accepted is None:
         raise Uninferable(_advice(built, error, given=inputs))
     return _declared(model, accepted, loss, given=inputs is not None)
+
+
+def with_batch(model: Any, batch: Any, *, loss: str | None = None) -> Inferred:
+    """Return the declaration of a model with real data: ``(inputs, targets)`` or a function of a seed.
+
+    Args:
+        model: A module or its factory.
+        batch: The data.
+        loss: Name of a loss; without one, cross entropy for targets of whole numbers, squared error for floating
+            ones, and none where there are no targets.
+
+    Raises:
+        DeclarationError: The data are of no form that a contract takes.
+    """
+    made = Contract(model=model, batch=batch)
+    targets = None if made.source is None else made.source.base(0).targets
+    name = loss
+    if name is None and isinstance(targets, Tensor):
+        name = "mse_loss" if targets.is_floating_point() else "cross_entropy"
+    if made.loss is not None or name is None:  # an adapter has supplied it, or nothing asks for one
+        return Inferred(model=model, batch=batch, because="the batch that was given")
+    written = Loss(code=f"F.{name}", function=getattr(F, name)) if name != "output" else None
+    return Inferred(
+        model=model,
+        batch=batch,
+        loss=written or Loss(code='"output"', function="output"),
+        because="the batch that was given",
+    )
 
 
 def _built(model: Any) -> nn.Module:

@@ -72,7 +72,7 @@ def outcome_of(found: Accepted, *, loss: str | None = None) -> Outcome | None:
         dims = _dims(found, path)
         if dims is None:
             continue
-        made = _loss(loss or _choice(leaf, dims, path), leaf, dims, path, found)
+        made = _loss(loss or _choice(leaf, dims, path, found), leaf, dims, path, found)
         if made is not None:
             shown = " ".join(dims) if single is not None and single[0] == "output" else None
             return Outcome(loss=made[0], targets=made[1], output=shown)
@@ -131,17 +131,22 @@ def _relation(symbol: str, seen: Sequence[tuple[Mapping[str, int], int]]) -> str
     return None
 
 
-def _choice(leaf: Tensor, dims: tuple[str, ...], path: str) -> str:
-    """Choose a loss: cross entropy for scores of classes per sample, squared error for the rest."""
+def _choice(leaf: Tensor, dims: tuple[str, ...], path: str, found: Accepted) -> str:
+    """Choose a loss: cross entropy for scores of classes per sample or of tokens, squared error for the rest."""
     named = path == "output" or "logits" in path or path == "output[0]"
-    classes = leaf.ndim == 2 and dims[-1].isdigit() and int(dims[-1]) > 1
+    words = leaf.ndim == 3 and _is_vocabulary(leaf, found)
+    classes = (leaf.ndim == 2 or words) and dims[-1].isdigit() and int(dims[-1]) > 1
     if not (named and classes):
         return "mse_loss"
     if _is_constant(leaf):  # a head that starts at zero tells nothing of its range
         return "cross_entropy"
     if bool((leaf >= 0).all()) or _is_unit(leaf):
         return "mse_loss"
-    return "nll_loss" if bool((leaf.exp().sum(-1) - 1).abs().max() < 1e-3) else "cross_entropy"
+    return (
+        "nll_loss"
+        if leaf.ndim == 2 and bool((leaf.exp().sum(-1) - 1).abs().max() < 1e-3)
+        else "cross_entropy"
+    )
 
 
 def _loss(
@@ -152,16 +157,24 @@ def _loss(
         return _picked(name, function, path), _values(name, leaf, dims)
     if leaf.ndim < 2:
         return None
-    vocab = any(
-        getattr(spec, "vocab", None) == leaf.shape[-1] for spec in found.source.specs.values()
+    last = (
+        leaf.ndim > 2
+        and (_is_vocabulary(leaf, found) or not dims[1].isdigit())
+        and dims[-1].isdigit()
     )
-    last = leaf.ndim > 2 and (vocab or not dims[1].isdigit()) and dims[-1].isdigit()
     axis = leaf.ndim - 1 if last else 1
     if not dims[axis].isdigit() or int(dims[axis]) < 2:
         return None
     rest = [dim for i, dim in enumerate(dims) if i != axis]
     targets = Labels(" ".join(rest), classes=int(dims[axis]))
     return _picked(name, function, path, ".movedim(-1, 1)" if last else ""), targets
+
+
+def _is_vocabulary(leaf: Tensor, found: Accepted) -> bool:
+    """Say whether the last axis is as long as the vocabulary of the tokens that go in."""
+    return any(
+        getattr(spec, "vocab", None) == leaf.shape[-1] for spec in found.source.specs.values()
+    )
 
 
 def _values(name: str, leaf: Tensor, dims: tuple[str, ...]) -> TensorSpec:

@@ -124,7 +124,7 @@ def load(target: Target, *, folder: str | None = None) -> Any:
     Raises:
         TargetError: It cannot be imported, does not exist, lacks an argument, or builds no module.
     """
-    found = _attribute(target, folder)
+    found = attribute(target, folder)
     from torch import nn
 
     if isinstance(found, nn.Module):
@@ -145,7 +145,12 @@ def load(target: Target, *, folder: str | None = None) -> Any:
     return functools.partial(found, *target.args, **target.kwargs) if target.called else found
 
 
-def _attribute(target: Target, folder: str | None) -> Any:
+def attribute(target: Target, folder: str | None = None) -> Any:
+    """Import what a target names, as it is.
+
+    Raises:
+        TargetError: It cannot be imported, or does not exist.
+    """
     if folder is not None and folder not in sys.path:
         sys.path.insert(0, folder)
     try:

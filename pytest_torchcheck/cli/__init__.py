@@ -1,0 +1,89 @@
+"""``python -m pytest_torchcheck``: contracts written for you, codes explained, what applies, what is installed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from ..late import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DONE: Final = 0
+FAILED: Final = 1
+MISUSED: Final = 2
+_EXIT: Final = (
+    "exit status: 0 done; 1 it cannot be done, as the message says; 2 the command is not understood"
+)
+
+
+class CommandError(Exception):
+    """A command cannot do what it was asked; the message says why, and what would help."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: Those of the command line by default.
+
+    Returns:
+        The exit status: 0 done, 1 not possible, 2 misuse.
+    """
+    given = _parser().parse_args(arguments)
+    try:
+        found: int = resolve(given.run)(given)
+    except CommandError as error:
+        sys.stderr.write(f"{given.program}: {error}\n")
+        return FAILED
+    except BrokenPipeError:  # such as: ... | head
+        sys.stderr.close()
+        return DONE
+    return found
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and how the command is used."""
+        self.print_usage(sys.stderr)
+        self.exit(MISUSED, f"{self.prog}: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    program = "python -m pytest_torchcheck"
+    parser = _Parser(prog=program, description=__doc__, epilog=_EXIT)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, help: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=help, description=f"{help}.", epilog=_EXIT)
+        made.set_defaults(run=f"cli.{name}:run", program=f"{program} {name}")
+        return made
+
+    init = command("init", "write a contract file for a model, of what it was observed to do")
+    init.add_argument("model", metavar="PACKAGE.MODULE:NAME", help="or a call with literals")
+    init.add_argument(
+        "-o", "--output", metavar="FILE", default="tests/test_contracts.py",
+        help="where to write; - for standard output (tests/test_contracts.py)",
+    )  # fmt: skip
+    init.add_argument("--force", action="store_true", help="overwrite a file that exists")
+    init.add_argument("--inputs", metavar="SPECS", help="such as 'B 3 64 64' (inferred)")
+    init.add_argument("--loss", metavar="NAME", help="such as cross_entropy (chosen by the output)")
+    init.add_argument(
+        "--batch", metavar="PACKAGE.MODULE:NAME",
+        help="real data, (inputs, targets), or a function (seed) of it, instead of specs",
+    )  # fmt: skip
+    init.add_argument(
+        "--runs",
+        metavar="N",
+        type=int,
+        default=3,
+        help="seeds that every observation is made with (3)",
+    )
+    explain = command("explain", "print the page of a code or of a check")
+    explain.add_argument("name", metavar="CODE", help="such as grad-none, or a check's name")
+    checks = command("checks", "list what applies to each contract of a file, and what would")
+    checks.add_argument("file", metavar="FILE", nargs="?", default="tests/test_contracts.py")
+    command("doctor", "print versions, devices, plugins and settings, for a bug report")
+    return parser

@@ -1,0 +1,144 @@
+"""``checks [FILE]``: what applies to each contract of a file, why the rest does not, and what one more line would add."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..checks.registry import catalogue
+from ..contracts import Contract
+from ..printable import message_of
+from . import DONE, CommandError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Mapping
+
+    from ..checks.registry import Check, Need
+
+LINES: Final[Mapping[Need, str]] = {
+    "model": "model=Net",
+    "model-or-functions": "model=Net",
+    "loss": "loss=F.cross_entropy",
+    "targets": 'targets=Labels("B", classes=10)',
+    "train_step": "train_step=my_step",
+    "step-or-accumulates": "train_step=my_step",
+    "step-or-trainer": "train_step=my_step",
+    "trainer": "trainer=my_trainer",
+    "optimizer": "optimizer=lambda model: torch.optim.AdamW(model.parameters())",
+    "dataset": "dataset=MyDataset()",
+    "memory": 'memory="64 MiB"',
+    "growth": 'growth={"B": 1}',
+    "flops": 'flops="2 GFLOP"',
+    "functions": 'functions={"square": (Square.apply, (x,))}',
+    "output": 'output="B 10"',
+    "specs": 'inputs="B 3 H W"',
+    "ranks": "ranks=2",
+    "factory": "model=a function that builds it, instead of a module",
+    "overfit": "loss=F.cross_entropy",
+    "low-precision": 'dtypes=["float32", "bfloat16"]',
+    "own-promises": "promises=[a Promise of your own with a verify method]",
+    "ignore-index": 'targets=Labels("B T", classes=10, ignore_index=-100)',
+}
+"""A line of declaration that meets each need."""
+
+
+def run(given: argparse.Namespace) -> int:
+    """List the checks."""
+    found = contracts(Path(given.file))
+    if not found:
+        raise CommandError(
+            f"{given.file} declares no contract at its top level; "
+            "python -m pytest_torchcheck init PACKAGE.MODULE:NAME writes one"
+        )
+    sys.stdout.write("\n\n".join(described(name, contract) for name, contract in found) + "\n")
+    return DONE
+
+
+def contracts(path: Path) -> list[tuple[str, Contract]]:
+    """Import a file and return its contracts by name, those in its lists, tuples and dicts included.
+
+    Raises:
+        CommandError: There is no such file, or importing it fails.
+    """
+    if not path.is_file():
+        raise CommandError(f"no such file: {path}; give a file that declares contracts")
+    for folder in (str(path.parent.resolve()), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise CommandError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a file may raise anything
+        told = f"{type(error).__name__}: {message_of(error)}"
+        raise CommandError(f"{path}: importing it failed: {told}") from error
+    found: dict[int, tuple[str, Contract]] = {}
+    for name, value in vars(module).items():
+        for shown, contract in _held(name, value):
+            found.setdefault(id(contract), (shown, contract))
+    return list(found.values())
+
+
+def _held(name: str, value: Any) -> Iterator[tuple[str, Contract]]:
+    if isinstance(value, Contract):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from _held(f"{name}.{key}", part)
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from _held(f"{name}.{index}", part)
+
+
+def described(name: str, contract: Contract) -> str:
+    """Return what applies to one contract, what does not, and what one more line would add."""
+    applies: list[str] = []
+    reasons: dict[str, list[str]] = {}
+    added: dict[str, list[str]] = {}
+    for check in catalogue().values():
+        reason = check.missing(contract)
+        if check.name in contract.skip:
+            reasons.setdefault(f"skipped: {contract.skip[check.name]}", []).append(check.name)
+        elif reason is None:
+            applies.append(
+                check.name + (f" (on {'/'.join(check.devices)})" if check.devices else "")
+            )
+        else:
+            reasons.setdefault(reason, []).append(check.name)
+            line = one_line(check, contract)
+            if line is not None:
+                added.setdefault(line, []).append(check.name)
+    lines = [f"{name}: {len(applies)} of {len(catalogue())} checks apply", *_wrapped(applies, 2)]
+    lines += ["", "  do not apply:"]
+    for reason, names in reasons.items():
+        lines += [f"    {reason}:", *_wrapped(names, 6)]
+    lines += ["", "  one more line would add:"]
+    for line, names in sorted(added.items(), key=lambda item: -len(item[1])):
+        lines += [f"    {line}", *_wrapped(names, 6)]
+    return "\n".join(lines)
+
+
+def one_line(check: Check, contract: Contract) -> str | None:
+    """Return the line that alone would let a check apply, or None where it takes more, or nothing can."""
+    if contract.adapted is not None and check.name in contract.adapted.without:
+        return None
+    lacking = {LINES[need] for need in check.needs if not contract.declares(need)}
+    if check.promise is not None and not contract.promised(check.promise):
+        lacking.add(f"promises=[promises.{check.promise}(...)]")
+    return lacking.pop() if len(lacking) == 1 else None
+
+
+def _wrapped(names: list[str], indent: int, width: int = 100) -> list[str]:
+    lines, line = [], ""
+    for name in names:
+        if line and indent + len(line) + len(name) + 2 > width:
+            lines.append(" " * indent + line.rstrip())
+            line = ""
+        line += f"{name}, "
+    return [*lines, " " * indent + line.rstrip(", ")] if line else lines

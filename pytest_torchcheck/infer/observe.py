@@ -1,0 +1,255 @@
+"""What a model was seen to do: promises that held in every run, and what a step costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ..contracts import Contract
+from ..promises import (
+    Causal,
+    Deterministic,
+    PaddingInvariant,
+    PermutationEquivariant,
+    PermutationInvariant,
+    Promise,
+    Tied,
+)
+from ..specs import Mask, Tokens
+from ..units import format_bytes, format_flops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import nn
+
+    from ..findings import Finding
+    from ..specs import TensorSpec
+
+CHECKS: Final[Mapping[type[Promise], str]] = {
+    Causal: "causality",
+    PaddingInvariant: "padding-invariance",
+    PermutationInvariant: "permutation-invariance",
+    PermutationEquivariant: "permutation-equivariance",
+    Tied: "tied-weights",
+    Deterministic: "deterministic-algorithms",
+}
+"""The promises that are tried, and the check that decides each."""
+HEADROOM: Final = 1.25
+_VAST: Final = {"memory": 1 << 60, "flops": 10**18}
+_STANDING: Final = ("eval-determinism", "state-dict-roundtrip")
+"""Checks that every contract has, of which it is said how they came out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """One field of a contract, as a value and as code.
+
+    Attributes:
+        field: Its name.
+        value: Its value.
+        code: The code of the value.
+        comment: What was measured, in how many runs.
+    """
+
+    field: str
+    value: Any
+    code: str
+    comment: str
+
+
+def promises(
+    contract: Contract, model: nn.Module, *, output: str | None, runs: int
+) -> Iterator[Observed]:
+    """Yield the promises that held in every run; one that could not fail in a run is left out.
+
+    Args:
+        contract: The contract without promises.
+        model: The model, built: its ties are read off it.
+        output: Shape of the output where it is one tensor: what keeps the order of an axis has that axis.
+        runs: How many seeds are tried.
+    """
+    for promise, code in (
+        *_ties(model),
+        *_of_axes(contract, output),
+        (Deterministic(), "Deterministic()"),
+    ):
+        name = CHECKS[type(promise)]
+        tried = again(contract, promises=[promise])
+        found = [_decided(tried, name, seed) for seed in range(runs)]
+        if all(found):
+            comment = f"{name} held in {_times(runs)}: {_short(found[0])}"
+            yield Observed(field="promises", value=promise, code=code, comment=comment)
+
+
+def again(contract: Contract, **fields: Any) -> Contract:
+    """Return the same contract with further fields."""
+    return Contract(
+        **{
+            "model": contract.model, "inputs": contract.inputs, "targets": contract.targets,
+            "sizes": contract.sizes, "batch": contract.batch, "loss": contract.loss,
+            "batch_dim": contract.batch_dim, "name": contract.name, **fields,
+        }
+    )  # fmt: skip
+
+
+def _decided(contract: Contract, check: str, seed: int) -> Finding | None:
+    """Return the finding of a check that passed, or None where it did not, or could not have failed."""
+    found = contract.check([check], seed=seed, devices="cpu").findings
+    held = [finding for finding in found if finding.check == check]
+    return held[0] if held and all(finding.status == "passed" for finding in held) else None
+
+
+def _times(runs: int) -> str:
+    return f"{runs} run{'s' * (runs != 1)}"
+
+
+def _short(finding: Finding | None) -> str:
+    text = " ".join(finding.summary.split()) if finding is not None else ""
+    return text if len(text) <= 110 else f"{text[:107]}..."
+
+
+def _ties(model: nn.Module) -> Iterator[tuple[Promise, str]]:
+    """Yield a promise for each pair of names that share one parameter."""
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        other = first.setdefault(id(parameter), name)
+        if other != name:
+            yield Tied(other, name), f'Tied("{other}", "{name}")'
+
+
+def _of_axes(contract: Contract, output: str | None) -> Iterator[tuple[Promise, str]]:
+    """Yield what may hold along the axes of the inputs that are no batch."""
+    source = contract.source
+    if source is None:
+        return
+    base = source.base(0)
+    inputs = dict(base.input_leaves())
+    for symbol in source.symbols:
+        if symbol == source.batch_symbol or not symbol.isidentifier():
+            continue
+        axes = {path: dim for path, dim in source.axes(symbol).items() if path in inputs}
+        if not axes:
+            continue
+        names = {_key(path, base.arg_names(), base.kwargs): dim for path, dim in axes.items()}
+        if None in names:
+            continue
+        specs = {path: source.specs.get(path) for path in axes}
+        kept = None if output is None else symbol in output.split()
+        yield from _along(names, specs, kept=kept)
+
+
+def _key(path: str, positional: tuple[str, ...], keywords: Mapping[str, Any]) -> int | str | None:
+    """Return how a promise names an input: its position or its keyword; None for what lies inside another."""
+    if path in keywords:
+        return path
+    return positional.index(path) if path in positional else None
+
+
+def _along(
+    names: Mapping[Any, int], specs: Mapping[str, TensorSpec | None], *, kept: bool | None
+) -> Iterator[tuple[Promise, str]]:
+    (first, dim), *others = names.items()
+    given = "" if first == 0 else f", input={_quoted(first)}"
+    if not others and kept is not False:
+        plain = dim == 1 and first == 0
+        yield Causal(dim=dim, input=first), "Causal()" if plain else f"Causal(dim={dim}{given})"
+    order = {True: (PermutationEquivariant,), False: (PermutationInvariant,), None: ()}[kept]
+    for kind in order:
+        if others:
+            code = "{" + ", ".join(f"{_quoted(n)}: {d}" for n, d in names.items()) + "}"
+            yield kind(inputs=dict(names)), f"{kind.__name__}(inputs={code})"
+        else:
+            yield kind(dim=dim, input=first), f"{kind.__name__}(dim={dim}{given})"
+    kinds = dict(zip(names, specs.values(), strict=True))
+    ids = next((n for n, spec in kinds.items() if isinstance(spec, Tokens)), None)
+    mask = next((n for n, spec in kinds.items() if isinstance(spec, Mask)), None)
+    if ids is not None and mask is not None:
+        code = f"PaddingInvariant(ids={_quoted(ids)}, mask={_quoted(mask)})"
+        yield PaddingInvariant(ids=ids, mask=mask), code
+
+
+def _quoted(name: int | str) -> str:
+    return str(name) if isinstance(name, int) else f'"{name}"'
+
+
+def ceilings(contract: Contract, *, runs: int) -> Iterator[Observed]:
+    """Yield ceilings of memory and work with headroom, and the measured powers of their growth."""
+    for field, check, key, write in (
+        ("memory", "peak-memory", "peak_bytes", _bytes),
+        ("flops", "flops", "flops", _flops),
+    ):
+        found = [_decided(again(contract, **{field: _VAST[field]}), check, s) for s in range(runs)]
+        values = [float(str(f.evidence[key])) for f in found if f and key in f.evidence]
+        if len(values) == runs and (top := max(values)) > 0:
+            value, shown, measured = write(top)
+            yield Observed(
+                field=field,
+                value=value,
+                code=shown,
+                comment=f"{measured} measured in {_times(runs)}, with {HEADROOM - 1:.0%} headroom",
+            )
+    powers = _powers(contract)
+    if powers:
+        code = "{" + ", ".join(f'"{name}": {power:g}' for name, (power, _) in powers.items()) + "}"
+        laws = "; ".join(law for _, law in powers.values())
+        allowed = {name: power for name, (power, _) in powers.items()}
+        yield Observed(field="growth", value=allowed, code=code, comment=f"memory follows {laws}")
+
+
+def _bytes(top: float) -> tuple[str, str, str]:
+    step = 1024 if top < 1 << 20 else 1 << 20
+    number = math.ceil(top * HEADROOM / step)
+    text = f"{number} {'KiB' if step == 1024 else 'MiB'}"
+    return text, f'"{text}"', format_bytes(top)
+
+
+def _flops(top: float) -> tuple[int, str, str]:
+    digits = max(0, int(math.log10(top)) - 2)
+    number = math.ceil(top * HEADROOM / 10**digits) * 10**digits
+    return number, f"{number:_}", format_flops(top)
+
+
+def _powers(contract: Contract) -> dict[str, tuple[float, str]]:
+    source = contract.source
+    found: dict[str, tuple[float, str]] = {}
+    for name, span in (source.symbols if source is not None else {}).items():
+        if not name.isidentifier() or len(span) < 3:
+            continue
+        held = _decided(again(contract, growth={name: 9}), "memory-growth", 0)
+        if held is None or not held.evidence.get("exact"):
+            continue
+        power = float(held.evidence["power"])  # type: ignore[arg-type]
+        found[name] = (max(1.0, math.ceil(2 * power) / 2), str(held.evidence["law"]))
+    return found
+
+
+def output(contract: Contract, shape: str, *, runs: int) -> Iterator[Observed]:
+    """Yield the shape of the output, where it was the same relation of the sizes in every run."""
+    tried = again(contract, output=shape)
+    if all(_decided(tried, "output-spec", seed) for seed in range(runs)):
+        comment = f"output-spec held in {_times(runs)}"
+        yield Observed(field="output", value=shape, code=f'"{shape}"', comment=comment)
+
+
+def standing(contract: Contract, *, runs: int) -> Iterator[str]:
+    """Yield a line for each check that every contract has and that held in every run."""
+    for name in _STANDING:
+        if all(_decided(contract, name, seed) for seed in range(runs)):
+            yield f"{name} held in {_times(runs)}"
+
+
+def broken(
+    contract: Contract, *, runs: int, tell: Callable[[str], None]
+) -> dict[str, tuple[str, int]]:
+    """Run every check and return those that fail, with the first summary and the number of runs in which they do."""
+    found: dict[str, tuple[str, int]] = {}
+    for seed in range(runs):
+        tell(f"run {seed + 1} of {runs}: every check with seed {seed}")
+        report = contract.check(seed=seed, devices="cpu")
+        failing = {finding.check: finding for finding in report.with_status("violated")}
+        for name, finding in failing.items():
+            summary, times = found.get(name, (" ".join(finding.summary.split()), 0))
+            found[name] = (summary, times + 1)
+    return found

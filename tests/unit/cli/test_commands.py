@@ -1,0 +1,143 @@
+"""The commands: what they print, what they refuse, and their exit status."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from torch import nn
+
+from pytest_torchcheck import Contract
+from pytest_torchcheck.checks.registry import Need, catalogue
+from pytest_torchcheck.cli import CommandError, doctor, explain, main
+from pytest_torchcheck.cli.checks import LINES, described
+from pytest_torchcheck.cli.pages import pages
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    try:
+        status = main(arguments)
+    except SystemExit as stopped:
+        status = int(stopped.code or 0)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_the_pages_are_those_of_gallery_and_checks() -> None:
+    gallery = {path.parent.name for path in (ROOT / "tests" / "gallery").glob("*/expected.txt")}
+    assert set(pages()["codes"]) == gallery
+    assert set(pages()["checks"]) == set(catalogue())
+    for code, text in pages()["codes"].items():
+        expected = (ROOT / "tests" / "gallery" / code / "expected.txt").read_text(encoding="utf-8")
+        assert expected.strip() in text
+        assert "](" not in text, f"{code} has a link that leads nowhere from a terminal"
+
+
+def test_a_code_a_check_and_a_code_without_example(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "explain", "[grad-none]")
+    assert (status, out.splitlines()[0]) == (0, "grad-none")
+    assert "drop .detach()" in out
+    assert "-        h = self.backbone(x).detach()" in out
+    status, out, _ = run(capsys, "explain", "causality")
+    assert status == 0
+    assert catalogue()["causality"].summary in out
+    without = sorted(explain.known_codes() - set(pages()["codes"]))
+    assert "This code has no example" in explain.page(without[0])
+
+
+def test_an_unknown_code_gets_the_nearest_names(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "explain", "gradnone")
+    assert (status, out) == (1, "")
+    assert "did you mean grad-none," in err
+    with pytest.raises(CommandError, match="no code and no check is named 'zzz'"):
+        explain.page("zzz")
+
+
+def test_what_is_not_understood_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ((), ("wat",), ("explain",), ("init", "a:b", "--runs", "x")):
+        status, _, err = run(capsys, *arguments)
+        assert status == 2
+        assert err.startswith("usage: python -m pytest_torchcheck")
+    status, out, _ = run(capsys, "--help")
+    assert status == 0
+    assert "0 done; 1 it cannot be done" in " ".join(out.split())
+
+
+def test_every_need_has_a_line_that_meets_it() -> None:
+    assert set(LINES) == set(get_args(Need))
+
+
+def test_what_one_more_line_would_add_is_so() -> None:
+    plain = Contract(model=lambda: nn.Linear(3, 2), inputs="B 3")
+    text = described("net", plain)
+    before, _, after = text.partition("one more line would add:")
+    assert re.match(rf"net: \d+ of {len(catalogue())} checks apply", before)
+    assert "skipped: the reason" in described(
+        "net",
+        Contract(model=lambda: nn.Linear(3, 2), inputs="B 3", skip={"backward": "the reason"}),
+    )
+    lines = {
+        line.strip(): names.replace("\n", " ").split()
+        for line, names in re.findall(r"^    (\S.*)\n((?:      .*\n?)+)", after, re.M)
+    }
+    more = Contract(model=plain.model, inputs="B 3", memory="1 MiB")
+    for name in (word.strip(",") for word in lines['memory="64 MiB"']):
+        assert catalogue()[name].missing(plain) is not None
+        assert catalogue()[name].missing(more) is None
+    assert "backward" in before.partition("do not apply:")[0]
+
+
+def test_a_file_is_listed_with_the_contracts_in_its_lists(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "listed_contracts_of_test.py"
+    file.write_text(
+        "from torch import nn\nfrom pytest_torchcheck import Contract\n"
+        "one = Contract(model=nn.Linear(2, 2), inputs='B 2')\n"
+        "more = {'a': one, 'b': Contract(model=nn.Linear(3, 2), inputs='B 3')}\n"
+    )
+    status, out, _ = run(capsys, "checks", str(file))
+    assert status == 0
+    assert re.findall(r"^(\S+): \d+ of", out, re.M) == ["one", "more.b"]
+    for text, told in (("x = 1\n", "declares no contract"), ("1 / 0\n", "ZeroDivisionError")):
+        other = tmp_path / f"other_{len(text)}.py"
+        other.write_text(text)
+        status, _, err = run(capsys, "checks", str(other))
+        assert status == 1
+        assert told in err
+    status, _, err = run(capsys, "checks", str(tmp_path / "none.py"))
+    assert status == 1
+    assert "no such file" in err
+
+
+def test_the_doctor_says_what_a_bug_report_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHCHECK_REQUIRE", "cuda")
+    monkeypatch.setenv("SECRET_TOKEN", "never shown")
+    Path("pytest.ini").write_text("[pytest]\ntorchcheck_strict = true\nother = 1\n")
+    text = "\n".join(doctor.lines())
+    for part in (
+        "pytest-torchcheck ", "python 3.", "torch ", "devices: cpu", "torchcheck (", "lightning",
+        "TORCHCHECK_REQUIRE=cuda", "  pytest.ini: torchcheck_strict = true",
+    ):  # fmt: skip
+        assert part in text
+    assert "never shown" not in text
+    assert "other = 1" not in text
+
+
+def test_it_runs_as_a_module_outside_of_the_project(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_torchcheck", "explain", "graph-carried"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=300, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("graph-carried")
