@@ -207,6 +207,16 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
+        "descent",
+        check(
+            "descent",
+            "A small step along the gradient changes the loss by what the gradient says.",
+            needs=("loss",),
+            cost="1 FB and 2 F in float64 on 4 samples; 7 F more where they disagree",
+            axes="once",
+        ),
+    ),
+    *family(
         "overfitting",
         check(
             "overfit",

@@ -169,6 +169,8 @@ def _ended(best: Attempt, floor: Floor) -> str:
         return "the lowest value of this loss is not known (a constant term, say)"
     if best.ended == "flat":
         return "what these outputs can reach is not known"
+    if best.ended == "pace":
+        return "at this pace the steps that are left are not enough; Overfit(steps=) allows more"
     return "the loss was still falling; Overfit(steps=) allows more steps"
 
 

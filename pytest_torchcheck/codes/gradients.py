@@ -13,6 +13,7 @@ missing = Each("diagnosis.gradients:missing", "grad-none")
 non_finite = Each("diagnosis.gradients:non_finite", "non-finite-forward non-finite-gradient")
 not_reparameterised = One("diagnosis.gradients:not_reparameterised", "sample-not-reparameterised")
 zero = Each("diagnosis.gradients:zero", "grad-zero")
+unlike_the_loss = One("diagnosis.descent:differs", "gradient-partial gradient-wrong", doubtful=True)
 
 ENTAILS = (
     rule(
@@ -66,6 +67,19 @@ ENTAILS = (
     ),
     rule(
         "gradients-exist/* sampling-paths/*", STUCK, "model", "a part of the model gets no gradient"
+    ),
+    rule(
+        "gradients-exist/* sampling-paths/* checkpointing/* gradcheck/* gradcheck-module/* loss-sound/* loss-input/* "
+        "loss-arguments/* label-range/* gradients-finite/* rng-hygiene/* seeding/* inputs-unchanged/*",
+        "descent/*",
+        "model",
+        "a gradient that is lost or wrong at its source is wrong in the whole",
+    ),
+    rule(
+        "descent/gradient-wrong",
+        STUCK,
+        "model",
+        "a step along another gradient does not lower the loss",
     ),
     rule(
         "backward/second-backward",

@@ -189,6 +189,11 @@ class Flow:
                         stack.append(value)
         return None
 
+    def comes_back(self, loss: Loss) -> bool:
+        """Say whether lost values leave torch, and a number or a tensor of them is an operand later."""
+        gone = self.exit_after(loss)
+        return gone is not None and self._returns(gone, ends=True) >= 2
+
     def _returns(self, gone: Call, ends: bool) -> int:
         """Weigh the evidence that what left torch came back to the loss.
 

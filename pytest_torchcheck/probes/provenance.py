@@ -31,6 +31,9 @@ __all__ = [
     "find_zero_gradients",
 ]
 
+_OUTSIDE = ("item", "numpy", "recreated")
+"""Ways of values out of torch and back."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCut:
@@ -96,12 +99,19 @@ def find_cut(
         returned.release()
 
 
-def find_stops(run: Callable[[], object], module: nn.Module) -> tuple[GraphCut, ...]:
+def find_stops(
+    run: Callable[[], object], module: nn.Module, *, numbers: bool = False
+) -> tuple[GraphCut, ...]:
     """Find every operation that loses some parameter's gradient on its way to the loss.
 
     Unlike :func:`find_cut` this also lists those of parameters that get a gradient by another way,
     such as ``torch.normal(mu, std)`` beside a KL term. Many are legitimate (a stop-gradient, an
     argmax); the caller decides. Arguments and cost as for :func:`find_cut`.
+
+    Args:
+        run: One forward that returns the loss.
+        module: The model.
+        numbers: Also list what leaves torch as a Python number or a NumPy array and comes back.
     """
     recorder = Recorder(module)
     try:
@@ -112,6 +122,8 @@ def find_stops(run: Callable[[], object], module: nn.Module) -> tuple[GraphCut, 
         stops = []
         for loss in (*flow.losses, *flow.zero_by_definition()):
             used = loss.value is not None and loss.value in flow.behind_loss
+            if numbers and not used and flow.kind_of(loss) in _OUTSIDE:
+                used = flow.proven(loss) or flow.comes_back(loss)
             if used and not loss.call.shape_only:
                 names = tuple(n for n, bit in flow.bits.items() if loss.bits & bit)
                 stops.append(_cut(flow, loss, names))

@@ -40,7 +40,8 @@ class Attempt:
         remaining: ``(best - floor) / (first - floor)``; NaN if nothing finite came out.
         ended: Why it ended: ``reached`` the goal, ``not-finite``, ``flat``, ``pace`` (it falls too slowly for
             the budget), ``schedule`` (the declared schedule has no further step) or ``budget``.
-        rates: The highest learning rate at the first and at the last step; NaN where it is not known.
+        rates: The highest learning rate at the first step, and at the last one or as a schedule means it; NaN
+            where it is not known.
     """
 
     name: str
@@ -78,7 +79,7 @@ def declared_attempt(subject: Subject, goal: Overfit, floor: Floor, budget: Budg
             if (why := _over(losses, goal, floor, int(steps))) and len(set(losses)) > 1:
                 ended = why
                 break
-        rates = (first, _rate_of(made))
+        rates = (first, _rate_of(made, meant=True))
     return Attempt(
         name="the declared optimizer",
         losses=tuple(losses),
@@ -174,10 +175,15 @@ def _schedule_over(error: BaseException) -> bool:
     return isinstance(error, ValueError) and str(error).startswith("Tried to step")
 
 
-def _rate_of(made: Any) -> float:
-    """Return the highest learning rate of what an optimizer function returned; NaN without one."""
+def _rate_of(made: Any, *, meant: bool = False) -> float:
+    """Return the highest learning rate of what an optimizer function returned; NaN without one.
+
+    Args:
+        made: What it returned.
+        meant: Count what a schedule began with, too: a warm-up has not reached it yet.
+    """
     rates = [
-        float(group["lr"])
+        max(float(group["lr"]), float(group.get("initial_lr", 0.0)) if meant else 0.0)
         for optimizer in optimizers_of(made)
         for group in optimizer.param_groups
         if "lr" in group
