@@ -8,21 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck.data import (
-    collating,
-    confusing,
-    keeping,
-    labels,
-    mutation,
-    naming,
-    pickling,
-    randomness,
-    replaying,
-    splits,
-    validity,
-)
+from pytest_torchcheck.data import labels, pickling, randomness, splits, validity
 from pytest_torchcheck.data.plan import Part, parts
 from pytest_torchcheck.data.reading import Survey, survey
+from pytest_torchcheck.data.relations import class_names as naming
+from pytest_torchcheck.data.relations import collate_writes as collating
+from pytest_torchcheck.data.relations import confused_samples as confusing
+from pytest_torchcheck.data.relations import kept_draws as keeping
+from pytest_torchcheck.data.relations import mutation
+from pytest_torchcheck.data.relations import replayed_draws as replaying
 from pytest_torchcheck.specs import Labels, as_spec_tree
 from pytest_torchcheck.subject import Subject, SubjectError
 

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck.data import (
-    agreement,
-    delivery,
-    keeping,
-    labels,
-    mask_lengths,
-    order,
-    pairing,
-    randomness,
-    shifting,
-    validity,
-)
+from pytest_torchcheck.data import delivery, labels, order, randomness, validity
+from pytest_torchcheck.data.relations import graph_shifts as shifting
+from pytest_torchcheck.data.relations import kept_draws as keeping
+from pytest_torchcheck.data.relations import mask_lengths, pairing
+from pytest_torchcheck.data.relations import worker_agreement as agreement
 
 from ..codes import data as explain
 from ..verdicts import inconclusive, not_applicable, passed

@@ -6,23 +6,23 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import promises, sources
-from pytest_torchcheck.data.declared import made_in_file
+from pytest_torchcheck.data.explaining.declared_lines import made_in_file
 from pytest_torchcheck.findings import Culprit, Finding
-from pytest_torchcheck.loop.ahead import ahead_findings
-from pytest_torchcheck.loop.clipping import clipping_of
-from pytest_torchcheck.loop.copying import copying_findings
-from pytest_torchcheck.loop.modes import mode_findings
-from pytest_torchcheck.loop.protocol import at, protocol_findings
-from pytest_torchcheck.loop.rate_groups import left_behind
-from pytest_torchcheck.loop.rates import (
+from pytest_torchcheck.loop.recorder import record, trace_of
+from pytest_torchcheck.loop.replay import growing_graph, where_graph_is_carried
+from pytest_torchcheck.loop.traces.clipping import clipping_of
+from pytest_torchcheck.loop.traces.copied_onto_itself import copying_findings
+from pytest_torchcheck.loop.traces.modes import mode_findings
+from pytest_torchcheck.loop.traces.protocol import at, protocol_findings
+from pytest_torchcheck.loop.traces.rate_groups import left_behind
+from pytest_torchcheck.loop.traces.rates import (
     first_rates,
     meant_rates,
     schedule_finding,
     scheduler_findings,
 )
-from pytest_torchcheck.loop.recorder import record, trace_of
-from pytest_torchcheck.loop.replay import growing_graph, where_graph_is_carried
-from pytest_torchcheck.loop.two_points import two_point_findings
+from pytest_torchcheck.loop.traces.rates_ahead import ahead_findings
+from pytest_torchcheck.loop.traces.two_points import two_point_findings
 
 from ..codes import training as explain
 from ..runs.steps import trajectory

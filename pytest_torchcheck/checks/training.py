@@ -10,9 +10,9 @@ from torch import nn
 
 from pytest_torchcheck import promises
 from pytest_torchcheck.loop import accumulation, resume
-from pytest_torchcheck.loop.rebinding import where_rebound
 from pytest_torchcheck.loop.recorder import record, trace_of
 from pytest_torchcheck.loop.replay import last_write
+from pytest_torchcheck.loop.traces.rebound_parameters import where_rebound
 from pytest_torchcheck.subject import SubjectError
 
 from ..codes import training as explain

@@ -33,16 +33,16 @@ from torch.utils.data import DataLoader
 from pytest_torchcheck import sources
 from pytest_torchcheck.state import isolated
 
+from ..record.tracing import line_at
 from . import zygote
 from .plan import LoaderPlan, Part, indices
 from .reading import seed_process
-from .tracing import line_at
 
 if TYPE_CHECKING:
     from pytest_torchcheck.contracts import Contract
     from pytest_torchcheck.findings import Location
 
-    from .agreement import Told
+    from .relations.worker_agreement import Told
 
 BATCHES = 2
 DEADLINE_S = 60.0

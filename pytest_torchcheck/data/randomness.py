@@ -19,9 +19,9 @@ import torch
 
 from pytest_torchcheck import sources
 
+from ..record.tracing import Given, find_line, locals_by_line, unlike
 from .generators import fingerprint, global_generators, is_generator
 from .simulation import WorkerRun, Workers
-from .tracing import Given, find_line, locals_by_line, unlike
 
 if TYPE_CHECKING:
     from collections.abc import Callable

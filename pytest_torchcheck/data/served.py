@@ -70,7 +70,7 @@ def _serve(payload: Path, request: dict[str, Any], report: _Report, progress: _P
     from torch.utils.data import default_collate
     from torch.utils.data._utils import worker
 
-    from .agreement import tell
+    from .relations.worker_agreement import tell
     from .simulation import seed_worker
 
     torch.set_num_threads(1)

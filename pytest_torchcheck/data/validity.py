@@ -13,11 +13,11 @@ from pytest_torchcheck.probes.finiteness import find_nonfinite
 from pytest_torchcheck.state import isolated
 
 from ..printable import message_of
+from ..record.tracing import find_line, line_of
 from .contents import Contents, Held, is_array
 from .describing import Leaf, Sample, describe_leaf, leaves, target_path
 from .reading import Survey, read
 from .snapshot import Snapshot
-from .tracing import find_line, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

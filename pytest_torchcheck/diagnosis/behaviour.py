@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources, trees
-from ..data.tracing import find_line, line_of
 from ..findings import Culprit, Finding
 from ..probes.randomness import generators
 from ..probes.watch import Watch, name_of
+from ..record.tracing import find_line, line_of
 from ..specs.compare import mismatch
 from ..state import is_device_error, seed_everything
 from ..subject import SubjectError

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from .. import sources
-from ..data.tracing import find_line
+from ..record.tracing import find_line
 from .unread import (
     bound_names,
     enclosing,

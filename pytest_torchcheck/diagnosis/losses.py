@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import sources, trees
-from ..data.tracing import find_line
 from ..findings import Culprit, Finding, Location
 from ..loop.closures import functions_of
 from ..probes.watch import version_of
+from ..record.tracing import find_line
 from ..state import seed_everything
 from ..verdicts import suspicious, violated
 from .cuts import CAUSES, FIXES, last_stop

@@ -13,7 +13,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from .. import sources
-from ..data.tracing import find_line, line_of
+from ..record.tracing import find_line, line_of
 from ..state import seed_everything
 from ..subject import SubjectError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import sources
 from ..culprits import parameter
 from ..findings import Culprit, Finding, Location
-from ..loop.rebinding import where_rebound
+from ..loop.traces.rebound_parameters import where_rebound
 from ..probes.watch import Watch, name_of, tensors_in
 from ..runs.steps import lost
 from ..state import seed_everything

@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from .. import sources
-from ..data.tracing import find_line
+from ..record.tracing import find_line
 from .unread import bound_names, enclosing, leaves, reads
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from .. import sources
-from ..data.tracing import find_line, line_of
 from ..findings import Culprit
 from ..probes.divergence import (
     Divergence,
@@ -23,6 +22,7 @@ from ..probes.divergence import (
 from ..probes.randomness import find_draws
 from ..probes.tracing import narrow
 from ..probes.watch import Watch, name_of, tensors_in
+from ..record.tracing import find_line, line_of
 from ..runs.rows import floating_from
 from ..state import seed_everything
 from ..subject import SubjectError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import sources
-from ..data.tracing import find_line
+from ..record.tracing import find_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

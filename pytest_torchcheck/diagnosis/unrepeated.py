@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from .. import sources, trees
 from ..batches.read import is_fixed, read
-from ..data.tracing import first_difference
 from ..findings import Culprit, Finding
+from ..record.tracing import first_difference
 from ..state import filled_memory, isolated
 from ..verdicts import suspicious
 from ..wording import names_text

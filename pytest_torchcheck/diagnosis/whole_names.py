@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from .. import sources
-from ..data.tracing import find_line
 from ..findings import Culprit, Finding
 from ..loop.closures import functions_of
+from ..record.tracing import find_line
 from ..state import seed_everything
 from ..subject import SubjectError, optimizers_of
 from ..verdicts import violated

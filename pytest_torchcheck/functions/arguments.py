@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .calls import Call, is_float
-from .jacobians import real_size
+from .relations.jacobians import real_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..findings import Finding, Location
+from .aspects.derivatives import check_first, check_screened
+from .aspects.layouts import check_inputs
+from .aspects.precision import check_precision
+from .aspects.reentrancy import check_repeatable
+from .aspects.second import check_second
+from .aspects.state import check_state, works_in_place
+from .aspects.subsets import check_subsets
+from .aspects.transforms import check_checkpoint, check_compiled, check_forward_mode, check_vmap
+from .aspects.upstream import check_unwritten, check_upstream
 from .binding import make_call
-from .derivatives import check_first, check_screened
 from .generators import randomness_kept
-from .layouts import check_inputs
 from .lines import error_line
-from .precision import check_precision
 from .preparation import prepare
-from .reentrancy import check_repeatable
-from .second import check_second
-from .state import check_state, works_in_place
-from .subsets import check_subsets
 from .target import Outcome, first_line
-from .transforms import check_checkpoint, check_compiled, check_forward_mode, check_vmap
-from .upstream import check_unwritten, check_upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

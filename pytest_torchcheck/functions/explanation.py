@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ..findings import Culprit
 from .arguments import resized
-from .experiments import affine, stale_needs, wrong_saved
-from .jacobians import Block, as_real, numerical, place_of, real_size
 from .lines import computing_lines, gradient_line, line_with
-from .relation import Relation, Shapes
-from .relations import find_relation, follows_size
+from .relations.experiments import affine, stale_needs, wrong_saved
+from .relations.jacobians import Block, as_real, numerical, place_of, real_size
+from .relations.relation import Relation, Shapes
+from .relations.search import find_relation, follows_size
 
 if TYPE_CHECKING:
     from ..findings import Finding, Plain

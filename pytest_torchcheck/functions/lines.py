@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from ..findings import Location
 from ..record.modes import KernelObserver
 from ..sources import of_error, of_object, search, untaken_lines
-from .jacobians import distance
+from .relations.jacobians import distance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

@@ -19,7 +19,7 @@ from .binding import make_call
 from .discovery import record_functions, short_name
 from .engine import check_call
 from .generators import randomness_kept
-from .jacobians import as_real, random_like
+from .relations.jacobians import as_real, random_like
 from .slopes import Point, Subject, confirmed, make_subject, screen
 
 

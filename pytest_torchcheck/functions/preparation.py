@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .arguments import degenerate, is_large, jittered, redrawn, reductions
 from .calls import Call, is_float
-from .jacobians import as_real, float_outputs
 from .lines import error_line, gradient_line, head
+from .relations.jacobians import as_real, float_outputs
 from .target import Surrogate, Target, first_line
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from .calls import is_float, tensors_of
 from .generators import seed_generators
-from .jacobians import as_real, random_like
+from .relations.jacobians import as_real, random_like
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -11,8 +11,8 @@ from torch import Tensor
 from ..findings import Culprit, Finding, Location, Plain, Status
 from ..printable import message_of
 from ..sources import of_object, rank
-from .jacobians import RTOL, STEP, random_like, real_size
 from .lines import head
+from .relations.jacobians import RTOL, STEP, random_like, real_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

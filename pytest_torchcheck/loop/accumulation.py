@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.data.tracing import line_of
+from pytest_torchcheck.record.tracing import line_of
 from pytest_torchcheck.specs import Labels
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError

@@ -16,13 +16,9 @@ from pytest_torchcheck.probes.watch import gradients_off_line, version_of
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError, optimizers_of, schedulers_of
 
-from .ahead import Ahead, rates_ahead
-from .copying import Copies, calling_frame, is_same
 from .gradients import Ledger
 from .naming import frames_within, is_spent, iterator_lines, name_in, user_frame
 from .patches import listening
-from .reseeding import generator_states
-from .rounding import Rounded
 from .steps import StepWatch, take_steps
 from .trace import (
     Backward,
@@ -36,6 +32,10 @@ from .trace import (
     OptimizerStep,
     Trace,
 )
+from .traces.copied_onto_itself import Copies, calling_frame, is_same
+from .traces.rates_ahead import Ahead, rates_ahead
+from .traces.reseeding import generator_states
+from .traces.rounded_weights import Rounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

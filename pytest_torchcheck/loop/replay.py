@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.data.tracing import Watcher, find_line, line_of
 from pytest_torchcheck.findings import Culprit
+from pytest_torchcheck.record.tracing import Watcher, find_line, line_of
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError
 

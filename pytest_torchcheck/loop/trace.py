@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pytest_torchcheck.findings import Location
     from pytest_torchcheck.subject import SubjectError
 
-    from .ahead import Ahead
+    from .traces.rates_ahead import Ahead
 
 Kind = Literal[
     "forward", "backward", "optimizer-step", "zero-grad", "scheduler-step", "scale", "unscale",

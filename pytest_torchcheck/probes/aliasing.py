@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources
-from ..data.tracing import find_line, line_of
 from ..findings import Culprit
+from ..record.tracing import find_line, line_of
 from .watch import storage_of
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ..data.contents import raw_bytes
 from ..functions.discovery import is_compiled
 from ..loop.checkpoints import keep_checkpoint
 from ..loop.closures import carried_graphs
-from ..loop.rebinding import Rebinding, is_trained
+from ..loop.traces.rebound_parameters import Rebinding, is_trained
 from ..probes.leaks import LiveBytes, count_hooks
 from ..probes.watch import version_of
 from ..state import seed_everything

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_torchcheck.data.declared import loader_line, making_line
+from pytest_torchcheck.data.explaining.declared_lines import loader_line, making_line
 from pytest_torchcheck.findings import Location
 
 if TYPE_CHECKING:

@@ -10,8 +10,10 @@ import torch
 
 from pytest_torchcheck import Contract
 from pytest_torchcheck.checks import loading
-from pytest_torchcheck.data import agreement, delivery, explain_workers
+from pytest_torchcheck.data import delivery
+from pytest_torchcheck.data.explaining import workers as explain_workers
 from pytest_torchcheck.data.plan import parts
+from pytest_torchcheck.data.relations import worker_agreement as agreement
 from pytest_torchcheck.subject import Subject
 
 LOADER = {"batch_size": 4, "num_workers": 1}

@@ -64,8 +64,8 @@ def test_the_relation_does_not_hang_on_the_draw(name, seed):
 
 def test_fast_mode_alone_would_miss_it():
     """One wrong entry of 30 by 1 % hides from random directions; entry by entry it does not."""
+    from pytest_torchcheck.functions.aspects.derivatives import check_first, check_screened
     from pytest_torchcheck.functions.binding import make_call
-    from pytest_torchcheck.functions.derivatives import check_first, check_screened
     from pytest_torchcheck.functions.preparation import prepare
     from pytest_torchcheck.functions.target import Target
 

@@ -1,0 +1,1 @@
+"""From evidence on data to findings, with the user's lines."""

@@ -1,0 +1,199 @@
+"""From evidence on order, splits and last batches to findings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcheck import sources
+from pytest_torchcheck.findings import Culprit, Finding
+
+from ...verdicts import suspicious, violated
+from ..wording import dataset_culprit, line_ref
+from .declared_lines import making_line
+from .making_lines import loader_told, sampler_made
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchcheck.findings import Location
+
+    from .. import validity
+    from ..order import Epoch, Order, Reach
+    from ..plan import Part
+    from ..splits import Overlap
+
+
+def order_wrong(
+    part: Part, found: Order, sampler: Any, declared: Location | None = None
+) -> Iterator[Finding]:
+    """An order that no seed repeats, or that every epoch repeats; ``declared`` is where the contract stands."""
+    place = sources.search(type(sampler), r"def __iter__") if sampler is not None else None
+    if place is None or sources.rank(place.file) < 2:  # torch's own: what it was told is the user's
+        words = ("sampler", "batch_sampler", "generator", "shuffle")
+        place = loader_told(part, declared, words) or place
+    name = found.sampler or "the sampler"
+    culprit = (dataset_culprit(part, name, "", place),)
+    if not found.repeats:
+        yield violated(
+            "order-not-repeatable",
+            f"{part.prefix}{name} gives another order under the same seed",
+            culprits=culprit, location=place,
+            observed=f"{found.count} indices of one epoch were drawn twice under one seed; they differ",
+            cause="it draws from a generator that no seed reaches",
+            because="the seeds of torch, random and NumPy were equal",
+            fix="draw the order from torch's generator, or from one seeded by the epoch",
+        )  # fmt: skip
+    elif found.shuffles and not found.renews and found.count > 8:
+        make = violated if found.has_set_epoch else suspicious
+        cause = (
+            "set_epoch changes nothing"
+            if found.has_set_epoch
+            else "its generator is seeded anew in every epoch"
+        )
+        yield make(
+            "order-fixed",
+            f"{part.prefix}{name} shuffles every epoch into the same order",
+            culprits=culprit, location=place,
+            observed=f"two epochs of {found.count} indices are equal, and shuffled",
+            cause=cause,
+            because="epoch 0 and epoch 1 were drawn one after the other"
+            + (", with set_epoch(0) and set_epoch(1)" if found.has_set_epoch else ""),
+            fix="seed the order from seed + epoch in __iter__" if found.has_set_epoch
+            else "make the generator once, in __init__",
+        )  # fmt: skip
+
+
+def reach_wrong(part: Part, found: Reach, classes: int | None, declared: Location | None) -> Finding:  # fmt: skip
+    """A sampler made for another number of samples; ``classes`` is how many label values there are."""
+    per_class = found.given == "weights" and found.length == classes
+    places, given, assigned = sampler_made(part, found.sampler, declared, per_class=per_class)
+    name, what = type(found.sampler).__name__, given or found.given
+    made = places[0] if len(places) == 1 else None
+    short = found.length < found.size
+    thing = "weights" if found.given == "weights" else "samples"
+    left = found.size - found.length
+    make = violated if found.certain else suspicious
+    at = assigned[-1] if len(assigned) == 1 else made
+    return make(
+        "sampler-length",
+        f"{part.prefix}{name} never draws {left} of the {found.size} samples: it was given {found.length} {thing}"
+        if short
+        else f"{part.prefix}{name} draws indices up to {found.length - 1}, and there are {found.size} samples",
+        culprits=(
+            *(dataset_culprit(part, what, f"{found.length} {thing}", line) for line in assigned),
+            *(
+                dataset_culprit(part, name, f"given {found.length} {thing}" + ("" if made else ", made here or elsewhere"), place)
+                for place in places or (None,)
+            ),
+        ),
+        location=at or (None if places else loader_told(part, declared, ("sampler", "batch_sampler")) or part.class_line),
+        observed=f"len({found.given}) of the sampler is {found.length}, the loader reads from {found.size} samples",
+        cause=f"{what} has one weight for each class, where the sampler wants one for each sample"
+        if per_class
+        else f"the sampler was given {what}, which is not of the {found.size} samples that the loader reads",
+        because=f"it draws from 0..{found.length - 1}"
+        + (f": samples {found.length}..{found.size - 1} have no chance" if short else f"; index {found.size} cannot be read")
+        + (f"; the labels read have {classes} values" if per_class else ""),
+        fix=f"give each sample the weight of its class: {what}[labels]" + (f", at {line_ref(at)}" if at else "")
+        if per_class
+        else f"make the sampler of the {thing} of what the loader reads" + (f", at {line_ref(at)}" if at else ""),
+    )  # fmt: skip
+
+
+def leaked(first: Part, second: Part, found: Overlap, declared: Location | None = None) -> Finding:
+    """Two splits share samples; ``declared`` is where the contract names them."""
+    place = making_line(declared, second.role)
+    share = found.shared / max(found.compared[1], 1)
+    certain = share > max(0.01, 3 * found.repeated)
+    a, b = found.pairs[0]
+    make = violated if certain else suspicious
+    how = {
+        "indices": "indices of one dataset",
+        "rows": f"rows of {found.where}",
+        "contents": "contents",
+    }[found.how]
+    return make(
+        "split-overlap",
+        f"{found.shared} of {found.compared[1]} samples of {second.role} are in {first.role} too",
+        culprits=tuple(
+            Culprit(
+                kind="dataset",
+                name=f"{part.role}[{index}]",
+                detail="",
+                location=making_line(declared, part.role) or part.class_line,
+            )
+            for part, index in ((second, b), (first, a))
+        ),
+        location=place or second.class_line,
+        observed=f"{how} compared: {found.compared[0]} of {found.total[0]} with {found.compared[1]} of {found.total[1]}; "
+        f"{share:.1%} shared",
+        cause="the splits are not disjoint"
+        if certain
+        else "the data repeats itself, or the splits share a few samples",
+        because=f"{second.role}[{b}] equals {first.role}[{a}]; {found.repeated:.1%} of {first.role} occurs there more than once",
+        fix="split once, by shuffled indices, before any dataset is made",
+        evidence={"pairs": [list(pair) for pair in found.pairs], "shared": found.shared},
+    )
+
+
+def last_batch_wrong(
+    part: Part, found: Epoch, declared: Location | None = None
+) -> Iterator[Finding]:
+    """An epoch that leaves samples out, or has none; ``declared`` is where the contract stands."""
+    place = loader_told(part, declared)
+    size, missing = part.plan.batch_size, part.length - found.samples
+    culprit = (dataset_culprit(part, "drop_last", f"batch_size={size}"),)
+    if part.plan.drop_last and found.batches == 0 and part.length:
+        yield violated(
+            "loader-empty",
+            f"{part.prefix}an epoch has no batch: {part.length} samples, batch_size={size}, drop_last=True",
+            culprits=culprit, location=place, observed=f"0 batches of {part.length} samples",
+            cause="the only batch is partial, and drop_last leaves it out",
+            because=f"batch_size={size} is more than the {part.length} samples", fix="drop_last=False, or a smaller batch_size",
+        )  # fmt: skip
+    elif part.evaluates and part.plan.drop_last and missing > 0:
+        yield violated(
+            "evaluation-drops-samples",
+            f"{part.prefix}{missing} of {part.length} samples are never evaluated: drop_last=True",
+            culprits=culprit, location=place, observed=f"an epoch reads {found.samples} of {part.length} samples",
+            cause="drop_last leaves the partial batch out of the evaluation",
+            because=f"{part.length} samples in batches of {size} leave {missing}", fix="drop_last=False for evaluation",
+        )  # fmt: skip
+
+
+def last_batch_fails(
+    part: Part,
+    size: int,
+    error: validity.CollateError,
+    module: str,
+    declared: Location | None = None,
+) -> Finding:
+    """The model cannot train on the loader's last, smaller batch; ``declared`` is where the contract stands."""
+    place = loader_told(part, declared, ("drop_last", "batch_size"))
+    sized = loader_told(part, declared, ("batch_size",))
+    batch_size = part.plan.batch_size
+    return violated(
+        "last-batch-fails",
+        f"{part.prefix}the last batch of an epoch has {size} sample{'s' * (size > 1)}, which {module or 'the model'} "
+        f"cannot train on: {error.type}",
+        culprits=(
+            Culprit(
+                kind="module", name=module or "model", detail=error.type, location=error.location
+            ),
+            dataset_culprit(part, "drop_last", "False: the partial batch is trained on", place),
+            *(
+                (dataset_culprit(part, "batch_size", f"{batch_size}, which leaves {size}", sized),)
+                if batch_size is not None
+                else ()
+            ),
+        ),
+        location=error.location or place,
+        observed=f"{part.length} samples in batches of {batch_size} leave {size}; it raised {error.type}",
+        cause="a normalisation over the batch needs more than one value per channel"
+        if module
+        else "the model does not work on so small a batch",
+        because=f"torch said: {error.message[:200]}"
+        + (f"; the loader at {line_ref(place)} keeps the partial batch" if place else ""),
+        fix="drop_last=True for training, or a batch_size that leaves no single sample"
+        + (f", at {line_ref(place)}" if place else ""),
+    )

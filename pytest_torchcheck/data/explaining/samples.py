@@ -1,0 +1,585 @@
+"""From evidence on samples to findings."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sized
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_torchcheck import sources
+from pytest_torchcheck.findings import Culprit, Finding, Location
+
+from ...verdicts import suspicious, violated
+from .. import validity
+from ..contents import Contents
+from ..wording import dataset_culprit, few, line_ref, where
+from .index_range import index_sources
+from .making_lines import loader_made
+from .returned_object import given_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..describing import Leaf
+    from ..plan import Part
+    from ..reading import Survey
+    from ..relations.mutation import Rereading, Write
+
+
+_ON_GPU = re.compile(
+    r"(?i)not compiled with CUDA|no (?:NVIDIA|CUDA)|re-initialize CUDA|CUDA error|cuda.*unavailable"
+)
+
+
+def empty(survey: Survey) -> Finding:
+    """A dataset without samples; suspicious, since the data may be missing on this machine alone."""
+    part = survey.part
+    attributes = getattr(part.own, "__dict__", {})
+    name, kind = next(
+        (
+            (name, type(value).__name__)
+            for name, value in attributes.items()
+            if isinstance(value, Sized) and len(value) == 0
+        ),
+        ("", ""),
+    )
+    place = sources.of_assignment(part.own, name) if name else None
+    if place is None and part.is_map_style:
+        place = validity.length_line(part)
+    place = place or part.class_line
+    return violated(
+        "dataset-empty",
+        f"{part.prefix}{part.name} holds no sample",
+        culprits=(
+            dataset_culprit(part, name or part.name, f"an empty {kind}" if kind else "", place),
+        ),
+        location=place,
+        observed="len() is 0" if part.is_map_style else "the stream ended before its first sample",
+        cause="no sample was found: a wrong path, pattern or split",
+        because=f"{name} is an empty {kind}"
+        if name
+        else f"{line_ref(place)} {'answers 0' if part.is_map_style else 'gave none'}",
+        fix=f"correct what {line_ref(place)} reads, and raise an error there when it finds nothing",
+    )
+
+
+def read_error(survey: Survey) -> Finding:
+    """A sample that cannot be read."""
+    part, error = survey.part, survey.errors[0]
+    lookup = error.type in ("IndexError", "KeyError")
+    at_end = lookup and _are_last(survey)
+    on_gpu = _ON_GPU.search(error.message) is not None
+    made_of = index_sources(part, error.index, survey.seed + error.index) if lookup else []
+    shown = [f"{one.name} {one.detail}" for one in made_of if one.order < 2]
+    own = None if lookup or on_gpu else _failing_line(survey)
+    return violated(
+        "sample-raises",
+        f"{part.prefix}reading sample {error.index} of {part.name} raises {error.type}: {error.message}",
+        culprits=(
+            dataset_culprit(part, f"{part.name}[{error.index}]", error.type, error.location),
+            *([dataset_culprit(part, "__len__", f"promises {survey.count}", validity.length_line(part))] if at_end else []),
+            *(dataset_culprit(part, one.name, one.detail, one.location) for one in made_of[: 2 if at_end else 3]),
+            *([dataset_culprit(part, sources.assigned_name(own) or part.name, "run by the failing samples alone", own)] if own else []),
+        ),
+        observed=f"{survey.read} could be read; sample {error.index} raises {error.type}{_others(survey)}",
+        cause="__len__ promises more samples than there are" if at_end
+        else "the dataset puts its samples on a GPU: there is none here, and a forked worker cannot start CUDA" if on_gpu
+        else f"the index that is made for this sample does not exist: {shown[0]}" if shown
+        else "the reading fails for this sample",
+        because=f"len() is {survey.count}, and the last {'index raises' if len(survey.errors) == 1 else f'{len(survey.errors)} indices raise'} {error.type}"
+        if at_end
+        else f"raised at {line_ref(error.location)}: {error.message}" + (f"; only samples that fail run {line_ref(own)}: {own.text}" if own else ""),
+        fix="return the number of readable samples from __len__" if at_end
+        else f"return CPU tensors from {line_ref(error.location)}; the loop moves batches to the device" if on_gpu
+        else f"bring the index into bounds: {made_of[0].name} at {line_ref(made_of[0].location)}, or its use at {line_ref(error.location)}" if shown
+        else f"mend {line_ref(error.location)} for sample {error.index}, or leave it out of the dataset",
+        evidence={"errors": [[e.index, e.type, e.message] for e in survey.errors]},
+    )  # fmt: skip
+
+
+def _failing_line(survey: Survey) -> Location | None:
+    """Return the line that only the samples run that fail in one way, besides the one that raises."""
+    part, error = survey.part, survey.errors[0]
+    failing = [e.index for e in survey.errors if (e.type, e.message) == (error.type, error.message)]
+    readable = [sample.index for sample in survey.samples]
+    if not readable:
+        return None
+    odd = validity.Deviation(
+        path="",
+        usual="readable",
+        other=error.type,
+        index=failing[0],
+        count=len(failing),
+        odd=tuple(failing[:3]),
+        alike=tuple(readable[:3]),
+    )
+    own = validity.own_line(part, odd, survey.seed)
+    return own if own != error.location else None
+
+
+def _are_last(survey: Survey) -> bool:
+    """Say whether the samples that cannot be read are the last ones."""
+    first, last = survey.errors[0].index, survey.errors[-1].index
+    alone = len(survey.errors) == 1 or (
+        bool(survey.samples) and all(one.index < first for one in survey.samples)
+    )
+    return survey.count is not None and last == survey.count - 1 and alone
+
+
+def _others(survey: Survey) -> str:
+    """Say how many more samples cannot be read, and how they lie where that is regular."""
+    indices = [one.index for one in survey.errors]
+    steps = {b - a for a, b in itertools.pairwise(indices)}
+    between = any(indices[0] < one.index < indices[-1] for one in survey.samples)
+    if len(indices) >= 3 and len(steps) == 1 and between:
+        return f"; so do {few(indices[1:])}, each {max(steps)} apart"
+    return f"; so do {len(indices) - 1} more" if len(indices) > 1 else ""
+
+
+def not_finite(survey: Survey, seed: int) -> Iterator[Finding]:
+    """Samples with NaN, and with infinities."""
+    part = survey.part
+    for code, word, is_bad in (
+        ("sample-nan", "NaN", lambda leaf: leaf.nan > 0),
+        ("sample-inf", "infinite values", lambda leaf: leaf.inf > 0),
+    ):
+        bad = validity.flagged(survey, is_bad)
+        if not bad:
+            continue
+        indices = list(dict.fromkeys(sample.index for sample, _ in bad))
+        sample, leaf = bad[0]
+        origin = validity.Origin(line=None)
+        if part.is_map_style:
+            origin = validity.find_value(part, sample.index, seed + sample.index, is_bad)
+        held = origin.held
+        row = f"{held.path}[{sample.index}]" if held is not None else where(leaf.path)
+        # a mask of -inf is a way of life: where every sample has one that was written, or is the logarithm of
+        # zeros and ones, it is meant
+        written = not origin.computed or leaf.low == leaf.high
+        masks = code == "sample-inf" and written and len(indices) == len(survey.samples)
+        make = suspicious if masks else violated
+        yield make(
+            code,
+            f"{part.prefix}{row} has {word} ({len(indices)} of {len(survey.samples)} samples read)",
+            culprits=(
+                dataset_culprit(part, row, f"{leaf.nan or leaf.inf} of its elements", held.location if held else None),
+                *([] if held else _divisors(part, origin.line)),
+            ),
+            location=origin.line,
+            observed=f"samples {few(indices)} hold {word} at {where(leaf.path)}, {leaf.dtype} {list(leaf.shape)}",
+            cause="the stored data holds them" if held else "the reading makes them",
+            because=f"{held.path} holds them before it is read" if held
+            else f"{origin.computed}, at {line_ref(origin.line)}" if origin.computed
+            else f"no stored array holds them; they are there after {line_ref(origin.line)}",
+            fix=f"drop or fill these rows where {held.path} is made" if held
+            else f"keep its argument where it is finite at {line_ref(origin.line)}: clamp(min=eps) before a logarithm, eps in a denominator" if origin.computed
+            else f"leave these values out at {line_ref(origin.line)} (torch.nan_to_num, or a mask)",
+            evidence={"indices": [int(i) for i in indices[:64]]},
+        )  # fmt: skip
+
+
+_SINGULAR = re.compile(r"/|\blog|\bpow\b|\*\*|rsqrt|div")
+
+
+def _divisors(part: Part, line: Location | None) -> list[Culprit]:
+    """Return the stored arrays with zeros that a line which makes NaN reads, and where they are made."""
+    if line is None or not _SINGULAR.search(line.text):
+        return []
+    found = []
+    for held in Contents(part.dataset).arrays:
+        values = torch.as_tensor(held.value)
+        zeros = values.numel() - int(torch.count_nonzero(values))
+        if zeros and re.search(rf"\b{re.escape(held.attribute)}\b", line.text):
+            found.append(
+                dataset_culprit(part, held.path, f"{zeros} of its elements are zero", held.location)
+            )
+    return found[:2]
+
+
+def inconsistent(
+    survey: Survey, collates: validity.CollateError | None, declared: Location | None = None
+) -> Iterator[Finding]:
+    """Samples that differ in structure, dtype or shape, and batches that cannot be made.
+
+    Where no loader is declared, samples may be collated in any way: only a few odd ones are worth a warning.
+    """
+    part = survey.part
+    plan = part.plan
+    if plan.collate_fn is None:
+        odd, what = validity.structure_deviation(survey), "structure"
+        if odd is None:
+            types = validity.deviations(survey, lambda leaf: f"{leaf.type} {leaf.dtype}".strip())
+            odd, what = (types[0] if types else None), "dtype"
+        if odd is not None and (plan.declared or _is_rare(odd, survey)):
+            yield _varies(survey, odd, what)
+            return
+        shapes = validity.deviations(survey, lambda leaf: str(list(leaf.shape)))
+        if shapes and not plan.declared and _is_rare(shapes[0], survey):
+            yield _unlike_shapes(survey, shapes[0], "", declared)
+            return
+    if collates is not None and plan.declared:
+        yield _not_collatable(survey, collates, declared)
+
+
+def _is_rare(odd: validity.Deviation, survey: Survey) -> bool:
+    return 4 * odd.count <= len(survey.samples)
+
+
+def _varies(survey: Survey, odd: validity.Deviation, what: str) -> Finding:
+    part = survey.part
+    returned = (
+        validity.return_line(part, odd.index, survey.seed + odd.index)
+        if part.is_map_style
+        else None
+    )
+    own = validity.own_line(part, odd, survey.seed)
+    given = given_line(part, odd.index, odd.path, survey.seed + odd.index) if own is None else None
+    place = own or given or returned
+    make = violated if part.plan.declared and part.plan.batch_size != 1 else suspicious
+    return make(
+        f"sample-{what}-varies",
+        f"{part.prefix}sample {odd.index} is {odd.other} at {where(odd.path)} where most are {odd.usual}",
+        culprits=(
+            dataset_culprit(part, f"{part.name}[{odd.index}]", odd.other, place),
+            *_returning(part, returned, own or given),
+        ),
+        location=place,
+        observed=f"{odd.count} of {len(survey.samples)} samples read differ: {odd.other} for {odd.usual}",
+        cause=f"the {what} of a batch depends on which samples meet in it",
+        because=f"only such samples run {line_ref(own)}"
+        if own is not None
+        else f"sample {odd.index} is returned by {line_ref(returned)}"
+        + (f", with what {line_ref(given)} returns" if given is not None else ""),
+        fix=f"return {odd.usual} for every sample at {line_ref(place)}",
+    )
+
+
+def _returning(part: Part, returned: Location | None, own: Location | None) -> list[Culprit]:
+    """Return the line that hands a sample out, where another one is named before it."""
+    if returned is None or own is None or own == returned:
+        return []
+    return [dataset_culprit(part, "__getitem__", "returns it", returned)]
+
+
+def _unlike_shapes(
+    survey: Survey, odd: validity.Deviation, said: str, declared: Location | None
+) -> Finding:
+    part = survey.part
+    made = loader_made(part, declared) if part.plan.declared else None
+    returned = (
+        validity.return_line(part, odd.index, survey.seed + odd.index)
+        if part.is_map_style
+        else None
+    )
+    make = violated if part.plan.declared else suspicious
+    end = validity.length_line(part) if _is_tail(survey, odd) else None
+    own = validity.own_line(part, odd, survey.seed) if end is None else None
+    given = None
+    if end is None and own is None:
+        given = given_line(part, odd.index, odd.path, survey.seed + odd.index)
+    place = own or given or returned
+    return make(
+        "samples-do-not-stack",
+        f"{part.prefix}sample {odd.index} has shape {odd.other} at {where(odd.path)} where most have {odd.usual}: "
+        "the batch cannot be stacked",
+        culprits=(
+            dataset_culprit(part, f"{part.name}[{odd.index}]", f"shape {odd.other}", place),
+            *_returning(part, returned, own or given),
+            *((dataset_culprit(part, "__len__", "counts them", end),) if end is not None else ()),
+            *(
+                (dataset_culprit(part, "loader", "has no collate_fn", made),)
+                if made is not None
+                else ()
+            ),
+        ),
+        observed=f"{odd.count} of {len(survey.samples)} samples read have another shape",
+        cause=f"the last {odd.count} samples reach past the end of the data: __len__ counts too many"
+        if end is not None
+        else "the default collate function stacks samples, which needs equal shapes",
+        because=f"only such samples run {line_ref(own)}: {own.text}"
+        if own is not None
+        else f"torch said: {said}"
+        if said
+        else f"sample {odd.index} is returned by {line_ref(place)}",
+        fix=f"let __len__ count the samples that are whole, at {line_ref(end)}"
+        if end is not None
+        else f"bring samples to one shape {f'at {line_ref(own)}' if own is not None else 'in __getitem__'}, "
+        "or pad them in a collate_fn" + (f" given at {line_ref(made)}" if made is not None else ""),
+    )
+
+
+def _is_tail(survey: Survey, odd: validity.Deviation) -> bool:
+    """Say whether the samples of another shape are the last ones, several of them and smaller and smaller."""
+    if survey.count is None:
+        return False
+    shapes = {
+        sample.index: leaf.shape
+        for sample in survey.samples
+        for leaf in sample.leaves
+        if leaf.path == odd.path
+    }
+    strange = [index for index, shape in shapes.items() if str(list(shape)) != odd.usual]
+    rest = [index for index, shape in shapes.items() if str(list(shape)) == odd.usual]
+    if len(strange) < 2 or not rest or min(strange) < max(rest) or max(strange) != survey.count - 1:
+        return False
+    sizes = [math.prod(shapes[index]) for index in sorted(strange)]
+    return sizes == sorted(sizes, reverse=True)
+
+
+def _rank(leaf: Leaf) -> str:
+    """Return the shape of a leaf behind its first dimension, which may vary."""
+    return f"[n{''.join(f', {size}' for size in leaf.shape[1:])}]" if leaf.shape else "[]"
+
+
+def _unlike_rank(survey: Survey) -> validity.Deviation | None:
+    """Return the deviation of a few samples in what stands behind the first dimension, where the others agree."""
+    if not survey.part.is_map_style:
+        return None
+    found = validity.deviations(survey, _rank)
+    return next((odd for odd in found if odd.count <= len(survey.samples) // 3), None)
+
+
+def _not_collatable(
+    survey: Survey, error: validity.CollateError, declared: Location | None
+) -> Finding:
+    part = survey.part
+    own = part.plan.collate_fn is not None
+    shapes = validity.deviations(survey, lambda leaf: str(list(leaf.shape)))
+    if shapes and not own:
+        return _unlike_shapes(survey, shapes[0], error.message, declared)
+    opaque = next(
+        (leaf for leaf in survey.samples[0].leaves if leaf.kind in ("none", "other")), None
+    )
+    chosen = f"samples {few(error.indices)}"
+    place = error.location if own else validity.return_line(part, error.indices[0])
+    name = getattr(part.plan.collate, "__name__", type(part.plan.collate).__name__)
+    cause, fix = "the collate function fails on real samples", f"mend {line_ref(place)}"
+    given = None
+    if opaque is not None and not own:
+        index = survey.samples[0].index
+        given = given_line(part, index, opaque.path, survey.seed + index)
+        cause = f"{where(opaque.path)} is a {opaque.type}, which the default collate function does not know"
+        if given is not None:
+            cause += f": {given.function}, which gives it, returns it at {line_ref(given)}"
+        fix = f"return tensors, arrays or numbers{f' at {line_ref(given)}' if given else ''}, or give a collate_fn"
+    odd = _unlike_rank(survey) if own else None
+    made = None
+    if odd is not None:
+        usual = next(
+            s.index
+            for s in survey.samples
+            if any(_rank(x) == odd.usual for x in s.leaves if x.path == odd.path)
+        )
+        made = validity.unlike_line(part, usual, odd.index, survey.seed)
+        cause = (
+            f"sample {odd.index} has shape {odd.other} at {where(odd.path)}, most have {odd.usual}"
+        )
+        fix = f"give it the shape of the others{f' at {line_ref(made)}' if made else ''}: reshape(-1, ...)"
+    return violated(
+        "batch-not-collatable",
+        f"{part.prefix}{name} cannot make a batch of {chosen}: {error.type}: {error.message[:120]}",
+        culprits=(
+            *(
+                (
+                    dataset_culprit(
+                        part,
+                        sources.assigned_name(made) or f"{part.name}[{odd.index}]",
+                        odd.other,
+                        made,
+                    ),
+                )
+                if odd and made
+                else ()
+            ),
+            dataset_culprit(
+                part, where(opaque.path) if opaque and not own else name, "", given or place
+            ),
+            *_returning(part, place, given),
+        ),
+        location=given or place,
+        observed=f"{chosen} were collated by {name}; it raised {error.type}",
+        cause=cause,
+        because=f"it said: {error.message[:200]}",
+        fix=fix,
+    )
+
+
+def identical(survey: Survey) -> Finding:
+    """Every sample has the same input."""
+    part = survey.part
+    place = (
+        validity.return_line(part, survey.samples[0].index, survey.seed)
+        if part.is_map_style
+        else None
+    )
+    return violated(
+        "samples-identical",
+        f"{part.prefix}every sample of {part.name} has the same input",
+        culprits=(dataset_culprit(part, part.name, "one content hash", place),),
+        location=place,
+        observed=f"{survey.read} were read; all have one content hash",
+        cause="the index is not used to choose the data, or what is stored is constant",
+        because=f"samples {survey.samples[0].index} and {survey.samples[-1].index} are equal bit by bit",
+        fix=f"use the index at {line_ref(place)}",
+    )
+
+
+def elsewhere(survey: Survey) -> Iterator[Finding]:
+    """Samples on another device, or with an autograd graph."""
+    part = survey.part
+    checks: tuple[tuple[str, str, Any, str, str], ...] = (
+        ("sample-device", "is not on the CPU", lambda leaf: leaf.device != "cpu",
+         "workers cannot share it, and every batch is made by many small copies",
+         "keep the sample on the CPU and move the batch to the device in the loop"),
+        ("sample-graph", "carries an autograd graph", lambda leaf: leaf.attached,
+         "a sample that requires a gradient keeps its graph alive, and cannot be sent by a worker",
+         "detach it, or compute it under torch.no_grad()"),
+    )  # fmt: skip
+    for code, what, is_bad, cause, fix in checks:
+        bad = validity.flagged(survey, is_bad)
+        if not bad:
+            continue
+        sample, leaf = bad[0]
+        origin = (
+            validity.find_value(part, sample.index, survey.seed + sample.index, is_bad)
+            if part.is_map_style
+            else validity.Origin(line=None)
+        )
+        make = violated if part.plan.num_workers else suspicious
+        yield make(
+            code,
+            f"{part.prefix}{where(leaf.path)} {what}",
+            culprits=(dataset_culprit(part, where(leaf.path), leaf.device, origin.line),),
+            location=origin.line,
+            observed=f"{len(bad)} of {len(survey.samples)} samples read; sample {sample.index} is on {leaf.device}",
+            cause=cause,
+            because=f"it is so after {line_ref(origin.line)}",
+            fix=fix,
+        )
+
+
+def out_of_range(
+    survey: Survey, path: str, low: float, high: float, leaf: Leaf, index: int
+) -> Finding:
+    """An input leaves its declared range."""
+    part = survey.part
+
+    def is_bad(one: Leaf) -> bool:
+        alike = one.dtype == leaf.dtype and one.low is not None and one.high is not None
+        return alike and (one.high > high or one.low < low)  # type: ignore[operator]
+
+    origin = validity.find_value(part, index, survey.seed + index, is_bad)
+    hint = (
+        "bytes that were not scaled"
+        if leaf.high is not None and 200 < leaf.high <= 255 and high <= 1
+        else ""
+    )
+    return violated(
+        "sample-range",
+        f"{part.prefix}{where(path)} reaches [{leaf.low:g}, {leaf.high:g}] where [{low:g}, {high:g}] is declared",
+        culprits=(
+            dataset_culprit(part, where(path), f"[{leaf.low:g}, {leaf.high:g}]", origin.line),
+        ),
+        location=origin.line,
+        observed=f"sample {index} reaches [{leaf.low:g}, {leaf.high:g}], {leaf.dtype} {list(leaf.shape)}",
+        cause=hint or "the data is not scaled as the contract declares",
+        because=f"the value is there after {line_ref(origin.line)}",
+        fix="scale it, as by dividing bytes by 255"
+        if hint
+        else "scale it in __getitem__, or declare its true range",
+    )
+
+
+def damaged(part: Part, found: Rereading, write: Write | None) -> Finding:
+    """Reading writes into the dataset."""
+    change = found.changes[0]
+    name = change.held.path
+    first = found.differing[0]
+    alias, written = (write.alias, write.write) if write is not None else (None, None)
+    rows = f"rows {few(change.rows)} of {name}" if change.rows else name
+    culprits = [
+        dataset_culprit(
+            part, name, f"{change.elements} elements written", alias or change.held.location
+        )
+    ]
+    if written is not None:
+        culprits.append(
+            Culprit(
+                kind="call", name=written.text, detail="writes into the dataset", location=written
+            )
+        )
+    again = (
+        f"sample {found.error[0]} can be read only once: {found.error[1]}"
+        if found.error
+        else f"{len(found.differing)} of {len(found.indices)} samples differ when read again under the same seed"
+    )
+    fix = "copy before writing: .clone() of a tensor, .copy() of an array, dict or list"
+    if alias is not None:
+        fix = f"take a copy at {line_ref(alias)}: .copy() of an array, dict or list, .clone() of a tensor"
+    return violated(
+        "dataset-mutated",
+        f"{part.prefix}reading sample {first} of {part.name} writes into {name}: the next reading differs",
+        culprits=tuple(culprits),
+        location=alias or written or change.held.location,
+        observed=again
+        + (f"; largest change of {name} {write.largest:.4g}" if write and write.largest else ""),
+        cause=f"{write.name if write and write.name else 'a value'} shares memory with {name} and is changed in place",
+        because=f"{rows} changed while reading"
+        + (f"; the write is {line_ref(written)}: {written.text}" if written else ""),
+        fix=fix,
+        evidence={
+            "samples": list(found.differing[:64]),
+            "leaves": list(found.paths),
+            "changed": name,
+        },
+    )
+
+
+def overwritten(part: Part, found: Rereading, write: Write | None = None) -> Finding:
+    """One buffer serves every sample: the next reading changes the sample before."""
+    buffer = found.buffer
+    name = buffer.path or part.name if buffer is not None else part.name
+    first = found.overwritten[0]
+    returned = validity.return_line(part, first)
+    made = buffer.location if buffer is not None else None
+    handed, filled = (write.alias, write.write) if write is not None else (None, None)
+    handed = None if handed is not None and handed in (filled, returned) else handed
+    place = handed or returned
+    return violated(
+        "sample-overwritten",
+        f"{part.prefix}sample {first} changes when the next sample is read: {name} serves them all",
+        culprits=(
+            dataset_culprit(part, name, "shared by all samples", made or place),
+            *((dataset_culprit(part, write.name, f"lies in {name}", handed),) if write is not None and handed is not None else ()),
+            *((Culprit(kind="call", name=filled.text, detail=f"fills {name}", location=filled),) if filled is not None else ()),
+            Culprit(
+                kind="call", name=f"{part.name}.__getitem__", detail="returns it", location=returned
+            ),
+        ),
+        location=place,
+        observed=f"{len(found.overwritten)} samples were kept while {len(found.indices)} were read; they changed",
+        cause="__getitem__ fills one buffer and returns it, so that a batch holds the last sample several times",
+        because=(f"sample {first} shares its memory with {name}" + (f", which {line_ref(filled)} fills" if filled else ""))
+        if buffer is not None
+        else f"sample {first} had another content after the others were read",
+        fix=f"return a copy at {line_ref(place)}: .clone() of a tensor, .copy() of an array",
+    )  # fmt: skip
+
+
+def not_repeatable(part: Part, found: Rereading, name: str, place: Location | None) -> Finding:
+    """An item differs under the same seed although nothing stored has changed."""
+    return suspicious(
+        "sample-not-repeatable",
+        f"{part.prefix}sample {found.differing[0]} of {part.name} differs when read again under the same seed",
+        culprits=(dataset_culprit(part, name or part.name, "differs under equal seeds", place),),
+        location=place,
+        observed=f"{len(found.differing)} of {len(found.indices)} samples differ; nothing the dataset stores has changed",
+        cause="its randomness comes from a generator that no seed reaches",
+        because=f"the seeds of torch, random and NumPy were equal, and {name or 'the sample'} differs"
+        + (f" after {line_ref(place)}" if place else ""),
+        fix="draw from torch's generator, or seed the generator from torch.initial_seed()",
+    )

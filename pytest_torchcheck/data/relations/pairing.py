@@ -1,0 +1,273 @@
+"""Does a collate function keep every label with its sample?
+
+Samples are collated together and each by itself. The row of the batch that holds a sample's inputs must hold its label;
+padding may follow either, and rows may stand in another order.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+
+from pytest_torchcheck import sources, trees
+from pytest_torchcheck.findings import Culprit, Finding
+from pytest_torchcheck.state import isolated
+
+from ...record.tracing import find_line, line_of
+from ...verdicts import violated
+from ..contents import Contents
+from ..reading import read, seed_process
+from ..snapshot import Snapshot
+from ..wording import line_ref
+from .graph_shifts import Shifted, shifts_watcher, wrongly_shifted
+from .mask_lengths import LongMask, making_watcher, too_long
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import CodeType, FrameType
+
+    from pytest_torchcheck.findings import Location
+
+    from ...record.tracing import Watcher
+    from ..plan import Part
+    from ..reading import Survey
+
+MOST_SAMPLES = 16
+_LABELS = ("label", "target")
+_ROOT = "batch"
+_REORDERING = {"sorted", "sort", "argsort", "lexsort", "reversed", "reverse", "flip", "flipud", "roll", "shuffle", "randperm",
+               "permutation", "sample", "multinomial"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """How labels of a batch stand to those of its samples.
+
+    Attributes:
+        path: Of the labels in a batch; empty where none can be told.
+        count: How many samples were found again in the batch.
+        mixed: Indices of those whose row holds another label.
+        own, got: Labels of the first of them: by itself, and in the batch.
+        moved: The one line of the collate function, or of what it calls, that puts something in another order; None where
+            there is none, or several.
+        returned: The line by which the collate function returns the batch.
+        mask: A mask of the batch that is longer than its samples, or None.
+        shifted: Indices of the batch that reach into other samples, or None.
+    """
+
+    path: str
+    count: int
+    mixed: tuple[int, ...] = ()
+    own: str = ""
+    got: str = ""
+    moved: Location | None = None
+    returned: Location | None = None
+    mask: LongMask | None = None
+    shifted: Shifted | None = None
+
+
+def pairing_of(survey: Survey) -> Pairing | None:
+    """Collate samples together and alone; None where that tells nothing (random, no labels, inputs that mix)."""
+    part = survey.part
+    chosen = [
+        sample.index for sample in survey.samples[:: max(1, len(survey.samples) // MOST_SAMPLES)]
+    ]
+    chosen = chosen[:MOST_SAMPLES]
+    if part.plan.collate_fn is None or len(chosen) < 4:
+        return None
+    try:
+        whole, again = (_collated(part, chosen, survey.seed) for _ in range(2))
+        alone = [_collated(part, [index], survey.seed) for index in chosen]
+    except Exception:  # samples-valid and worker-delivery tell what a collate function raises
+        return None
+    if any(set(one) != set(whole) for one in alone):
+        return None
+    if any(not torch.equal(whole[name], again[name]) for name in whole):
+        return None
+    shifted = wrongly_shifted(whole, alone)
+    if shifted is not None:
+        made = _line_of(part, chosen, survey.seed, shifts_watcher(shifted.shifts))
+        return Pairing(path="", count=len(chosen), shifted=replace(shifted, made=made))
+    path = _label_path(whole)
+    inputs = [name for name, value in whole.items() if name != path and len(value) == len(chosen)]
+    rows = [
+        [
+            row
+            for row in range(len(chosen))
+            if all(_holds(whole[name][row], one[name][0]) for name in inputs)
+        ]
+        for one in alone
+    ]
+    if not inputs or not all(rows):
+        return None
+    mask = _long_mask(part, chosen, survey.seed, whole, alone, [found[0] for found in rows])
+    labels = [] if path is None else [one[path][0] for one in alone]
+    # labels that are made of the batch, such as places in it, are alike in batches of one
+    told = path is not None and len(whole[path]) == len(chosen) and not all(_same(labels[0], x) for x in labels)  # fmt: skip
+    if path is None or not told:
+        return Pairing(path="", count=len(chosen), mask=mask) if mask is not None else None
+    mixed = [
+        (place, found[0])
+        for place, found in enumerate(rows)
+        if not any(_holds(whole[path][row], labels[place]) for row in found)
+    ]
+    if not mixed:
+        return Pairing(path=path, count=len(chosen), mask=mask)
+    place, row = mixed[0]
+    moved, returned = _lines(part, chosen, survey.seed)
+    return Pairing(
+        path=path,
+        count=len(chosen),
+        mixed=tuple(chosen[one] for one, _ in mixed),
+        own=_shown(labels[place]),
+        got=_shown(whole[path][row]),
+        moved=moved,
+        returned=returned,
+        mask=mask,
+    )
+
+
+def _long_mask(
+    part: Part,
+    chosen: Sequence[int],
+    seed: int,
+    whole: dict[str, torch.Tensor],
+    alone: Sequence[dict[str, torch.Tensor]],
+    rows: Sequence[int],
+) -> LongMask | None:
+    """Return the mask that is longer than its samples, with the line that makes it."""
+    found = too_long(whole, alone, rows)
+    if found is None:
+        return None
+    return replace(found, made=_line_of(part, chosen, seed, making_watcher(whole[found.path])))
+
+
+def labels_mixed(part: Part, found: Pairing) -> Finding:
+    """A collate function gives samples the labels of others."""
+    collate: Any = part.plan.collate_fn
+    collate = getattr(collate, "data_collator", collate)  # a Trainer wraps what it is given
+    name = getattr(collate, "__name__", type(collate).__name__)
+    place = sources.of_object(collate)
+    first, moved = found.mixed[0], found.moved
+    put = sources.assigned_name(moved) if moved is not None else ""
+    return violated(
+        "collate-mixes-labels",
+        f"{part.prefix}{name} gives {len(found.mixed)} of {found.count} samples another label than they have",
+        culprits=(
+            *((Culprit(kind="call", name=put or moved.text, detail="put in another order here", location=moved),) if moved else ()),
+            Culprit(kind="function", name=name, detail="collate function", location=place),
+            Culprit(kind="dataset", name=f"{part.prefix}{found.path}", detail="labels", location=found.returned),
+        ),
+        location=moved or place,
+        observed=f"sample {first} by itself has the label {found.own}; its row in a batch of {found.count} has {found.got}",
+        cause="the labels are put in another order than the inputs, or are moved against them"
+        + (f": {put or 'what'} is ordered anew by itself" if moved else ""),
+        because="rows were found again by their inputs, and the same samples were collated one by one"
+        + (f"; the one line that changes an order is {line_ref(moved)}" if moved else ""),
+        fix=f"put inputs and labels in one order at {line_ref(moved)}: order the list of samples, then take both from it"
+        if moved
+        else f"build inputs and labels from one list of samples at {line_ref(place)}",
+        evidence={"samples": list(found.mixed)},
+    )  # fmt: skip
+
+
+def _lines(
+    part: Part, indices: Sequence[int], seed: int
+) -> tuple[Location | None, Location | None]:
+    """Return the one line which the collate function runs that sorts, shuffles, flips or rolls something, and its return."""
+    ran: dict[tuple[str, int], CodeType] = {}
+    returned: list[Location] = []
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        if event != "call":
+            ran[frame.f_code.co_filename, line] = frame.f_code
+        if event == "return":
+            returned[:] = [line_of(frame.f_code, line)]
+        return False
+
+    _collated(
+        part,
+        indices,
+        seed,
+        lambda collate, samples: find_line(lambda: collate(samples), watcher),
+    )
+    found: dict[tuple[str, int], Location] = {}
+    for file in {file for file, _ in ran}:
+        for node in ast.walk(sources.tree_of(file) or ast.Module(body=[], type_ignores=[])):
+            if _reorders(node):
+                lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+                code = next((ran[file, n] for n in lines if (file, n) in ran), None)
+                if code is not None:
+                    found[file, node.lineno] = line_of(code, node.lineno)
+    return next(iter(found.values())) if len(found) == 1 else None, next(iter(returned), None)
+
+
+def _line_of(part: Part, indices: Sequence[int], seed: int, watcher: Watcher) -> Location | None:
+    """Return the first line of the collate function at which a watcher says True."""
+    found: list[Location | None] = []
+
+    def run(collate: Any, samples: Any) -> Any:
+        found.append(find_line(lambda: collate(samples), watcher))
+        return {}
+
+    _collated(part, indices, seed, run)
+    return found[0] if found else None
+
+
+def _reorders(node: ast.AST) -> TypeGuard[ast.expr]:
+    """Say whether an expression gives what it takes in another order: a call that does, or ``[::-1]``."""
+    if isinstance(node, ast.Subscript):
+        step = node.slice.step if isinstance(node.slice, ast.Slice) else None
+        return step is not None and ast.unparse(step) == "-1"
+    if not isinstance(node, ast.Call):
+        return False
+    return (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) in _REORDERING
+
+
+def _collated(
+    part: Part, indices: Sequence[int], seed: int, run: Callable[..., Any] | None = None
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of a batch of these samples by their path; ``run`` calls the collate function instead."""
+    snapshot = Snapshot(Contents(part.dataset, tuple(indices)))
+    with isolated():
+        try:
+            samples = [read(part.dataset, index, seed + index) for index in indices]
+            seed_process(seed)
+            made = run(part.plan.collate, samples) if run else part.plan.collate(samples)
+            found = trees.tensors(made, _ROOT)
+            return {name: t.detach().clone() for name, t in found.items() if t.dim()}
+        finally:
+            snapshot.restore()
+
+
+def _label_path(batch: dict[str, torch.Tensor]) -> str | None:
+    """Return where the labels of a batch are: under a name that says so, or its last element."""
+    whole = {n: t for n, t in batch.items() if not t.is_floating_point() and not t.is_complex()}
+    named = [name for name in whole if any(word in name.lower() for word in _LABELS)]
+    if named:
+        return named[0] if len(named) == 1 else None
+    last = list(batch)[-1] if len(batch) > 1 else None
+    placed = last is not None and re.fullmatch(rf"{_ROOT}\[\d+\]", last) is not None
+    return last if placed and last in whole and whole[last].dim() == 1 else None
+
+
+def _holds(row: torch.Tensor, one: torch.Tensor) -> bool:
+    """Say whether a row of a batch begins, or ends, with a sample's own values."""
+    if row.dim() != one.dim() or any(a < b for a, b in zip(row.shape, one.shape, strict=True)):
+        return False
+    first = tuple(slice(0, size) for size in one.shape)
+    last = tuple(slice(have - size, have) for have, size in zip(row.shape, one.shape, strict=True))
+    return _same(row[first], one) or _same(row[last], one)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b)
+
+
+def _shown(labels: torch.Tensor) -> str:
+    values = labels.flatten().tolist()
+    return str(values[0]) if labels.dim() == 0 else str(values[:8])

@@ -1,0 +1,90 @@
+"""Labels that a cast to whole numbers has cut off: a mask divided by 255, then made ``long``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_torchcheck.probes.watch import Watch, name_of
+from pytest_torchcheck.state import isolated
+
+from ..contents import Contents
+from ..reading import read
+from ..snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from pytest_torchcheck.findings import Location
+
+    from ..plan import Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """A cast that gives one whole number for several fractions.
+
+    Attributes:
+        location: The user's line.
+        call: Such as ``Tensor.long``.
+        low, high: Of the fractions.
+        kinds: How many different fractions there were.
+    """
+
+    location: Location | None
+    call: str
+    low: float
+    high: float
+    kinds: int
+
+
+def truncation_of(
+    part: Part, index: int, shape: tuple[int, ...], seed: int = 0
+) -> Truncation | None:
+    """Read one sample and return the cast that made its label constant, or None where none did.
+
+    Args:
+        part: Whose sample.
+        index: Of the sample.
+        shape: Of its label; only a result of as many elements can be it.
+        seed: For the reading.
+    """
+    watch = _Casts(int(torch.Size(shape).numel()))
+    snapshot = Snapshot(Contents(part.dataset, (index,)))
+    with isolated():
+        try:
+            with watch:
+                read(part.dataset, index, seed)
+        finally:
+            snapshot.restore()
+    return watch.found
+
+
+class _Casts(Watch):
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.elements = elements
+        self.found: Truncation | None = None
+
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+        """Note a cast of varying fractions to one whole number."""
+        given = args[0] if args else None
+        if not isinstance(result, torch.Tensor) or not isinstance(given, torch.Tensor):
+            return
+        if not given.is_floating_point() or result.is_floating_point() or result.is_complex():
+            return
+        if result.dtype == torch.bool or result.shape != given.shape:
+            return
+        if result.numel() != self.elements or not result.numel():
+            return
+        with torch._C.DisableTorchFunction():
+            cut = torch.equal(result.to(given.dtype), given.trunc())
+            kinds = torch.unique(given)
+            if cut and len(kinds) > 1 and bool((result == result.reshape(-1)[0]).all()):
+                self.found = Truncation(
+                    location=self.locate(),
+                    call=name_of(func),
+                    low=float(kinds[0]),
+                    high=float(kinds[-1]),
+                    kinds=len(kinds),
+                )

@@ -1,0 +1,233 @@
+"""Second derivatives: right, or clearly refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...diagnosis.explanation import listed
+from ...findings import Culprit
+from ..calls import Call, Run, tensors_of
+from ..lines import gradient_line, head
+from ..relations.jacobians import numerical, real_size, rounding, step_of
+from ..target import Outcome, Target, first_line
+from .derivatives import check_first
+from .intermediates import intermediates
+
+if TYPE_CHECKING:
+    from ...findings import Finding
+
+
+def check_second(target: Target, *, promised: bool) -> Outcome:
+    """Check the gradient's own derivative: right, or clearly refused.
+
+    Args:
+        target: What is checked.
+        promised: Whether second derivatives are promised; then a refusal and a silent error are
+            violations. Otherwise a silent error is only suspicious.
+    """
+    second = _second_target(target)
+    try:
+        run = second.call.run()
+    except Exception as error:  # the backward of the user may raise anything
+        return _refusal(target, error, promised=promised)
+    if _marked_once(run):
+        return _refusal(target, None, promised=promised)
+    if not any(run.outputs[i].requires_grad for i in second.chosen):
+        return _constant(target, second, promised=promised)
+    try:
+        run.grads(
+            {
+                i: torch.ones_like(run.outputs[i])
+                for i in second.chosen
+                if run.outputs[i].requires_grad
+            }
+        )
+    except Exception as error:  # a refusal comes as an error of the second backward
+        return _refusal(target, error, promised=promised)
+    second = replace(second, chosen=tuple(i for i in second.chosen if run.outputs[i].requires_grad))
+    found = check_first(second, explain=False)
+    if not found.violated:
+        return Outcome(held=["second derivatives"])
+    if not promised and not target.own:
+        return Outcome(held=["second derivatives are wrong, silently (not promised)"])
+    return Outcome(
+        findings=[_second_wrong(target, f, promised=promised) for f in found.findings[:1]]
+    )
+
+
+def _marked_once(run: Run) -> bool:
+    """See whether ``once_differentiable`` put its error into the graph."""
+    queue = [out.grad_fn for out in run.outputs]
+    seen: set[int] = set()
+    while queue:
+        node = queue.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.name().endswith("::Error"):  # what once_differentiable returns
+            return True
+        queue.extend(following for following, _ in node.next_functions)
+    return False
+
+
+def _second_target(target: Target) -> Target:
+    """Return the call of the gradient: inputs and upstream gradients in, gradients out."""
+    call = target.call
+    run = call.run()
+    upstream = target.upstream(run)
+    count = len(call.values)
+    chosen = list(upstream)
+
+    def gradient(*flat: Any) -> list[Tensor]:
+        with torch.enable_grad():
+            given = {i: flat[i] for i in call.wanted}
+            leaves = {
+                i: t if t.requires_grad else t.detach().requires_grad_() for i, t in given.items()
+            }
+            arguments = [
+                leaves[i].clone() if i in leaves else v for i, v in enumerate(flat[:count])
+            ]
+            outputs = tensors_of(call(arguments))
+            # a scalar, because explicit upstream gradients would load sympy (a second) to compare shapes
+            products = [outputs[i] * v.conj() for i, v in zip(chosen, flat[count:], strict=True)]
+            total = torch.stack([(p.real if p.is_complex() else p).sum() for p in products]).sum()
+            grads = torch.autograd.grad(
+                total, list(leaves.values()), create_graph=True, allow_unused=True
+            )
+        return [
+            g if g is not None else torch.zeros_like(leaf)
+            for g, leaf in zip(grads, leaves.values(), strict=True)
+        ]
+
+    values = (*call.values, *upstream.values())
+    _, spec = torch.utils._pytree.tree_flatten((tuple(values), {}))
+    second = Call(
+        fn=gradient,
+        values=values,
+        spec=spec,
+        names=(*call.names, *(f"grad_output {i}" for i in chosen)),
+        wanted=(*call.wanted, *range(count, count + len(chosen))),
+        seed=call.seed,
+    )
+    cost = (sum(target.cost), 2 * sum(target.cost))
+    recorded = None
+    if target.recorded is not None:  # the gradient's own call, at the values as they were given
+        seen = target.recorded.run()
+        given = target.upstream(seen)
+        recorded = second.with_values((*target.recorded.values, *given.values()))
+    return replace(
+        target,
+        call=second,
+        original=None,
+        recorded=recorded,
+        chosen=tuple(range(len(call.wanted))),
+        cost=cost,
+        rtol=max(target.rtol, 1e-3),
+    )
+
+
+def _refusal(target: Target, error: Exception | None, *, promised: bool) -> Outcome:
+    said = (
+        "once_differentiable" if error is None else f"{type(error).__name__}: {first_line(error)}"
+    )
+    if not promised:
+        return Outcome(held=[f"second derivatives are refused ({said[:60]})"])
+    return Outcome(
+        findings=[
+            target.finding(
+                "violated",
+                "double-backward-refused",
+                f"{target.backward} cannot be differentiated, though second derivatives are promised",
+                location=head(target.function, "backward", "vjp"),
+                observed=f"differentiating the gradient is refused: {said}",
+                cause="backward is marked once_differentiable or computes outside autograd",
+                because=f"the graph of the gradient ends in a refusal ({said[:80]})",
+                fix="write backward in differentiable torch operations, or as another Function with its own backward",
+            )
+        ]
+    )
+
+
+def _constant(target: Target, second: Target, *, promised: bool) -> Outcome:
+    """No gradient requires grad: right only where the gradient is constant."""
+    for index in second.call.wanted:
+        width = step_of(second.call.values[index])
+        found = numerical(
+            second.call,
+            index,
+            second.chosen,
+            columns=range(min(8, real_size(second.call.values[index]))),
+        )
+        noise = rounding(second.call.evaluate(), second.chosen, width)
+        if float(found.abs().max()) > 10 * noise + 1e-6:
+            name = second.input_name(index)
+            if not promised and not target.own:
+                return Outcome(held=["second derivatives are dropped, silently (not promised)"])
+            return Outcome(
+                findings=[_silent(target, name, float(found.abs().max()), promised=promised)]
+            )
+    return Outcome(held=["second derivatives (all zero)"])
+
+
+def _silent(target: Target, name: str, size: float, *, promised: bool) -> Finding:
+    return target.finding(
+        "violated" if promised else "suspicious",
+        "double-backward-silent",
+        f"{target.backward} drops the second derivative without an error",
+        location=gradient_line(target.function, 0),
+        observed=f"the gradient changes by up to {size:.3g} per unit of {name}, yet it does not require a gradient",
+        cause="backward computes outside autograd (detach, .data, numpy, no_grad)",
+        because="with create_graph=True no returned gradient has a grad_fn",
+        fix="decorate backward with torch.autograd.function.once_differentiable, or compute in differentiable operations",
+    )
+
+
+def _second_wrong(target: Target, found: Finding, *, promised: bool) -> Finding:
+    cause = "backward uses a tensor that is no longer connected to the inputs (an intermediate that was saved, or detached)"
+    because = "the gradient's own Jacobian by a second backward differs from central differences of the gradient"
+    fix = "save inputs or outputs only and recompute intermediates in backward, or mark it once_differentiable"
+    kept = intermediates(target)
+    if kept:
+        held = listed([one.name for one in kept])
+        several = len(kept) > 1
+        what = "intermediates" if several else "an intermediate"
+        lines = listed(list(dict.fromkeys(f"line {one.saved.line}" for one in kept if one.saved)))
+        verb = "reads" if all(one.read for one in kept) else "uses"
+        cause = f"backward {verb} {held}, {what} of the forward: a constant there"
+        because = (
+            f"{held}{f', saved on {lines},' if lines else ''} {'change' if several else 'changes'} with the inputs and "
+            f"{'have' if several else 'has'} no grad_fn; {because}"
+        )
+        bare = listed([one.name.removeprefix("ctx.") for one in kept])
+        fix = f"compute {bare} again in backward from the saved inputs, or mark it once_differentiable"
+    return target.finding(
+        "violated" if promised else "suspicious",
+        "double-backward-wrong",
+        f"{target.backward} has a wrong second derivative",
+        location=kept[0].read or kept[0].saved
+        if kept
+        else head(target.function, "backward", "vjp"),
+        others=[
+            Culprit(
+                kind="tensor",
+                name=one.name,
+                detail="an intermediate, saved here",
+                location=one.saved,
+            )
+            for one in kept[:2]
+            if one.saved is not None
+        ],
+        observed=found.observed,
+        cause=cause,
+        because=because,
+        fix=fix,
+        evidence={
+            **found.evidence,
+            "relation": found.code,
+            "attributes": [one.name for one in kept],
+        },
+    )

@@ -1,0 +1,1 @@
+"""What a trace of training steps is read for, one question per module."""

@@ -1,0 +1,218 @@
+"""A tensor that is copied onto itself: weights that were kept as themselves, so that nothing brings them back."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from pytest_torchcheck import sources
+from pytest_torchcheck.findings import Culprit, Finding
+from pytest_torchcheck.probes.watch import readable
+from pytest_torchcheck.record.tracing import line_of
+from pytest_torchcheck.state import seed_everything
+from pytest_torchcheck.subject import SubjectError
+
+from ...verdicts import suspicious, violated
+from ..patches import listening
+from ..steps import StepWatch, take_steps
+from .kept_weights import kept_as_it_is
+from .protocol import at, few
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType, FrameType
+
+    from torch import nn
+
+    from pytest_torchcheck.findings import Location
+    from pytest_torchcheck.subject import Subject
+
+    from ..trace import Trace
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Others may have no memory to compare."""
+
+
+def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors are the same elements in the same memory."""
+    if "meta" in (one.device.type, other.device.type) or {one.layout, other.layout} != {
+        torch.strided
+    }:
+        return one is other
+    return (
+        one.device == other.device
+        and one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+    )
+
+
+@dataclass(slots=True)
+class Copies:
+    """Counts, by the user's line, the tensors that are copied and those of the model that are copied onto themselves.
+
+    Attributes:
+        model: Whose parameters are meant.
+        lines: By code and line: how many copies were onto themselves, and how many there were.
+    """
+
+    model: nn.Module
+    lines: dict[tuple[CodeType, int], list[int]] = field(default_factory=dict)
+
+    def note(self, frame: FrameType | None, args: tuple[Any, ...]) -> tuple[str, ...]:
+        """Note one call of ``copy_`` or ``_foreach_copy_``; return the parameters that it copies onto themselves."""
+        if frame is None or sources.rank(frame.f_code.co_filename) == 0 or len(args) < 2:
+            return ()
+        many = isinstance(args[0], list | tuple)
+        pairs = list(zip(args[0], args[1], strict=False)) if many else [(args[0], args[1])]
+        same = [
+            a
+            for a, b in pairs
+            if type(a) in _PLAIN
+            and type(b) in _PLAIN
+            and readable(a)
+            and readable(b)
+            and is_same(a, b)
+        ]
+        own = [name for one in same if (name := self._name(one))]
+        count = self.lines.setdefault((frame.f_code, frame.f_lineno), [0, 0])
+        count[0] += len(own)
+        count[1] += len(pairs)
+        return tuple(own)
+
+    def onto_themselves(self) -> tuple[Location, ...]:
+        """Return the lines that copy parameters of the model onto themselves, and nothing else."""
+        return tuple(
+            line_of(code, line) for (code, line), (own, every) in self.lines.items() if 0 < own == every
+        )  # fmt: skip
+
+    def _name(self, tensor: torch.Tensor) -> str:
+        """Return the only name of the parameter whose memory a tensor is; a tied one may be copied to its twin."""
+        found = [
+            name
+            for name, parameter in self.model.named_parameters(remove_duplicate=False)
+            if tensor.numel() and is_same(parameter, tensor)
+        ]
+        return found[0] if len(found) == 1 else ""
+
+
+def copying_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
+    """Yield a line that is to bring weights back after they were exchanged, and copies each onto itself.
+
+    To copy a tensor onto itself is harmless where two names stand for one tensor. Here other values were put into the
+    weights since the optimizer set them, a forward ran with those, and they are still there after the copying.
+    """
+    for place in trace.copied_onto_themselves:
+        names = _kept_exchanged(subject, place)
+        if names:
+            yield _finding(place, names)
+            return
+
+
+def _finding(place: Location, names: tuple[str, ...]) -> Finding:
+    container, filled = kept_as_it_is(place)
+    moved = filled is not None and re.search(r"\.(cpu|to)\(", filled.text) is not None
+    make = suspicious if moved else violated  # from another device it would be a copy
+    keeps = (
+        f"{container or 'what is copied back'} holds the weights themselves and no copies of them"
+    )
+    return make(
+        "state-loaded-itself",
+        f"{place.text} copies {few(names)} onto {'itself' if len(names) == 1 else 'themselves'}: nothing is brought back",
+        culprits=(
+            *(
+                [Culprit(kind="tensor", name=container, detail="keeps the weights themselves", location=filled)]
+                if filled is not None
+                else ()
+            ),
+            Culprit(kind="call", name="copy_", detail="copies them onto themselves", location=place),
+            *(Culprit(kind="parameter", name=name, detail="not brought back") for name in names[:3]),
+        ),
+        location=filled or place,
+        observed=f"{len(names)} parameters that were exchanged for a forward have the exchanged values after {at(place)} too",
+        cause=f"{keeps}: when the weights were overwritten, so was what was kept",
+        because=f"at {at(place)} source and destination are the same memory",
+        fix=f"keep copies{f' at {at(filled)}' if filled is not None else ''}: p.detach().clone()",
+        evidence={"parameters": list(names)},
+    )  # fmt: skip
+
+
+def _kept_exchanged(subject: Subject, place: Location) -> tuple[str, ...]:
+    """Return the parameters that a line copies onto themselves while they hold what a forward was run with in exchange."""
+    with subject.pristine(steps=True) as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for parameter in model.parameters():
+            parameter.grad = None
+        model.train()
+        seed_everything(subject.seed)
+        made = None if subject.contract.loop is not None else subject.make_optimizer(model)
+        watch = _Exchanges(model, place)
+        with watch.listening(), contextlib.suppress(SubjectError):
+            take_steps(subject, model, made, 4, watch)
+        return tuple(sorted(watch.kept))
+
+
+class _Exchanges(StepWatch):
+    """Follows parameters from what an optimizer made of them, over a forward with other values, to a copying."""
+
+    def __init__(self, model: nn.Module, place: Location) -> None:
+        self.model, self.place = model, place
+        self.copies = Copies(model)
+        self.settled: dict[str, torch.Tensor] = {}
+        self.exchanged: set[str] = set()
+        self.kept: set[str] = set()
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        handle = register_optimizer_step_post_hook(lambda *_: self._settle())
+        try:
+            with listening(
+                {"copy": self._copy},
+                before_step=lambda *_: None,
+                before_forward=lambda _: self._look(),
+            ):
+                yield
+        finally:
+            handle.remove()
+
+    def before(self, step: int) -> None:
+        if step:
+            self._settle()
+
+    def _settle(self) -> None:
+        self.settled = {n: p.detach().clone() for n, p in self.model.named_parameters()}
+        self.exchanged.clear()
+
+    def _differing(self) -> set[str]:
+        return {
+            name
+            for name, parameter in self.model.named_parameters()
+            if (then := self.settled.get(name)) is not None
+            and (then.shape != parameter.shape or not torch.equal(then, parameter.detach()))
+        }
+
+    def _look(self) -> None:
+        self.exchanged |= self._differing()
+
+    def _copy(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        frame = calling_frame()
+        own = self.copies.note(frame, args)
+        if own and frame is not None and line_of(frame.f_code, frame.f_lineno) == self.place:
+            self.kept |= set(own) & self.exchanged & self._differing()
+        return original(*args, **kwargs)
+
+
+def calling_frame() -> FrameType | None:
+    """Return the frame that called a function that is patched, from within its handler."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(2):  # the handler and the wrapper
+        frame = None if frame is None else frame.f_back
+    return frame

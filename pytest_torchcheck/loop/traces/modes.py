@@ -1,0 +1,263 @@
+"""Read a trace for what a step leaves behind: eval mode, gradients off, statistics moved by an evaluation."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from pytest_torchcheck import sources
+from pytest_torchcheck.findings import Culprit, Finding
+
+from ...verdicts import suspicious, violated
+from ..replay import where_gradients_go_off, where_mode_is_left
+from ..trace import Forward, Mode, Trace
+from .protocol import at, few
+from .reseeding import reseeding_findings
+from .rounded_weights import rounding_findings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchcheck.subject import Subject
+
+_EVALUATES = re.compile(r"(?i)valid|eval|test|score|metric|accuracy")
+_IS_EVALUATION = re.compile(
+    r"(?i)(^|_)(val|valid|validate|validation|eval|evaluate|evaluation)(_|$)"
+)
+"""Names that leave no doubt; a score or a test may be taken in training mode on purpose."""
+
+
+def mode_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
+    """Yield what an evaluation inside the step leaves behind."""
+    left = list(_left_in_eval(subject, trace))
+    yield from left or _trains_in_eval(subject, trace)
+    yield from _gradients_off(subject, trace)
+    yield from _statistics(trace)
+    yield from rounding_findings(trace)
+    yield from reseeding_findings(subject, trace)
+
+
+def training_forwards(trace: Trace) -> dict[int, list[Forward]]:
+    """Return the forwards with gradients on that come before the last backward of each call."""
+    found: dict[int, list[Forward]] = {}
+    for number in range(trace.steps + 1):
+        passes = [place for place, _ in trace.of("backward", step=number)]
+        if passes:
+            found[number] = [
+                e
+                for place, e in trace.of("forward", step=number)
+                if isinstance(e, Forward) and e.grad and place < passes[-1]
+            ]
+    return found
+
+
+def _left_in_eval(subject: Subject, trace: Trace) -> Iterator[Finding]:
+    """A later training forward runs with modules in eval mode that were in training mode at first."""
+    seen: dict[str, frozenset[str]] = {}
+    for number, forwards in training_forwards(trace).items():
+        for forward in forwards:
+            first = seen.setdefault(forward.module, forward.frozen)
+            stuck = (forward.frozen - first) | _evaluated(subject, trace, forward)
+            if not stuck:
+                continue
+            yield _stuck(subject, trace, number, forward, stuck)
+            return
+
+
+def _evaluated(subject: Subject, trace: Trace, forward: Forward) -> frozenset[str]:
+    """Return the modules that train in eval mode because an evaluation of the same call put them there.
+
+    A part may be kept in eval mode on purpose. One that a function switches to run it without gradients,
+    and that another function then trains, was meant to come back.
+    """
+    before = trace.events[: trace.events.index(forward)]
+    here = forward.place.function if forward.place is not None else ""
+    found: set[str] = set()
+    for number, event in enumerate(before):
+        if not isinstance(event, Mode) or event.training or event.place is None:
+            continue
+        function = event.place.function
+        if event.step != forward.step or function == here:
+            continue
+        used = any(
+            isinstance(later, Forward)
+            and not later.grad
+            and later.place is not None
+            and later.place.function == function
+            for later in before[number + 1 :]
+        )
+        if used:
+            found |= {name for name in forward.frozen if _within(name, event.module)}
+    modules = dict(subject.model.named_modules())
+    return frozenset(
+        name
+        for name in found
+        if name in modules and all(p.requires_grad for p in modules[name].parameters())
+    )
+
+
+def _stuck(
+    subject: Subject, trace: Trace, number: int, forward: Forward, stuck: frozenset[str]
+) -> Finding:
+    before = trace.events.index(forward)
+    setter = next(
+        (
+            e
+            for e in reversed(trace.events[:before])
+            if isinstance(e, Mode)
+            and not e.training
+            and any(_within(name, e.module) for name in stuck)
+        ),
+        None,
+    )
+    place = None
+    if setter is not None and setter.place is not None:
+        place = where_mode_is_left(
+            subject, setter.module, setter.place.function, before=setter.step
+        )
+    name = setter.name if setter is not None else "model.training = False"
+    layers = (
+        frozenset(
+            n for n in stuck if n and not any(o != n and o.startswith(f"{n}.") for o in stuck)
+        )
+        or stuck
+    )
+    restore = f"{name.removesuffix('.eval')}.train()"
+    return violated(
+        "eval-mode-left",
+        f"{name}() is not undone: from {'the first call' if not number else f'call {number}'} of the step on, training runs in eval mode",
+        culprits=(
+            Culprit(
+                kind="call",
+                name=name,
+                detail="not undone",
+                location=setter.place if setter else None,
+            ),
+            *(
+                Culprit(kind="module", name=n, detail="in eval mode while it trains")
+                for n in sorted(layers)[:3]
+            ),
+        ),
+        location=place or (setter.place if setter else None),
+        observed=f"{len(stuck)} modules ({few(layers)}) were in training mode {'before the step' if not number else 'in the first call'} "
+        f"and train in eval mode in call {number}",
+        cause="dropout is off and statistics stand still after the first evaluation",
+        because=f"{name}() ran at {at(setter.place if setter else None)}"
+        + (f", and {at(place)} returns without train()" if place else ""),
+        fix=f"call {restore} before {at(place)}"
+        if place
+        else f"call {restore} after the evaluation",
+        evidence={"modules": sorted(stuck)},
+    )
+
+
+def _trains_in_eval(subject: Subject, trace: Trace) -> Iterator[Finding]:
+    """Every call of the step puts the whole model into eval mode before the forward that it trains.
+
+    A part that is kept in eval mode is kept so on purpose; with the whole model that is rare.
+    """
+    seen: list[tuple[Mode, Forward]] = []
+    for number, forwards in training_forwards(trace).items():
+        forward = next((f for f in forwards if not f.module and "" in f.frozen), None)
+        before = () if forward is None else trace.events[: trace.events.index(forward)]
+        here = [e for e in before if isinstance(e, Mode) and not e.module and e.step == number]
+        if forward is None or not here or here[-1].training:
+            return
+        seen.append((here[-1], forward))
+    if not seen:
+        return
+    setter, forward = seen[0]
+    acting = [
+        name
+        for name, module in subject.model.named_modules()
+        if _differs_by_mode(module) and not subject.is_promised("Frozen", f"{name}.running_mean")
+    ]
+    if not acting:
+        return
+    restore = setter.name.removesuffix(".eval")
+    yield suspicious(
+        "trains-in-eval",
+        f"every step trains in eval mode: {few(tuple(acting))} {'does' if len(acting) == 1 else 'do'} not act",
+        culprits=(
+            Culprit(kind="call", name=setter.name, detail="before the training forward", location=setter.place),
+            *(Culprit(kind="module", name=name, detail="in eval mode while it trains") for name in acting[:3]),
+        ),
+        location=setter.place,
+        observed=f"the forward that is trained runs in eval mode in each of {len(seen)} calls; the model came in training mode",
+        cause="dropout is off and statistics stand still in training",
+        because=f"{setter.name}() ran at {at(setter.place)}, before the forward at {at(forward.place)}",
+        fix=f"call {restore}.train() at {at(setter.place)}, or put only what is to stand still into eval mode",
+        evidence={"modules": acting},
+    )  # fmt: skip
+
+
+def _differs_by_mode(module: nn.Module) -> bool:
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    return getattr(module, "running_mean", None) is not None
+
+
+def _within(name: str, owner: str) -> bool:
+    return not owner or name == owner or name.startswith(f"{owner}.")
+
+
+def _gradients_off(subject: Subject, trace: Trace) -> Iterator[Finding]:
+    if trace.grad_left_off is None:
+        return
+    place = where_gradients_go_off(subject, before=trace.grad_left_off)
+    yield violated(
+        "gradients-left-off",
+        "the step leaves gradients switched off: nothing after it can train",
+        culprits=(
+            Culprit(kind="call", name="set_grad_enabled", detail="not undone", location=place),
+        ),
+        location=place,
+        observed=f"torch.is_grad_enabled() is False after call {trace.grad_left_off} of the step",
+        cause="gradients are switched off for an evaluation and not switched on again",
+        because=f"they are off after {at(place)}",
+        fix="use `with torch.no_grad():` around the evaluation",
+    )
+
+
+def _statistics(trace: Trace) -> Iterator[Finding]:
+    """An evaluation in training mode moves running statistics."""
+    for _, event in trace.of("forward"):
+        if (
+            not isinstance(event, Forward)
+            or event.grad
+            or not event.statistics
+            or event.place is None
+        ):
+            continue
+        function = event.place.function.rpartition(".")[2]
+        if not _EVALUATES.search(function):
+            continue
+        make = violated if _IS_EVALUATION.search(function) else suspicious
+        off = event.off or sources.line_above(event.place, r"^[^#]*set_grad_enabled\(False")
+        before = off or event.place
+        yield make(
+            "evaluation-updates-statistics",
+            f"{function} runs the model in training mode: {few(event.statistics)} change",
+            culprits=(
+                Culprit(
+                    kind="call", name=event.name, detail="in training mode", location=event.place
+                ),
+                *(
+                    [Culprit(kind="call", name="eval", detail="missing before it", location=off)]
+                    if off is not None and off != event.place
+                    else ()
+                ),
+                *(
+                    Culprit(kind="buffer", name=name, detail="moved")
+                    for name in event.statistics[:3]
+                ),
+            ),
+            location=event.place,
+            observed=f"{len(event.statistics)} buffers changed in a forward without gradients",
+            cause="the evaluation does not call eval() first, so that its data moves the running statistics",
+            because=f"the model was in training mode at {at(event.place)}",
+            fix=f"call {event.name}.eval() before {at(before)}, and {event.name}.train() after the evaluation",
+        )
+        return

@@ -1,0 +1,406 @@
+"""Read a trace for calls of a training step that are missing, or stand in the wrong place."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from pytest_torchcheck import sources
+from pytest_torchcheck.codes.training import used_up_near
+from pytest_torchcheck.findings import Culprit, Finding, Location
+
+from ...verdicts import violated
+from ..replay import where_loss_is_made_anew
+from ..trace import Backward, Clip, Event, Forward, LoadState, OptimizerStep, Trace
+from .kept_weights import kept_as_it_is
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchcheck.subject import Subject
+
+
+def at(place: Location | None) -> str:
+    """Return ``train.py:12``, or ``the step`` where no line is known."""
+    return "the step" if place is None else f"{place.file.rpartition('/')[2]}:{place.line}"
+
+
+def call(event: Event, detail: str = "") -> Culprit:
+    """Name a call."""
+    return Culprit(kind="call", name=event.name, detail=detail, location=event.place)
+
+
+def few(names: frozenset[str] | tuple[str, ...]) -> str:
+    """Return the first names, and how many more there are."""
+    shown = sorted(names)
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+
+
+def protocol_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
+    """Yield what is wrong with the order of a step's calls, each fact once."""
+    early = tuple(_step_before_backward(trace))
+    # where every call steps first, what stands between backward and the next call's step is in its place
+    yield from early or _zero_grad_between(trace)
+    yield from _zero_grad_missing(trace)
+    yield from _loss_made_anew(subject, trace)
+    yield from _leaks(trace)
+    yield from _counted_twice(trace)
+    yield from _scaled(trace)
+    yield from _clips(trace)
+    yield from _loads_itself(trace)
+
+
+def _zero_grad_between(trace: Trace) -> Iterator[Finding]:
+    """Gradients are thrown away after backward and before the step."""
+    for step in trace.optimizer_steps():
+        if not step.empty or step.cleared is None:
+            continue
+        cleared = trace.events[step.cleared]
+        backward = next(
+            (e for e in reversed(trace.events[: step.cleared]) if isinstance(e, Backward)), None
+        )
+        yield violated(
+            "zero-grad-before-step",
+            f"{cleared.name}() clears the gradients between backward and {step.name}(): nothing is learnt from them",
+            culprits=(
+                call(cleared, "clears gradients not applied yet"),
+                call(step, "finds no gradient"),
+            ),
+            location=cleared.place,
+            observed=f"gradient norm {backward.norm:.4g} after backward, 0 when {step.name}() runs"
+            if backward is not None
+            else f"every gradient is None or 0 when {step.name}() runs",
+            cause="zero_grad stands between backward and step",
+            because=f"it ran at {at(cleared.place)}, after {at(backward.place if backward else None)} "
+            f"and before {at(step.place)}",
+            fix=f"move {cleared.name}() before the forward, or after {step.name}()",
+        )
+        return
+
+
+def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
+    """Gradients that were applied are applied again."""
+    for step in trace.optimizer_steps():
+        if not step.stale or step.closure:
+            continue
+        latest = trace.events[max(step.sources)]
+        earlier = next(e for e in trace.optimizer_steps() if e.owner == step.owner)
+        owner = step.name.rpartition(".")[0] or "optimizer"
+        held = trace.parameters.get(step.owner, ())
+        part = len(step.stale) < len(held)
+        others = [e for _, e in trace.of("zero-grad")]
+        wanted = f"{owner}.zero_grad"
+        seen = (
+            f"; {others[0].name}() at {at(others[0].place)} does not reach them" if others else ""
+        )
+        passes = len(step.sources)
+        before = trace.events[: max(step.sources)]
+        forward = next(
+            (
+                e
+                for e in reversed(before)
+                if isinstance(e, Forward) and e.grad and e.step == latest.step
+            ),
+            None,
+        )
+        place = latest.place
+        named = sources.uncalled(place, "zero_grad") if place is not None else None
+        yield violated(
+            "zero-grad-missing",
+            f"{wanted}() is missing: {step.name}() applies the gradients of {passes} backward passes where "
+            f"{passes - len(step.fresh)} had been applied before",
+            culprits=(
+                Culprit(kind="call", name=wanted, detail="missing" if named is None else "named and not called", location=named or place),
+                call(step, "applies gradients again"),
+                *((call(forward, "the gradients are still there"),) if forward is not None and at(forward.place) != at(latest.place) else ()),
+                *(Culprit(kind="call", name=e.name, detail="clears other gradients", location=e.place) for e in others[:1]),
+                *(Culprit(kind="parameter", name=n, detail="stale gradient") for n in (sorted(step.stale)[:4] if part else ())),
+            ),
+            location=named or place,
+            observed=f"in call {step.step} of the step, the gradients of {len(step.stale)} of {len(held)} parameters "
+            f"({few(step.stale)}) still hold an earlier pass; norm {step.norm:.4g}, {earlier.norm:.4g} in call {earlier.step}",
+            cause="gradients add up from step to step" + (f": {at(named)} names zero_grad and does not call it" if named is not None else ""),
+            because=f"what {at(earlier.place)} had applied was still there when {at(latest.place)} added to it{seen}",
+            fix=f"write the parentheses at {at(named)}: {wanted}()" if named is not None
+            else f"call {wanted}() before the backward at {at(latest.place)}",
+            evidence={"parameters": sorted(step.stale)},
+        )  # fmt: skip
+        return
+
+
+def _step_before_backward(trace: Trace) -> Iterator[Finding]:
+    """Every call of the step updates first and computes gradients afterwards."""
+    wrong: list[tuple[OptimizerStep, Backward]] = []
+    for number in range(trace.steps):
+        steps = [
+            (i, e)
+            for i, e in trace.of("optimizer-step", step=number)
+            if isinstance(e, OptimizerStep)
+        ]
+        passes = [(i, e) for i, e in trace.of("backward", step=number) if isinstance(e, Backward)]
+        if not steps or not passes or any(e.closure for _, e in steps):
+            return
+        if any(j < steps[0][0] for j, _ in passes):
+            return
+        wrong.append((steps[0][1], passes[0][1]))
+    if not wrong:
+        return
+    step, backward = wrong[0]
+    never = len(wrong) > 1 and all(one.empty for one, _ in wrong)
+    uses = (
+        "it finds no gradient, and nothing is learnt"
+        if never
+        else "each update uses the gradients of the batch before"
+    )
+    found = "each time" if never else "in the first one"
+    yield violated(
+        "step-before-backward",
+        f"{step.name}() runs before {backward.name}(): {uses}",
+        culprits=(call(step, "runs first"), call(backward, "runs afterwards")),
+        location=step.place,
+        observed=f"{'in the one call' if len(wrong) == 1 else f'in all {len(wrong)} calls'} of the step {step.name}() came first; {found} it found no gradient",
+        cause="the update stands before the backward pass",
+        because=f"{at(step.place)} ran before {at(backward.place)}",
+        fix=f"move {step.name}() after {at(backward.place)}",
+    )
+
+
+def _loss_made_anew(subject: Subject, trace: Trace) -> Iterator[Finding]:
+    """Backward starts from a leaf: no gradient reaches the model."""
+    for backward in trace.backwards():
+        if not backward.leaf:
+            continue
+        name, place = where_loss_is_made_anew(subject)
+        name = name or backward.name.rpartition(".")[0] or "loss"
+        yield violated(
+            "loss-recreated",
+            f"{name} is a new tensor without a graph: {backward.name}() gives no parameter a gradient",
+            culprits=(
+                Culprit(kind="loss", name=name, detail="a leaf, grad_fn is None", location=place),
+                call(backward, "reaches no parameter"),
+            ),
+            location=place or backward.place,
+            observed=f"{backward.name}() changed the gradient of {len(backward.touched)} parameters",
+            cause="the loss is made anew from its value (torch.tensor, .item(), .data), which cuts it from the model",
+            because=f"{name} requires a gradient but has grad_fn=None after {at(place)}",
+            fix="call backward on the loss that the loss function returned",
+        )
+        return
+
+
+def _leaks(trace: Trace) -> Iterator[Finding]:
+    """A pass meant for one optimizer, and applied by it, is left in the gradients of another."""
+    places = list(trace.of("optimizer-step"))
+    for place, step in places:
+        if not isinstance(step, OptimizerStep) or len(step.fresh) < 2 or step.closure:
+            continue
+        last = step.fresh[-1]
+        for source in step.fresh[:-1]:
+            other = next(
+                (
+                    e
+                    for i, e in places
+                    if isinstance(e, OptimizerStep)
+                    and e.owner != step.owner
+                    and source < i < last
+                    and i < place
+                    and source in e.sources
+                ),
+                None,
+            )
+            if other is None:
+                continue
+            yield _leak(trace, step, other, source, last)
+            return
+
+
+def _leak(
+    trace: Trace, step: OptimizerStep, other: OptimizerStep, source: int, last: int
+) -> Finding:
+    leaking, own = trace.events[source], trace.events[last]
+    owner = step.name.rpartition(".")[0]
+    names = step.sources[source]
+    return violated(
+        "gradient-leak",
+        f"{step.name}() also applies the gradients of {leaking.name}() at {at(leaking.place)}, which was {other.name}()'s",
+        culprits=(
+            call(leaking, f"leaves gradients in the parameters of {owner}"),
+            call(step, "applies them too"),
+            *(
+                Culprit(kind="parameter", name=name, detail="holds both gradients")
+                for name in sorted(names)[:4]
+            ),
+        ),
+        location=leaking.place,
+        observed=f"{len(names)} parameters of {owner} ({few(names)}) hold the passes of {at(leaking.place)} and "
+        f"{at(own.place)}; norm {step.norm:.4g}",
+        cause=f"the first pass reaches the parameters of {owner}, and nothing clears them before the second",
+        because=f"{other.name}() had applied that pass at {at(other.place)} before {at(own.place)} ran",
+        fix=f"call {owner}.zero_grad() before {at(own.place)}, or detach() what {owner}'s model made for {at(leaking.place)}",
+        evidence={"parameters": sorted(names)},
+    )
+
+
+def _counted_twice(trace: Trace) -> Iterator[Finding]:
+    """A loss that was differentiated is a term of a later one, and both gradients are applied."""
+    for step in trace.optimizer_steps():
+        for place in step.fresh:
+            later = trace.events[place]
+            if not isinstance(later, Backward) or later.repeats not in step.fresh:
+                continue
+            earlier = trace.events[later.repeats]
+            names = step.sources[place] & step.sources[later.repeats]
+            if not names or not isinstance(earlier, Backward):
+                continue
+            first = earlier.name.rpartition(".")[0]
+            yield violated(
+                "loss-counted-twice",
+                f"{later.name}() adds the gradient of {first} a second time: it had its own backward pass",
+                culprits=(
+                    call(later, f"goes through {first} again"),
+                    call(earlier, "its gradients are still there"),
+                    *(
+                        Culprit(kind="parameter", name=name, detail="holds both gradients")
+                        for name in sorted(names)[:4]
+                    ),
+                ),
+                location=later.place,
+                observed=f"{len(names)} parameters ({few(names)}) hold both passes when {step.name}() runs; norm "
+                f"{earlier.norm:.4g} after the first, {later.norm:.4g} after the second",
+                cause=f"{first} is a term of the second loss, and nothing clears its gradient in between",
+                because=f"the graph of the pass at {at(later.place)} holds the tensor that {at(earlier.place)} started from",
+                fix=f"call backward once, on the sum: drop {earlier.name}() at {at(earlier.place)}",
+                evidence={"parameters": sorted(names)},
+            )
+            return
+
+
+def _scaled(trace: Trace) -> Iterator[Finding]:
+    """The optimizer steps along gradients that are still scaled."""
+    for step in trace.optimizer_steps():
+        if not step.scaled:
+            continue
+        scale = next((e for _, e in trace.of("scale")), None)
+        scaler = scale.name.rpartition(".")[0] if scale is not None else "scaler"
+        factor = max((b.scale for b in trace.backwards()), default=1.0)
+        yield violated(
+            "scaled-step",
+            f"{step.name}() applies gradients that are still multiplied by the scaler's factor {factor:g}",
+            culprits=(
+                call(step, "bypasses the scaler"),
+                *((call(scale),) if scale is not None else ()),
+            ),
+            location=step.place,
+            observed=f"gradient norm {step.norm:.4g} at the step, {step.norm / factor:.4g} unscaled",
+            cause=f"the loss is scaled, and the optimizer is stepped directly instead of by {scaler}.step",
+            because=f"no {scaler}.unscale_ and no {scaler}.step ran before {at(step.place)}",
+            fix=f"{scaler}.step(optimizer); {scaler}.update()",
+        )
+        return
+
+
+def _clips(trace: Trace) -> Iterator[Finding]:
+    """A clipping that clips nothing, or the wrong thing."""
+    for place, event in trace.of("clip"):
+        if not isinstance(event, Clip) or not math.isfinite(event.limit):
+            continue
+        before = [e for e in trace.events[:place] if e.step == event.step]
+        stepped = next((e for e in reversed(before) if isinstance(e, OptimizerStep)), None)
+        if event.scaled:
+            yield violated(
+                "clip-before-unscale",
+                f"{event.name} clips gradients that are still multiplied by the scaler's factor",
+                culprits=(call(event, f"norm {event.norm:.4g} against {event.limit:g}"),),
+                location=event.place,
+                observed=f"gradient norm {event.norm:.4g} at the clipping, limit {event.limit:g}",
+                cause="the threshold is compared with scaled gradients, so that nearly everything is clipped away",
+                because=f"no scaler.unscale_ ran before {at(event.place)}",
+                fix=f"call scaler.unscale_(optimizer) before {at(event.place)}",
+            )
+            return
+        if event.used_up:
+            yield clips_nothing(event)
+            return
+        if event.given:
+            continue  # a group that happens to be empty has nothing to clip
+        if event.pending:
+            continue
+        where = f"after {stepped.name}()" if stepped is not None else "before backward"
+        yield violated(
+            "clip-after-step" if stepped is not None else "clip-before-backward",
+            f"{event.name} runs {where}: it clips nothing that is applied",
+            culprits=(call(event, where), *((call(stepped),) if stepped is not None else ())),
+            location=event.place,
+            observed="no gradient that it clips is applied afterwards"
+            + (
+                f"; {stepped.name}() ran with norm {stepped.norm:.4g}"
+                if stepped is not None
+                else ""
+            ),
+            cause="the clipping does not stand between backward and step",
+            because=f"{at(event.place)} ran {where}"
+            + (f" at {at(stepped.place)}" if stepped is not None else ""),
+            fix="clip after backward and before the optimizer's step",
+        )
+        return
+
+
+def _loads_itself(trace: Trace) -> Iterator[Finding]:
+    """A network is given its own state: a target that never follows, or a best state that was never copied."""
+    for event in trace.events:
+        if not isinstance(event, LoadState) or not 0 < event.own == event.tensors:
+            continue
+        kept, line = ("", None) if event.place is None else kept_as_it_is(event.place)
+        keeps = Culprit(kind="tensor", name=kept, detail="is kept without a copy", location=line)
+        yield violated(
+            "state-loaded-itself",
+            f"{event.name} is given the module's own tensors: it changes nothing",
+            culprits=(call(event, "its own state"), *([] if line is None else [keeps])),
+            location=event.place,
+            observed=f"{event.own} of the {event.tensors} tensors given are the module's own, in the same memory",
+            cause="state_dict() gives the tensors themselves and no copies: this is the module's own state, now or as "
+            "it was kept earlier",
+            because=f"each tensor given at {at(event.place)} starts at the address of the one that it is to replace",
+            fix="give it the other network's state_dict(); where a state is kept for later, "
+            "keep copy.deepcopy(module.state_dict())",
+        )
+        return
+
+
+def clips_nothing(clip: Clip) -> Finding:
+    """Explain a clipping that was given no parameter: most often an iterator that something else has used up."""
+    word = "an iterator with nothing left" if clip.used_up else "empty"
+    itself = clip.reader is not None and clip.place is not None and clip.reader == clip.place
+    by = f": {at(clip.reader)} reads it first" if clip.reader is not None and not itself else ""
+    by = " in an earlier call" if itself else by
+    repair = f" at {at(clip.made)}" if clip.made is not None else ""
+    near = (
+        used_up_near(clip.place, frozenset()) if clip.place is not None and not clip.used_up else []
+    )
+    spent = next((u for u in near if u.tested), None)
+    return violated(
+        "clip-nothing",
+        f"{clip.name} is given no parameter: {clip.given} is {word}",
+        culprits=(
+            call(clip, "0 parameters"),
+            *(spent.culprits if spent is not None else ()),
+            *(
+                Culprit(kind="call", name=clip.given, detail=detail, location=place)
+                for detail, place in (("made here", clip.made), ("read here first", clip.reader))
+                if place is not None and place != clip.place
+            ),
+        ),
+        location=spent.made if spent is not None else clip.made or clip.place,
+        observed=f"0 parameters at {at(clip.place)}, while the gradients have norm {clip.norm:.4g}",
+        cause=f"an iterator gives its elements once, and they were taken before{by}"
+        if clip.used_up
+        else spent.cause
+        if spent is not None
+        else "there is nothing in it",
+        because=f"{clip.given} gave nothing when {at(clip.place)} ran",
+        fix=f"keep a list{repair}: list(...)"
+        if clip.used_up
+        else spent.fix
+        if spent is not None
+        else f"give {clip.name} model.parameters()",
+    )

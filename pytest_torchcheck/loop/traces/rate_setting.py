@@ -1,0 +1,166 @@
+"""Which line of the user's code gave an optimizer the learning rate of a step: run line by line, after a finding."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from pytest_torchcheck.record.tracing import find_line, line_of
+from pytest_torchcheck.state import seed_everything
+from pytest_torchcheck.subject import optimizers_of, schedulers_of
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from torch import nn
+
+    from pytest_torchcheck.findings import Location
+    from pytest_torchcheck.subject import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A line after which the first group's learning rate is another one.
+
+    Attributes:
+        location: The line.
+        before: The rate until then.
+        after: The rate from then on.
+        loads: Whether an optimizer's ``load_state_dict`` ran on it.
+    """
+
+    location: Location
+    before: float
+    after: float
+    loads: bool
+
+
+def last_setting(subject: Subject, step: int) -> Setting | None:
+    """Return what gave the optimizer that steps first its rate for one of its steps; None where it was made with it.
+
+    A scheduler's step is no such line.
+    """
+    if subject.contract.loop is not None or subject.contract.optimizer is None:
+        return None
+    with subject.pristine(steps=True) as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.train()
+        seed_everything(subject.seed)
+        watch = _Rates(step)
+        handle = register_optimizer_step_pre_hook(watch.stepping)
+        originals = _patched(watch)
+        try:
+            find_line(lambda: _steps(subject, model, step), watch)
+        finally:
+            handle.remove()
+            for cls, name, original in originals:
+                setattr(cls, name, original)
+    return watch.found
+
+
+def _steps(subject: Subject, model: nn.Module, count: int) -> None:
+    made = subject.make_optimizer(model)
+    for parameter in model.parameters():
+        parameter.grad = None
+    for step in range(count + 1):
+        seed_everything(subject.seed + step)
+        subject.train_step(model, made, subject.batch().clone())
+        if subject.contract.train_step is None and optimizers_of(made):
+            for scheduler in schedulers_of(made):
+                scheduler.step()
+
+
+class _Rates:
+    """Compares the rates of every optimizer that is made, after every line."""
+
+    def __init__(self, step: int) -> None:
+        self.found: Setting | None = None
+        self.scheduling = 0
+        self._step = step
+        self._rates: dict[int, tuple[torch.optim.Optimizer, float]] = {}
+        self._last: dict[int, Setting | None] = {}
+        self._counts: dict[int, int] = {}
+        self._loaded: set[int] = set()
+        self._over = False
+
+    def __call__(self, frame: FrameType, event: str, line: int) -> bool:
+        if event == "call":
+            return False
+        for key, (optimizer, before) in list(self._rates.items()):
+            now = _rate(optimizer)
+            if now != before:
+                self._rates[key] = (optimizer, now)
+                self._last[key] = Setting(
+                    location=line_of(frame.f_code, line),
+                    before=before,
+                    after=now,
+                    loads=key in self._loaded,
+                )
+            self._loaded.discard(key)
+        return self._over
+
+    def made(self, optimizer: torch.optim.Optimizer) -> None:
+        """Know an optimizer from now on."""
+        self._rates[id(optimizer)] = (optimizer, _rate(optimizer))
+
+    def loaded(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer has got a state."""
+        self._loaded.add(id(optimizer))
+
+    def scheduled(self, optimizer: Any) -> None:
+        """Take the rate that a scheduler has set as nobody else's."""
+        key = id(optimizer)
+        if key in self._rates:
+            self._rates[key] = (optimizer, _rate(optimizer))
+            self._last[key] = None
+
+    def stepping(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Count the steps of the optimizer that steps first."""
+        key = id(optimizer)
+        if self._counts and key not in self._counts:
+            return
+        count = self._counts[key] = self._counts.get(key, -1) + 1
+        if count == self._step and not self._over:
+            self._over = True
+            self.found = self._last.get(key)
+
+
+def _rate(optimizer: torch.optim.Optimizer) -> float:
+    groups = getattr(optimizer, "param_groups", ())
+    return float(groups[0].get("lr", 0.0)) if groups else 0.0
+
+
+def _patched(watch: _Rates) -> list[tuple[Any, str, Any]]:
+    """Tell the watch of optimizers that are made or loaded, and of schedulers that step; return what to put back."""
+    from torch.optim.lr_scheduler import LRScheduler
+
+    done: list[tuple[Any, str, Any]] = []
+
+    def after(cls: Any, name: str, tell: Any) -> None:
+        original = vars(cls)[name]
+
+        def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(this, *args, **kwargs)
+            tell(this)
+            return result
+
+        done.append((cls, name, original))
+        type.__setattr__(cls, name, wrapper)
+
+    after(torch.optim.Optimizer, "__init__", watch.made)
+    after(torch.optim.Optimizer, "load_state_dict", watch.loaded)
+    classes, stack = [], [LRScheduler]
+    while stack:
+        cls = stack.pop()
+        stack += cls.__subclasses__()
+        if cls not in classes:
+            classes.append(cls)
+    for cls in classes:
+        for name in ("step", "__init__"):
+            if name in vars(cls):
+                after(cls, name, lambda s: watch.scheduled(getattr(s, "optimizer", None)))
+    return done
