@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,6 +74,18 @@ class Overfit:
             raise DeclarationError(
                 f"Overfit(ratio=) must be between 0 and 1, both excluded; got {self.ratio!r}"
             )
+
+
+def _arguments_of(model: Any) -> tuple[str, ...]:
+    """Return the names of ``forward``'s positional parameters; empty where the class is not known without building."""
+    known = class_of(model) if model is not None else None
+    if known is None:
+        return ()
+    try:
+        parameters = list(inspect.signature(known.forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return ()
+    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
 
 
 class _Unset:
@@ -215,6 +228,7 @@ class Contract:
                     batch=batch,
                     batch_dim=batch_dim,
                     output=output,
+                    names=_arguments_of(model),
                 )
                 if has_data
                 else None

@@ -442,18 +442,34 @@ def isolated(*, seeds: bool = False) -> Iterator[None]:
     Random states of torch (CPU and every initialised CUDA device), numpy and random; default dtype and
     device; grad mode; deterministic, TF32, cuDNN and anomaly flags; thread count; warning filters.
 
+    The outermost block also switches off what the caller may have on: ``no_grad``, ``inference_mode``, autocast.
+
     Args:
         seeds: Every run inside seeds first. Then the random states are left to the block around this one, if
             there is one (to take and put them back costs more than a small model's step), and are no run's
             afterwards: what draws without a seed must not draw what a run drew.
     """
     global _isolated
-    with _settings_kept(), _reseeded() if seeds and _isolated else _randomness_kept():
+    outermost = contextlib.nullcontext() if _isolated else _undisturbed()
+    with _settings_kept(), _reseeded() if seeds and _isolated else _randomness_kept(), outermost:
         _isolated += 1
         try:
             yield
         finally:
             _isolated -= 1
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Record gradients and compute in the tensors' own dtypes, whatever block the caller is in."""
+    with contextlib.ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 @contextlib.contextmanager

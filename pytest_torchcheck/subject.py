@@ -194,6 +194,7 @@ class Subject:
         self._state: ModuleState | None = None
         self._misnamed: tuple[UnknownNameError, ...] | None = None  # None: not looked at yet
         self._depth = 0
+        self._materialising = False  # a batch is asked for to give lazy parameters their shapes
         self._touched = False  # parameters may have been changed since the state was taken
         self._forward_writes = False  # a forward alone changes parameters
         self._looks = 0
@@ -344,7 +345,9 @@ class Subject:
     def _materialise(self, model: nn.Module) -> nn.Module:
         """Give lazy parameters their shapes by one forward of the base batch."""
         if any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
+            self._materialising = True
             batch = self.batch().clone()
+            self._materialising = False
             mode = model.training
             with self.phase("forward", batch), torch.no_grad():
                 self.contract.invoke(model, batch)
@@ -470,6 +473,8 @@ class Subject:
         """
         key = ("batch", index)
         if key not in self.cache:
+            if self._model is None and self.contract.model is not None and not self._materialising:
+                self._prepare()
             with self.phase("batch"):
                 base = self.source.base(self.seed)
                 chosen = base if index == 0 else self.source.distinct(base, self.seed + index)
@@ -492,13 +497,31 @@ class Subject:
         return self.source.rows(batch, torch.arange(most))
 
     def place(self, batch: Batch) -> Batch:
-        """Return the batch on the subject's device and dtype."""
-        placed = batch.to(device=self.device, dtype=self.dtype)
+        """Return the batch on the subject's device and dtype; drawn tensors of no declared dtype have the model's."""
+        placed = self._in_dtype_of_model(batch).to(device=self.device, dtype=self.dtype)
         if placed is not batch and self.device.type != "cpu":
             self._placed[_identity(placed)] = batch
             while len(self._placed) > _KEPT_BATCHES:
                 self._placed.pop(next(iter(self._placed)))
         return placed
+
+    def _in_dtype_of_model(self, batch: Batch) -> Batch:
+        """Let drawn floating tensors whose spec names no dtype follow a model that is all float64."""
+        model = self._model
+        if self.dtype is not None or batch.origin != "drawn" or model is None:
+            return batch
+        floating = {t.dtype for t in model.parameters() if t.is_floating_point()}
+        if floating != {torch.float64}:
+            return batch
+        specs = self.source.specs
+
+        def cast(path: str, leaf: Any) -> Any:
+            spec = specs.get(path)
+            free = spec is not None and not spec.explicit_dtype
+            single = isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float32
+            return leaf.double() if free and single else leaf
+
+        return batch.map(cast)
 
     # -- runs -----------------------------------------------------------------------------------
 

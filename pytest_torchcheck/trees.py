@@ -269,7 +269,7 @@ def computable(tensor: torch.Tensor) -> bool:
     """Say whether torch computes on a tensor's own memory: strided, with values, in a dtype of arithmetic."""
     return (
         tensor.layout == torch.strided
-        and not (tensor.is_nested or tensor.is_meta or tensor.is_quantized)
+        and not (tensor.is_nested or tensor.is_meta or tensor.is_quantized or tensor.is_inference())
         and tensor.dtype not in _COMPARED_AS
         and not is_traceable_wrapper_subclass(tensor)
     )

@@ -66,8 +66,10 @@ class BatchSource:
         batch_dim: int | None = 0,
         *,
         output: Any = None,
+        names: tuple[str, ...] = (),
     ) -> None:
-        self.inputs = as_spec_tree(inputs, "inputs")
+        self._names = names
+        self.inputs = as_spec_tree(_by_name(inputs, batch), "inputs")
         self.targets = as_spec_tree(targets, "targets")
         self.output = as_spec_tree(output, "output")
         self.batch_dim = batch_dim
@@ -460,6 +462,8 @@ class BatchSource:
     # The real batch
 
     def _measured(self, made: Batch) -> Batch:
+        if made.args and not made.kwargs and not made.names and self._form.kwargs:
+            made = replace(made, names=self._positional(made))
         if self._specs:
             sizes = read_sizes(self._specs, made, self._declared)
             if not sizes:  # specs without shapes
@@ -467,6 +471,14 @@ class BatchSource:
         else:
             sizes = guess_sizes(made, self.batch_dim)
         return replace(made, sizes=sizes, origin="real")
+
+    def _positional(self, made: Batch) -> tuple[str, ...]:
+        """Name the positional arguments of a real batch as the specs do, which go by the names of ``forward``."""
+        count, named = len(made.args), tuple(self._form.kwargs)
+        known = self._names[:count]
+        if len(known) == count and set(named) <= set(known):
+            return known
+        return named if len(named) == count else ()
 
     @cached_property
     def _real_zero(self) -> Batch:
@@ -555,6 +567,14 @@ class BatchSource:
         return next(
             (name for name, size in batch.sizes.items() if size > 1 and name[0].isalpha()), None
         )
+
+
+def _by_name(inputs: Any, batch: Any) -> Any:
+    """Return specs in a tuple under the names of a real batch whose inputs are a dict, in its order."""
+    if not isinstance(inputs, tuple) or hasattr(inputs, "_fields") or not is_fixed(batch):
+        return inputs
+    given = read(batch, 0).kwargs if batch is not None else {}
+    return dict(zip(given, inputs, strict=True)) if len(given) == len(inputs) > 0 else inputs
 
 
 def _is_rank(name: str) -> bool:

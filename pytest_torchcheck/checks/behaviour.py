@@ -249,6 +249,8 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
     if symbol is None or rows is None or not rows.dims or is_quantized(subject.model):
         if tried:
             yield passed(f"{tried} batches of other sizes ran")
+        elif (fixed := _fixed_size(subject, batch, symbol)) is not None:
+            yield fixed
         else:
             yield inconclusive("neither sizes are declared nor can samples be taken from the batch")
         return
@@ -281,6 +283,30 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
     yield passed(
         f"{tried} batches of other sizes ran; the first sample gives the same alone and in the batch"
     )
+
+
+def _fixed_size(subject: Subject, batch: Batch, symbol: str | None) -> Finding | None:
+    """Say that the model runs at the size of the real batch alone, where one sample less shows it."""
+    size = batch.sizes.get(symbol or "", 0)
+    if symbol is None or size < 2:
+        return None
+    shorter = subject.source.rows(batch, torch.arange(size - 1))
+    try:
+        outputs(subject, shorter)
+    except SubjectError as error:
+        return explain.fixed_size(
+            subject, shorter, size, error, groups=_runs_twice(subject, batch, size)
+        )
+    return None
+
+
+def _runs_twice(subject: Subject, batch: Batch, size: int) -> bool:
+    """Say whether the model takes the samples of a batch twice, as one that reads them in groups does."""
+    try:
+        outputs(subject, subject.source.rows(batch, torch.arange(2 * size) % size))
+    except SubjectError:
+        return False
+    return True
 
 
 def eval_determinism(subject: Subject) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ placed = One("diagnosis.behaviour:placed", "batch-statistics sample-order sample
 reseeded = Maybe("diagnosis.behaviour:reseeded")
 single_shape = One("diagnosis.behaviour:single_shape", "batch-of-one")
 size_crash = One("diagnosis.behaviour:size_crash", "crash size-crash")
+fixed_size = One("diagnosis.behaviour:fixed_size", "size-crash")
 size_dependent = One("diagnosis.behaviour:size_dependent", "batch-size-dependent")
 train_overridden = One("diagnosis.behaviour:train_overridden", "train-overridden")
 stuck_mode = One("diagnosis.behaviour:stuck_mode", "mode-stuck")

@@ -10,13 +10,14 @@ import torch
 
 from .. import sources, trees
 from ..findings import Culprit, Finding
+from ..printable import message_of
 from ..probes.randomness import generators
 from ..probes.watch import Watch, name_of
 from ..record.tracing import find_line, line_of
 from ..specs.compare import mismatch
 from ..state import is_device_error, seed_everything
 from ..subject import SubjectError
-from ..verdicts import explained, suspicious, violated
+from ..verdicts import explained, inconclusive, suspicious, violated
 from ..wording import have, names_text
 from . import places
 from .errors import explain_error
@@ -128,6 +129,46 @@ def other_dim(subject: Subject, dim: int, gaps: dict[str, float]) -> Finding:
         "output when all others are replaced",
         fix=f"declare batch_dim={dim}; or, if dimension {subject.contract.batch_dim} is the batch, check "
         "batch_first and the dim arguments",
+    )
+
+
+def fixed_size(
+    subject: Subject, batch: Batch, size: int, error: SubjectError, *, groups: bool
+) -> Finding:
+    """Explain a model that raises at one sample less than the real batch has.
+
+    It is wrong where the line that raises spells the size out; a state of that size, kept on purpose, raises too.
+
+    Args:
+        subject: The model.
+        batch: The real batch without its last sample.
+        size: How many samples the real batch has.
+        error: What the shorter one raised.
+        groups: Whether it runs with twice as many, so that it takes the samples in groups.
+    """
+    if is_device_error(error.error):
+        raise error
+    place = sources.of_error(error.error)
+    written = place is not None and re.search(rf"(?<![\w.]){size}(?![\w.])", place.text)
+    said = message_of(error.error).strip().partition("\n")[0][:140]
+    if place is None or not written or groups:
+        at = f" ({place.text})" if place is not None else ""
+        return inconclusive(
+            f"the model runs with {size} samples and not with {size - 1}{at}: {type(error.error).__name__}: {said}",
+            code="size-crash",
+            location=place,
+        )
+    return violated(
+        "size-crash",
+        f"the batch size is written into the model: {size} on line {place.line}",
+        culprits=[Culprit(kind="call", name=place.text[:80], location=place)],
+        location=place,
+        observed=f"the batch has {size} samples; without the last one the {error.phase} raises "
+        f"{type(error.error).__name__}: {said}",
+        cause=f"line {place.line} spells out {size} where the size of the batch is meant",
+        because=f"the model runs with {size} samples, and neither with {size - 1} nor with {2 * size}",
+        fix=f"take the size from the input, such as x.shape[{subject.contract.batch_dim or 0}], instead of {size}",
+        evidence={"sizes": dict(batch.sizes)},
     )
 
 

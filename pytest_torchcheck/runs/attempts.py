@@ -10,8 +10,15 @@ import torch
 from torch import nn
 
 from ..peek import attribute
+from ..printable import message_of
 from ..state import seed_everything
-from ..subject import SubjectError, clear_gradients, optimizers_of, schedulers_of
+from ..subject import (
+    SubjectError,
+    UnmeasurableError,
+    clear_gradients,
+    optimizers_of,
+    schedulers_of,
+)
 from .one_batch import Floor, follow, remaining, small_batch
 
 if TYPE_CHECKING:
@@ -124,7 +131,12 @@ def own_attempt(
         while budget.left >= 1 + keep and budget.take():
             seed_everything(subject.seed)
             clear_gradients(model)
-            _, loss = subject.passes(model, batch.clone())
+            try:
+                _, loss = subject.passes(model, batch.clone())
+            except SubjectError as error:
+                if not losses:
+                    raise
+                raise _provoked(error, rate, len(losses)) from error
             for optimizer in optimizers:
                 follow(optimizer, losses, float(loss.detach()))
             losses.append(float(loss.detach()))
@@ -138,6 +150,16 @@ def own_attempt(
         losses=tuple(losses),
         remaining=remaining(losses, seen.floor),
         ended=ended,
+    )
+
+
+def _provoked(error: SubjectError, rate: float, steps: int) -> UnmeasurableError:
+    """Say that the weights at which the model raises are those of a training that nobody declared."""
+    said = message_of(error.error).strip().partition("\n")[0][:140]
+    return UnmeasurableError(
+        f"after {steps} steps of Adam at a rate of {rate:.2g}, which the contract does not declare, the "
+        f"{error.phase} raises {type(error.error).__name__}: {said}; at the start it does not. "
+        "Declare optimizer= to train as you do"
     )
 
 

@@ -35,14 +35,14 @@ def parse_dtype(dtype: str | torch.dtype | None, field: str = "dtype") -> tuple[
     """The dtypes that a declaration allows, the default first.
 
     Args:
-        dtype: A dtype, its name, a family (``floating``, ``integer``, ``bool``, ``complex``), or None for float32.
+        dtype: A dtype, its name, a family (``floating``, ``integer``, ``bool``, ``complex``), or None for torch's default.
         field: What to call it in an error.
 
     Raises:
         SpecError: It is none of these.
     """
     if dtype is None:
-        return (torch.float32,)
+        return (torch.get_default_dtype(),)
     if isinstance(dtype, torch.dtype):
         return (dtype,)
     if isinstance(dtype, str):
@@ -62,8 +62,8 @@ class TensorSpec:
 
     Args:
         shape: A shape of the language of `pytest_torchcheck.specs.shapes`, or None to take it from the real batch.
-        dtype: A dtype, its name, a family, or None: the real batch's, or float32. Of a family, the first member is the default,
-            and property-based tests draw all of them.
+        dtype: A dtype, its name, a family, or None: the real batch's, or that of the model,
+            float32 as a rule. Of a family, the first member is the default, and property-based tests draw all of them.
         values: A domain of `pytest_torchcheck.specs.domains`, or None: the real batch's values, or normal ones.
         requires_grad: Whether drawn tensors ask for a gradient.
     """
@@ -218,7 +218,7 @@ class Floats(TensorSpec):
         shape: As in `TensorSpec`.
         low, high: Inclusive range of the values, both or neither.
         mean, std: Of the normal values where there is no range.
-        dtype: A floating or complex dtype, or such a family; float32 by default.
+        dtype: A floating or complex dtype, or such a family; torch's default dtype by default.
         requires_grad: Whether drawn tensors ask for a gradient.
     """
 
@@ -245,7 +245,10 @@ class Floats(TensorSpec):
         elif mean is not None or std is not None:
             values = Normal(mean or 0.0, 1.0 if std is None else std)
         super().__init__(
-            shape, dtype=dtype or torch.float32, values=values, requires_grad=requires_grad
+            shape,
+            dtype=dtype or torch.get_default_dtype(),
+            values=values,
+            requires_grad=requires_grad,
         )
         if not all(member.is_floating_point or member.is_complex for member in self.dtypes):
             raise SpecError(f"Floats: dtype = {dtype!r}: neither floating nor complex")
