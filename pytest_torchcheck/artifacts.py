@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from .batches import Batch, BatchSource
+from .files import write_whole
 from .findings import strict_json
 from .printable import message_of
 
@@ -67,15 +68,13 @@ def save(path: Path, artifact: Artifact, findings: Sequence[Finding]) -> str:
     Returns:
         Why the batch is not there, or an empty text: the folder or disk takes no file, or the batch holds
         objects of other kinds than tensors, numbers, text and containers of them, which cannot be loaded
-        without running code. What was written in part is removed.
+        without running code. A batch of an earlier run is removed then.
     """
     told = strict_json([finding.to_dict() for finding in findings], default=str)
     report = path.with_suffix(".json")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(told + "\n", encoding="utf-8")
+        write_whole(report, told + "\n")
     except OSError as error:
-        _remove(report)
         return f"{report} cannot be written: {error.strerror or error}"
     batch = artifact.batch.to(device="cpu")
     data = {
@@ -101,7 +100,7 @@ def save(path: Path, artifact: Artifact, findings: Sequence[Finding]) -> str:
             return f"it holds a {foreign.__name__}, which cannot be loaded without running its code"
         return f"{type(error).__name__}: {message_of(error).partition(chr(10))[0]}"
     try:
-        path.write_bytes(written.getbuffer())
+        write_whole(path, written.getbuffer())
     except OSError as error:
         _remove(path)
         return f"{path} cannot be written: {error.strerror or error}"
@@ -109,7 +108,7 @@ def save(path: Path, artifact: Artifact, findings: Sequence[Finding]) -> str:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file that was written in part; what is no plain file, such as a device, stays."""
+    """Remove the batch of an earlier run, which is not that of these findings; a device stays."""
     with contextlib.suppress(OSError):
         if path.is_file():
             path.unlink()

@@ -64,6 +64,15 @@ def _of_numpy(value: Any) -> Callable[[], None] | None:
     return None
 
 
+def items_of(value: Any) -> list[Any]:
+    """Return the objects that an array of objects holds; of anything else, nothing."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, numpy.ndarray) or value.dtype != object:
+        return []
+    found: list[Any] = value.ravel().tolist()
+    return found
+
+
 def _is_global(generator: Any) -> bool:
     if isinstance(generator, torch.Generator):
         return generator is torch.default_generator

@@ -17,7 +17,7 @@ import torch
 import torch.utils.deterministic
 from torch import nn
 
-from .held import Slots, copied, is_iterator, keeper, position, put_slots, slots_of
+from .held import Slots, copied, is_iterator, items_of, keeper, position, put_slots, slots_of
 from .peek import NONE, attributes
 from .printable import message_of
 from .trees import address
@@ -345,6 +345,7 @@ class ModuleState:
                 stack.extend(thing)
             elif (put_back := keeper(thing)) is not None:
                 self._kept.append(put_back)
+                stack.extend(items_of(thing))
             elif isinstance(thing, types.GeneratorType):
                 self._generators.append((thing, position(thing)))
             elif is_iterator(thing):

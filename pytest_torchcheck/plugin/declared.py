@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from ..declarations import LOG
+from ..printable import printable
 from . import markers
 from .parts import TorchcheckWarning
 
@@ -49,7 +50,9 @@ def _walk(
         pairs = [(_word(key), value) for key, value in thing.items()]
     else:
         values = list(thing)  # type: ignore[call-overload]
-        own = [value.name for value in values if isinstance(value, kind) and value.is_named]
+        own = [
+            printable(value.name) for value in values if isinstance(value, kind) and value.is_named
+        ]
         named = len(own) == len(set(own)) == len(values)
         pairs = [(own[i] if named else str(i), value) for i, value in enumerate(values)]
     for key, value in pairs:
@@ -58,7 +61,7 @@ def _walk(
 
 def _word(key: object) -> str:
     """Return a key as a part of a node id: brackets and colons mean something there."""
-    return re.sub(r"[\[\]:\s]+", "-", str(key)).strip("-") or "key"
+    return re.sub(r"[\[\]:\s]+", "-", printable(str(key))).strip("-") or "key"
 
 
 class Unbound:

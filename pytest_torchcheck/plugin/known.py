@@ -10,6 +10,7 @@ import pytest
 
 from .. import baseline
 from ..baseline import BaselineError, Known, known_of
+from ..files import write_whole
 from ..findings import Finding
 from . import markers, options
 
@@ -134,8 +135,7 @@ class _Ledger:
         path = self.settings.baseline
         assert path is not None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(baseline.render(kept | found), encoding="utf-8")
+            write_whole(path, baseline.render(kept | found))
         except OSError as error:
             self.told.append(f"torchcheck: could not write {self.shown}: {error.strerror or error}")
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from ..codes import folding
+from ..files import write_whole
 from ..findings import Finding, Report, strict_json
 from ..printable import message_of, printable
 from ..render.html import render_html
@@ -175,9 +176,7 @@ class Ledger:
     def _write(self, path: Path, make: Callable[[], str]) -> None:
         """Write a report file; where that fails, the summary says so, and says what was found all the same."""
         try:
-            text = make()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, make())
         except OSError as error:
             self.unwritten[path] = error.strerror or message_of(error)
         except Exception as error:  # a defect of a report must not hide what all of them say

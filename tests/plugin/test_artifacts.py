@@ -12,6 +12,7 @@ import torch
 
 from pytest_torchcheck import artifacts, sources
 from pytest_torchcheck.batches import Batch
+from pytest_torchcheck.files import write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -213,15 +214,19 @@ def test_a_full_disk_costs_no_summary(
 def test_a_full_disk_leaves_no_half_of_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    path = tmp_path / "x.pt"
+    write = type(path).write_bytes
+
     def full(path: Path, data: Any) -> int:
-        path.touch()
+        if ".pt" not in path.name:
+            return write(path, data)
+        write(path, data[:4])
         raise OSError(28, "No space left on device")
 
-    path = tmp_path / "x.pt"
     monkeypatch.setattr(type(path), "write_bytes", full)
     problem = artifacts.save(path, kept(Batch(args=(torch.ones(2),))), [])
     assert problem == f"{path} cannot be written: No space left on device"
-    assert not path.exists()
+    assert [one.name for one in tmp_path.iterdir()] == ["x.json"]
 
 
 def test_names_that_no_file_system_takes_are_cut(tmp_path: Path) -> None:
@@ -235,3 +240,25 @@ def test_names_that_no_file_system_takes_are_cut(tmp_path: Path) -> None:
     path = artifacts.path_of(tmp_path, odd.contract, "backward")
     assert artifacts.save(path, odd, []) == ""
     assert artifacts.load(path).batch.kwargs == {"\ud83d": "\udcff"}
+
+
+def test_a_file_is_written_whole_or_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, link = tmp_path / "report.json", tmp_path / "link.json"
+    link.symlink_to(path)
+    write_whole(path, "first")
+    write_whole(link, b"second")
+    assert link.is_symlink()
+    assert path.read_text() == "second"
+    write = type(path).write_bytes
+
+    def half(path: Path, data: Any) -> int:
+        write(path, data[:2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(path), "write_bytes", half)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "third")
+    assert path.read_text() == "second"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["link.json", "report.json"]

@@ -54,6 +54,7 @@ class Holder(nn.Module):
         self.legacy = np.random.RandomState(3)
         self.python = random.Random(4)
         self.table = np.arange(6.0).reshape(2, 3)
+        self.objects = np.array([[1], {"a": 2}, None], dtype=object)
         self.raw = bytearray(b"abc")
         self.plain = array.array("i", [1, 2, 3])
         self.steps = itertools.count(5)
@@ -69,6 +70,9 @@ class Holder(nn.Module):
         drawn += float(self.table.sum()) + self.raw[0] + self.plain[0] + next(self.steps)
         drawn += ord(next(self.turns[0])) + self.meter.count + next(self.meter.order)
         self.table *= 2
+        self.objects[0].append(2)
+        self.objects[1]["a"] += 1
+        self.objects[2] = "new"
         self.raw.append(1)
         self.plain.append(1)
         self.meter.count += 1
@@ -91,6 +95,7 @@ def seen(model: Holder) -> list[Any]:
         repr(model.legacy.get_state()),
         model.python.getstate(),
         model.table.tolist(),
+        repr(model.objects.tolist()),
         bytes(model.raw),
         model.plain.tolist(),
         repr(model.steps),
