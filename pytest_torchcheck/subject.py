@@ -709,6 +709,7 @@ class Subject:
         *,
         look: Callable[[Any, torch.Tensor], None] | None = None,
         passes: Callable[[nn.Module, Batch], tuple[Any, torch.Tensor]] | None = None,
+        apply: Callable[[Any, Callable[[], torch.Tensor]], None] = take_step,
     ) -> torch.Tensor | float | None:
         """Do one training step as the user does: the declared ``train_step``, else the plain one.
 
@@ -718,6 +719,7 @@ class Subject:
             batch: The batch as it is; its inputs may be written to.
             look: Called with output and loss between backward and the optimizer's step, in the plain step only.
             passes: Does what :meth:`passes` does and sees more, in the plain step only.
+            apply: Takes the optimizer's step, given it and a closure, in the plain step only.
 
         Returns:
             The loss: a detached scalar, or whatever the user's step returns.
@@ -750,7 +752,7 @@ class Subject:
             look(output, loss)
         with self.phase("step", batch):
             for each in optimizers_of(optimizer):
-                take_step(each, self._closure(model, optimizer, batch))
+                apply(each, self._closure(model, optimizer, batch))
         return loss.detach()
 
     def _closure(
@@ -847,30 +849,61 @@ def clear_gradients(model: nn.Module) -> None:
 
 def gradient_stats(model: nn.Module) -> dict[str, GradStat]:
     """Describe the gradient of every parameter that requires one."""
-    stats = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        grad = parameter.grad
-        if grad is None:
-            stats[name] = GradStat(name=name, kind="none")
-            continue
-        sparse = grad.layout != torch.strided
-        values = grad.coalesce().values() if grad.layout == torch.sparse_coo else grad
-        if grad.device.type == "meta":
-            stats[name] = GradStat(name=name, kind="live", norm=float("nan"), sparse=sparse)
-            continue
+    named = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    plain = {name: grad for name, grad in named.items() if grad is not None and _is_plain(grad)}
+    norms = dict(zip(plain, _norms(list(plain.values())), strict=True))
+    return {name: _stat(name, grad, norms.get(name)) for name, grad in named.items()}
+
+
+def _is_plain(grad: torch.Tensor) -> bool:
+    """Say whether the norm of a gradient may be computed together with those of others, with the same bits."""
+    return (
+        type(grad) is torch.Tensor
+        and grad.layout == torch.strided
+        and grad.device.type == "cpu"
+        and grad.dtype in (torch.float32, torch.float64)
+        and grad.is_contiguous()
+        and not grad.is_neg()
+    )
+
+
+def _norms(grads: list[torch.Tensor]) -> list[float]:
+    """Return the Euclidean norms of many gradients, by one call for each dtype."""
+    found: dict[int, float] = {}
+    for dtype in {grad.dtype for grad in grads}:
+        same = [grad for grad in grads if grad.dtype == dtype]
+        norms = torch.stack(torch._foreach_norm(same)).tolist()
+        found |= {id(grad): norm for grad, norm in zip(same, norms, strict=True)}
+    return [found[id(grad)] for grad in grads]
+
+
+def _stat(name: str, grad: torch.Tensor | None, norm: float | None) -> GradStat:
+    """Describe one gradient.
+
+    Args:
+        name: Of its parameter.
+        grad: The gradient.
+        norm: Its norm, where that is known.
+    """
+    if grad is None:
+        return GradStat(name=name, kind="none")
+    sparse = grad.layout != torch.strided
+    if grad.device.type == "meta":
+        return GradStat(name=name, kind="live", norm=float("nan"), sparse=sparse)
+    if norm is not None and 0.0 < norm < math.inf:
+        return GradStat(name=name, kind="live", norm=norm)
+    values = grad.coalesce().values() if grad.layout == torch.sparse_coo else grad
+    if norm is None:
         norm = float(torch.linalg.vector_norm(trees.dense(values).flatten(), dtype=_wide(values)))
-        if norm == 0.0 and bool((values != 0).any()):
-            norm = float(values.abs().max())  # the squares underflowed
-        stats[name] = GradStat(
-            name=name,
-            kind="zero" if norm == 0.0 else "live",
-            norm=norm,
-            finite=math.isfinite(norm) or bool(torch.isfinite(values).all()),
-            sparse=sparse,
-        )
-    return stats
+    if norm == 0.0 and bool((values != 0).any()):
+        norm = float(values.abs().max())  # the squares underflowed
+    return GradStat(
+        name=name,
+        kind="zero" if norm == 0.0 else "live",
+        norm=norm,
+        finite=math.isfinite(norm) or bool(torch.isfinite(values).all()),
+        sparse=sparse,
+    )
 
 
 def _wide(values: torch.Tensor) -> torch.dtype | None:

@@ -12,7 +12,9 @@ from torch import nn
 from .. import trees
 from ..subject import Subject, optimizers_of, schedulers_of
 
-_KEPT_BYTES = 2**30  # of a checkpoint that waits until it is asked for
+_KEPT_BYTES = (
+    2**29
+)  # of a checkpoint that waits until it is asked for; a larger one costs a step more, and no memory
 
 
 CHECKPOINT = "checkpoint"
@@ -33,13 +35,18 @@ def keep_checkpoint(subject: Subject, model: nn.Module, made: Any) -> None:
             states = {name: thing.state_dict() for name, thing in things.items()}
             tensors = trees.tensors(states).values()
             if sum(t.nbytes for t in tensors if t.layout == torch.strided) <= _KEPT_BYTES:
-                # what a deep copy meets in its memo it takes: a clone is copied at the speed of memory
-                memo = {id(t): t.detach().clone() for t in tensors if t.layout == torch.strided}
-                subject.cache[CHECKPOINT] = copy.deepcopy(states, memo)
+                subject.cache[CHECKPOINT] = copied(states)
         except (
             Exception
         ):  # a piece may refuse in its own words: the run that needs the states tells
             subject.cache.pop(CHECKPOINT, None)
+
+
+def copied(states: Any) -> Any:
+    """Return a deep copy of what ``state_dict`` returned, its tensors copied at the speed of memory."""
+    tensors = [t for t in trees.tensors(states).values() if t.layout == torch.strided]
+    # what a deep copy meets in its memo it takes: a storage is copied byte by byte
+    return copy.deepcopy(states, {id(t): t.detach().clone() for t in tensors})
 
 
 def pieces_of(made: Any) -> dict[str, Any]:

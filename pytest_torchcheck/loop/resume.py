@@ -21,10 +21,10 @@ from pytest_torchcheck.data.contents import Contents, Held
 from pytest_torchcheck.data.describing import describe_leaf
 from pytest_torchcheck.data.generators import generator_state, is_generator, set_generator_state
 from pytest_torchcheck.state import ModuleState, seed_everything
-from pytest_torchcheck.subject import Subject, SubjectError, schedulers_of
+from pytest_torchcheck.subject import Subject, SubjectError, clear_gradients, schedulers_of
 
 from ..runs.steps import checksums, trajectory
-from .checkpoints import CHECKPOINT, pieces_of
+from .checkpoints import CHECKPOINT, copied, pieces_of
 from .closures import ClosureState
 from .patches import listening
 
@@ -127,7 +127,8 @@ def _first_step(subject: Subject) -> dict[str, Any] | None:
         _run(subject, model, made, 0, 1)
         if held.changed():
             return None
-        states: dict[str, Any] = {"model": copy.deepcopy(model.state_dict())}
+        clear_gradients(model)  # their memory serves the copy
+        states: dict[str, Any] = {"model": copied(model.state_dict())}
         # these pieces do no further step, so that what their states hold need not be copied
         return states | {name: thing.state_dict() for name, thing in pieces.items()}
 

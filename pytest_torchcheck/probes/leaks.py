@@ -31,7 +31,7 @@ from pytest_torchcheck.probes.memory.tracker import (
 from ..record.modes import KernelObserver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pytest_torchcheck.findings import Location
 
@@ -112,6 +112,15 @@ class LiveBytes(KernelObserver):
         out = func(*args, **kwargs)
         self._see(out)
         return out
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing inside a block that is known to leave nothing behind."""
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
 
     def know(self, tensors: Iterable[Tensor]) -> None:
         """Count storages that were there before, so that a view of one is no new one."""

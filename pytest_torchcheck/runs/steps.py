@@ -21,6 +21,7 @@ from ..loop.traces.rebound_parameters import Rebinding, is_trained
 from ..probes.leaks import LiveBytes, count_hooks
 from ..probes.watch import version_of
 from ..state import seed_everything
+from ..stepping import take_step
 from ..subject import (
     Subject,
     SubjectError,
@@ -32,6 +33,8 @@ from ..subject import (
 from .observation import Watched
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..batches import Batch
 
 STEPS = 3
@@ -265,6 +268,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
                         subject.batch().clone(),
                         look=None if step or losses else look,
                         passes=None if sight is None or step or losses else sight.passes,
+                        apply=_uncounted(counter) if step else take_step,
                     )
             except SubjectError as raised:
                 error = raised
@@ -325,6 +329,24 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
         live_bytes=tuple(live_bytes), hooks=tuple(hooks), rebound=rebound, carries=carries, end=end,
         first_output=first_output or None, reseeds=not all(seeds) if subject.kernel_exact and seeds else None,
     )  # fmt: skip
+
+
+def _uncounted(counter: LiveBytes) -> Callable[[Any, Callable[[], torch.Tensor]], None]:
+    """Make what takes an optimizer's step, and does not count those of torch's own: they add nothing after the first.
+
+    They call many small kernels for each parameter, and the count costs more than these.
+    """
+
+    def apply(optimizer: Any, closure: Callable[[], torch.Tensor]) -> None:
+        own = type(optimizer).__module__.startswith("torch.optim.")
+        hooked = getattr(optimizer, "_optimizer_step_pre_hooks", None) or getattr(
+            optimizer, "_optimizer_step_post_hooks", None
+        )
+        known = own and not hooked and not isinstance(optimizer, torch.optim.LBFGS)
+        with counter.paused() if known else contextlib.nullcontext():
+            take_step(optimizer, closure)
+
+    return apply
 
 
 def checksums(model: nn.Module) -> dict[str, int]:
