@@ -21,6 +21,7 @@ from .factories import class_built, class_of
 from .interrupts import interrupts, kept_in
 from .late import resolve
 from .nearest import unknown
+from .peek import attribute
 from .promises import MayChange, Promise
 from .specs import SpecError, as_spec_tree
 from .specs.annotations import specs_of_forward
@@ -79,10 +80,9 @@ class Overfit:
 def _arguments_of(model: Any) -> tuple[str, ...]:
     """Return the names of ``forward``'s positional parameters; empty where the class is not known without building."""
     known = class_of(model) if model is not None else None
-    if known is None:
-        return ()
+    forward = attribute(known, "forward")  # a scripted class has one on its instances alone
     try:
-        parameters = list(inspect.signature(known.forward).parameters.values())[1:]
+        parameters = list(inspect.signature(forward).parameters.values())[1:]
     except (TypeError, ValueError):
         return ()
     return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
