@@ -79,7 +79,7 @@ class Unbound:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
+        self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         """Warn of each of them once, before a selection takes out the tests that have them as parameters."""
         LOG.kept = False
@@ -95,6 +95,8 @@ class Unbound:
         LOG.declarations.clear()
         if getattr(config, "workerinput", {}).get("workerid", "gw0") != "gw0":
             return  # one of several processes says it
+        if session.testsfailed:
+            return  # an error while collecting has hidden what comes after it
         for place in lost:
             said = TorchcheckWarning(
                 f"the contract on line {place.line} is not collected: no name of the module refers to it; "
