@@ -11,7 +11,7 @@ from ..findings import Culprit, Finding
 from ..probes.provenance import find_stops
 from ..probes.watch import Watch, name_of
 from ..runs.again import forward_and_loss
-from ..runs.slopes import FIRST, SURE, surrogates
+from ..runs.slopes import SURE, surrogates
 from ..verdicts import inconclusive, not_applicable, suspicious, violated
 from .cuts import CAUSES, FIXES
 from .explanation import on_line
@@ -39,7 +39,7 @@ def differs(subject: Subject, found: Descent, ratio: float, shown: dict[str, Any
     shown = {**shown, "ratios": {name: round(r, 4) for name, r in found.wrong.items()}}
     observed = (
         f"along the gradient the loss changes by {ratio:.4g} of what the gradient says, at relative steps of "
-        f"{FIRST:g} and {found.slopes[-1].step:g} in float64"
+        f"{found.slopes[0].step:g} and {min(s.step for s in found.slopes):g} in float64"
     )
     if ops := surrogates(subject, list(found.wrong)[:_MOVED]):
         return not_applicable(

@@ -28,6 +28,8 @@ FIRST = 1e-5
 """Relative step of every parameter: in float64, rounding and curvature are both far below the tolerance."""
 FURTHER = (1e-3, 1e-6)
 """Where the first step misses: a model that casts to float32 needs a larger one, strong curvature a smaller one."""
+ROUNDED = (1e-3, 3e-4, 3e-3)
+"""The steps where the loss itself comes out in float32, as of logits that a model casts."""
 CLOSE, CLOSE_ROUNDED = 1e-4, 1e-3
 """A ratio that misses 1 by no more holds: in float64; at the largest step, where float32 rounding fades."""
 APART = 3e-4
@@ -73,6 +75,7 @@ class Descent:
         slopes: The measured ones, the first step first.
         refused: Why nothing was measured, or empty.
         nodes: Names of the custom autograd Functions in the graph.
+        narrow: Whether the loss comes out in float32.
         random: Whether the forward draws random numbers; only asked where the first slope misses.
         steady: Whether a second evaluation gives the same loss; only asked where the first slope misses.
         wrong: By the name of a parameter, its measured slope as a share of what its gradient says;
@@ -84,6 +87,7 @@ class Descent:
     slopes: tuple[Slope, ...] = ()
     refused: str = ""
     nodes: tuple[str, ...] = ()
+    narrow: bool = False
     random: bool = False
     steady: bool = True
     wrong: dict[str, float] = field(default_factory=dict)
@@ -106,7 +110,7 @@ class Descent:
         ratio, again = self.ratio(self.slopes[0]), self.ratio(small)
         missing = abs(ratio - 1)
         kink = abs(small.ahead - small.behind) > _ONE_SIDED * missing * self.promised
-        if len(self.slopes) < 2 or missing < APART or kink:
+        if len(self.slopes) < 2 or missing < (SURE if self.narrow else APART) or kink:
             return None
         return ratio if abs(ratio - again) <= _ALIKE * missing else None
 
@@ -205,36 +209,44 @@ def _measured(subject: Subject) -> Descent:
                 value = losses.now()
                 if [p._version for p in model.parameters()] != versions:
                     return Descent(refused="the forward writes to parameters")
-                if value.dim() or not value.requires_grad or value.dtype != torch.float64:
-                    return Descent(refused="the loss is no scalar with a graph in float64")
+                if value.dim() or not value.requires_grad:
+                    return Descent(refused="the loss is no scalar with a graph")
+                if value.dtype not in (torch.float64, torch.float32):
+                    return Descent(refused=f"the loss is computed in {value.dtype}")
                 nodes = custom_functions(value)
                 value.backward()
                 losses.take_gradients()
-                return _compared(losses, float(value.detach()), nodes)
+                return _compared(losses, value.detach(), nodes)
     except SubjectError as error:
         return Descent(refused=f"the {error.phase} raises {type(error.error).__name__} in float64")
     except RuntimeError as error:
         return Descent(refused=f"backward raises {type(error).__name__} in float64")
 
 
-def _compared(losses: _Losses, loss: float, nodes: tuple[str, ...]) -> Descent:
+def _compared(losses: _Losses, value: torch.Tensor, nodes: tuple[str, ...]) -> Descent:
+    loss = float(value)
     promised = sum(losses.promises.values())
     if not (math.isfinite(loss) and math.isfinite(promised)):
         return Descent(refused="loss or gradient is not finite in float64")
     if promised <= _SMALLEST * abs(loss):
         return Descent(refused="the gradient is zero, or too small to be measured")
-    found = Descent(loss=loss, promised=promised, slopes=(losses.slope(FIRST, loss),), nodes=nodes)
+    narrow = value.dtype != torch.float64
+    first, *others = ROUNDED if narrow else (FIRST, *FURTHER)
+    start = (losses.slope(first, loss),)
+    found = Descent(loss=loss, promised=promised, slopes=start, nodes=nodes, narrow=narrow)
     if found.holds:
         return found
-    steady = abs(float(losses.now().detach()) - loss) <= _STEADY * abs(loss)
-    further = (losses.slope(step, loss) for step in FURTHER)
+    steady = abs(float(losses.now().detach()) - loss) <= (1e-6 if narrow else _STEADY) * abs(loss)
+    further = [losses.slope(step, loss) for step in others]
     found = replace(found, slopes=(*found.slopes, *further), steady=steady)
     if found.measured is None or not steady:
         return found
-    return replace(found, random=losses.draws(), wrong=_wrong(losses, loss, promised))
+    return replace(found, random=losses.draws(), wrong=_wrong(losses, loss, promised, first))
 
 
-def _wrong(losses: _Losses, loss: float, promised: float, most: int = 24) -> dict[str, float]:
+def _wrong(
+    losses: _Losses, loss: float, promised: float, step: float, most: int = 24
+) -> dict[str, float]:
     """Measure parameters alone, the largest promises first; return the ratios that miss."""
     order = sorted(losses.promises, key=lambda name: -losses.promises[name])[:most]
     found = {}
@@ -242,7 +254,7 @@ def _wrong(losses: _Losses, loss: float, promised: float, most: int = 24) -> dic
         promise = losses.promises[name]
         if promise <= 1e-4 * promised:
             break
-        ratio = losses.slope(FIRST, loss, [name]).middle / promise
+        ratio = losses.slope(step, loss, [name]).middle / promise
         if abs(ratio - 1) > 3 * APART:
             found[name] = ratio
     return found

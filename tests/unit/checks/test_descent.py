@@ -91,6 +91,20 @@ def test_a_correct_model_holds(name, seed):
     assert found.status == "passed", str(found)
 
 
+class Narrow(Scaled):
+    """Computes logits and loss in float32, as many language models do."""
+
+    def forward(self, x):
+        return super().forward(x).float()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_loss_in_float32_is_compared_at_larger_steps(seed):
+    assert check(lambda: Narrow(torch.exp), seed=seed).status == "passed"
+    found = check(lambda: Narrow(lambda h: h.detach().exp()), seed=seed)
+    assert (found.status, found.code) == ("suspicious", "gradient-partial"), str(found)
+
+
 class Chosen(nn.Module):
     """Codes chosen from a table, with the gradient of what chose them."""
 
