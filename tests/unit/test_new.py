@@ -1,0 +1,70 @@
+"""The command that starts a new check makes one that runs, in a copy of the project."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy what the command reads and writes."""
+    root = tmp_path_factory.mktemp("project")
+    skip = shutil.ignore_patterns("__pycache__", "compat", "gpu", "models", "soundness", "guides")
+    shutil.copytree(ROOT / "pytest_torchcheck", root / "pytest_torchcheck", ignore=skip)
+    (root / "tests").mkdir()
+    for name in ("__init__.py", "new.py"):
+        shutil.copy(ROOT / "tests" / name, root / "tests" / name)
+    return root
+
+
+def run(project: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(project)}
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("family", ["behaviour", "brand_new"])
+def test_a_new_check_runs_and_fails_only_for_what_is_left_to_write(
+    project: Path, family: str
+) -> None:
+    name, code = f"positive-{family.replace('_', '-')}", f"negative-{family.replace('_', '-')}"
+    made = run(project, "-m", "tests.new", "check", name, "--family", family, "--code", code)
+    assert made.returncode == 0, made.stderr
+    snake = name.replace("-", "_")
+    test = project / "tests" / "unit" / "checks" / f"test_{snake}.py"
+    found = run(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test), "-rfE")
+    assert "2 passed" in found.stdout, found.stdout
+    assert "1 failed" in found.stdout, found.stdout
+    assert "test_nothing_is_left_to_write" in found.stdout
+
+
+def test_nothing_is_overwritten(project: Path) -> None:
+    command = ("-m", "tests.new", "check", "twice", "--family", "behaviour", "--code", "twice-told")
+    assert run(project, *command).returncode == 0
+    again = run(project, *command)
+    assert again.returncode != 0
+    assert "exists; nothing of it is overwritten" in again.stderr
+
+
+@pytest.mark.parametrize("name", ["Not_A_Name", "two words", "-x"])
+def test_a_name_that_is_none_is_refused(project: Path, name: str) -> None:
+    made = run(
+        project, "-m", "tests.new", "check", "--family", "loss", "--code", "a-code", "--", name
+    )
+    assert made.returncode == 2
+    assert "lower-case words" in made.stderr
