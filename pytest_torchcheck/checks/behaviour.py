@@ -377,7 +377,9 @@ def eval_purity(subject: Subject) -> Iterator[Finding]:
                 if trees.worst(first[p], second[p]) > ROUNDING * max(trees.scale(first[p]), 1e-30)
             ]
     unpromised = [name for name in changed if not subject.is_promised("MayChange", name)]
-    if unpromised and (moved or _writes_are_read(subject)):
+    # of another shape than saved, it cannot be loaded into a new instance, whoever reads it
+    resized = set(unpromised) & set(forward_facts(subject).grown)
+    if unpromised and (moved or resized or _writes_are_read(subject)):
         yield explain.impure(subject, changed)
         return
     if moved:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from .. import sources
+from .. import edits, sources
 from ..codes import state as explain
 from ..diagnosis.explanation import listed
 from ..findings import Culprit, Finding
@@ -172,7 +172,7 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
         observed=f"0 calls in one training forward, while {len(seen.calls)} modules ran",
         cause="the forward does not use it",
         because=f"a hook on {name} counted no call",
-        fix=f"call self.{name.rpartition('.')[2]} in forward, or delete line {place.line}",
+        fix=f"call {edits.submodule(subject.model, name)} in the forward, or delete line {place.line}",
     )
 
 

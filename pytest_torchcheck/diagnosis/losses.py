@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import sources, trees
+from ..edits import submodule
 from ..findings import Culprit, Finding, Location
 from ..loop.closures import functions_of
 from ..probes.watch import version_of
@@ -445,7 +446,9 @@ def hot_start(subject: Subject, used: Consumed, uniform: float, gain: float) -> 
     assert used.weight is not None
     place = initialisation_line(subject, used.weight)
     weight = subject.named_parameters()[used.weight]
-    return suspicious(
+    # a lookup table that also makes the logits keeps the default of nn.Embedding, which nobody chose for a head
+    tied = _is_table(subject, used.weight)
+    return (violated if tied else suspicious)(
         "loss-at-start",
         f"the first cross entropy is {used.entropy:.2f}, far above the {uniform:.2f} of a uniform guess: "
         f"{used.weight} is initialised too large",
@@ -456,8 +459,19 @@ def hot_start(subject: Subject, used: Consumed, uniform: float, gain: float) -> 
         observed=f"logits have a standard deviation of {used.spread:.2f} over {used.classes} classes",
         cause=f"the weight that makes the logits scales a unit input by {gain:.2f}; the usual is below 1",
         because=f"{used.weight} {list(weight.shape)} has an RMS of {float(weight.detach().float().square().mean().sqrt()):.3g} "
-        f"at fan-in {weight[0].numel()}",
-        fix=f"initialise it smaller, e.g. nn.init.normal_({used.weight}, std=0.02), unless this start is meant",
+        f"at fan-in {weight[0].numel()}"
+        + (", and it is the weight of an nn.Embedding too" if tied else ""),
+        fix=f"initialise it smaller, e.g. nn.init.normal_({submodule(subject.model, used.weight)}, std=0.02)"
+        + ("" if tied else ", unless this start is meant"),
+    )
+
+
+def _is_table(subject: Subject, name: str) -> bool:
+    """Say whether a parameter is the weight of an embedding, under any name."""
+    weight = subject.named_parameters()[name]
+    return any(
+        isinstance(module, torch.nn.Embedding) and module.weight is weight
+        for module in subject.model.modules()
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import sources
+from .. import edits, sources
 from ..findings import Culprit, Finding, Location
 from ..probes.init_arguments import given_to_init
 from ..runs.hidden import hidden
@@ -153,6 +153,12 @@ def _attribute(subject: Subject, mixture: Mixture, stray: Stray, evidence: Porta
     )
 
 
+def _moved_at(place: Location | None) -> str:
+    code = edits.like_tensor(place, "device")
+    move = edits.written(f".to({code})" if code else "", place, "")
+    return f"add {move}" if move else "move it to the device of the other operand"
+
+
 def _factory(mixture: Mixture, stray: Stray) -> Finding:
     place = stray.location
     holder = place.function.rpartition("<locals>.")[2] if place and place.function else stray.name
@@ -175,7 +181,7 @@ def _factory(mixture: Mixture, stray: Stray) -> Finding:
         + ("names the CPU" if literal else "has no device=, so it uses the CPU"),
         because=f"in a run whose model and inputs pass for tensors of {torch.device('cuda', 0)}, this operand alone is on "
         f"the CPU, and {mixture.op} needs all its tensors on one device",
-        fix=f"give {stray.name} device=x.device{line}"
+        fix=f"give {stray.name} {edits.device_at(place)}{line}"
         if not literal
         else f"use the device of the input{line}",
         evidence={"op": mixture.op},
@@ -206,7 +212,7 @@ def _fixed(subject: Subject, mixture: Mixture, stray: Stray) -> Finding:
         because=f"line {stale[1].line} sets it once: {stale[1].text}"
         if stale
         else "the call has a device argument, and it is not the device of the inputs",
-        fix=f"use device=x.device{line}",
+        fix=f"use {edits.device_at(stray.location)}{line}",
     )
 
 
@@ -239,7 +245,7 @@ def _foreign(mixture: Mixture, stray: Stray, evidence: Portability) -> Finding:
         because=f"line {maker.line} makes it: {maker.text}"
         if maker
         else f"no operation of torch made it; {evidence.meta.message or 'the run on meta let it pass'}",
-        fix=f"add .to(x.device){line or ' where it is made'}",
+        fix=f"{_moved_at(maker or mixture.location)}{line or ' where it is made'}",
     )
 
 

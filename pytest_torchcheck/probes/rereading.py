@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .. import edits
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -127,7 +129,7 @@ def _reread(
         rows=rows,
         shown=shown,
         grouped=_grouped(before, after, rows),
-        instead=_instead(before, after, rows, count),
+        instead=_instead(before, after, rows, count, _texts(step.op, len(after))),
     )
 
 
@@ -178,8 +180,22 @@ def _grouped(before: Sequence[int], after: Sequence[int], rows: Rows) -> int:
     return min((s // block for s in strides if s > block), default=1)
 
 
-def _instead(before: Sequence[int], after: Sequence[int], rows: Rows, count: int) -> str:
-    """Return the view that keeps the rows' dimension where it is, and the transpose that moves it to its place."""
+def _texts(op: Op, count: int) -> list[str] | None:
+    """Return what the user's line writes for each size of the view."""
+    return edits.argument_texts(op.location, op.name.rpartition(".")[2], count)
+
+
+def _instead(
+    before: Sequence[int],
+    after: Sequence[int],
+    rows: Rows,
+    count: int,
+    texts: Sequence[str] | None,
+) -> str:
+    """Return the view that keeps the rows' dimension where it is, and the transpose that moves it to its place.
+
+    Sizes are written as the user's line writes them; where they are not known, nothing that needs them is returned.
+    """
     places = [d for d in range(len(after)) if after[d] == count]
     if len(places) != 1 or before[rows.dim] != count:
         return ""
@@ -192,8 +208,14 @@ def _instead(before: Sequence[int], after: Sequence[int], rows: Rows, count: int
             return ""
         first, second = sorted(moved)
         call = f"transpose({first}, {second})" if second - first == 1 else f"movedim{moved}"
-        return f".{call}.reshape({', '.join(map(str, after))})"
-    view = "" if straight == list(before) else f".view({', '.join(map(str, straight))})"
+        return "" if texts is None else f".{call}.reshape({', '.join(texts)})"
+    view = ""
+    if straight != list(before):
+        if texts is None:
+            return ""
+        words = list(texts)
+        words.insert(rows.dim, words.pop(places[0]))
+        view = f".view({', '.join(words)})"
     if abs(places[0] - rows.dim) == 1 or len(after) == 2:
         return f"{view}.transpose({rows.dim}, {places[0]})"
     order = list(range(len(after)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ... import sources
+from ... import edits, sources
 from ...findings import Culprit
 from ..explanation import Explanation
 from ..scene import Scene, named_source
@@ -156,7 +156,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
             observed=observed,
             cause=f"{maker.name} on line {made_at.line} makes its tensor on {stray_device}, whatever the device of the model",
             because=f"the history of the {stray_device} operand begins with {maker.name}; {scene.said}",
-            fix=f"give {maker.name} device=x.device on line {made_at.line}",
+            fix=f"give {maker.name} {edits.device_at(made_at)} on line {made_at.line}",
             culprits=(
                 Culprit(
                     kind="call",
@@ -176,7 +176,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=observed,
         cause=f"one operand is on {stray_device}{hint}: an input that was not moved, a tensor made without device=, or an attribute that is no buffer",
         because=scene.said,
-        fix=f"move that operand with .to(x.device){_line(call)}",
+        fix=f"move that operand to the device of the other one{_line(call)}",
         culprits=scene.blame()
         + tuple(
             Culprit(kind="tensor", name=n, location=attribute_line(scene.model, n))

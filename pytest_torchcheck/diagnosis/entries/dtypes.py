@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ... import sources
+from ... import edits, sources
 from ...findings import Culprit
 from ..explanation import Explanation, describe, dtype_name, dtype_word, listed
 from ..scene import Scene, named_source
@@ -156,17 +156,19 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
             fix = f"convert {source} to the model's dtype, or the model to {got}"
     elif maker is not None and made_at is not None:
         created = maker.name in _FACTORIES - _CONVERSIONS
+        same = edits.like_tensor(made_at, "dtype")
+        like = f"dtype={same}" if same else ""
         cause = f"{maker.name} on line {made_at.line} makes {_a(got)} tensor" + (
             ", whatever the dtype of the model" if created else ""
         )
         because = f"the history of the {got} operand begins with {maker.name}; {scene.said}"
         location = made_at
         fix = (
-            f"give {maker.name} the dtype of the data (dtype=x.dtype) on line {made_at.line}"
+            f"give {maker.name} {like or 'the dtype of the data'} on line {made_at.line}"
             if created
-            else f"write .to(x.dtype) for .{maker.name}() on line {made_at.line}"
-            if maker.name in _CONVERSIONS
-            else f"convert its result with .to(x.dtype) on line {made_at.line}"
+            else f"write .to({same}) for .{maker.name}() on line {made_at.line}"
+            if maker.name in _CONVERSIONS and same
+            else f"convert its result to the dtype of the model{f' with .to({same})' if same else ''} on line {made_at.line}"
         )
         name = made_at.function.rpartition("<locals>.")[2] or maker.name
         culprits = (
@@ -269,7 +271,7 @@ def written(scene: Scene, match: re.Match[str]) -> Explanation | None:
     kind = "complex" if result.startswith("complex") else "floating-point"
     fixes = [f"call .to(torch.{result}) on {source or 'it'} first{_line(scene)}"]
     if maker is not None and made_at is not None and maker.name in _FACTORIES - _CONVERSIONS:
-        fixes.insert(0, f"give {maker.name} a {kind} dtype (dtype=x.dtype){line}")
+        fixes.insert(0, f"give {maker.name} a {kind} dtype{line}")
     else:
         fixes.append("write to a new tensor instead of in place")
     return Explanation(

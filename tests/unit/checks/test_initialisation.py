@@ -292,3 +292,36 @@ def test_a_copied_branch_is_told_by_the_line_that_copies_it() -> None:
         assert "self.two" in found.location.text
         assert "build two anew" in found.fix
     assert Contract(model=Twins("anew"), batch=((X,), Y), **made).check(["initialisation"]).ok
+
+
+class Tied(nn.Module):
+    """A language model whose head is its table of token vectors."""
+
+    def __init__(self, tied: bool, std: float) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(40, 32), nn.Linear(32, 40, bias=False)
+        nn.init.normal_(self.table.weight, std=std)
+        nn.init.normal_(self.head.weight, std=std)
+        if tied:
+            self.head.weight = self.table.weight
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.table(ids))).mT
+
+
+@pytest.mark.parametrize(
+    ("tied", "std", "status"),
+    [(True, 1.0, "violated"), (False, 1.0, "suspicious"), (True, 0.02, "passed")],
+)
+def test_a_hot_head_is_wrong_only_where_nobody_chose_its_scale(
+    tied: bool, std: float, status: str
+) -> None:
+    ids = torch.randint(0, 40, (4, 9), generator=torch.Generator().manual_seed(0))
+    contract = Contract(
+        model=lambda: Tied(tied, std), batch=((ids,), ids.roll(-1, 1)), loss=F.cross_entropy
+    )
+    (finding,) = contract.check(["loss-at-start"]).findings
+    assert finding.status == status, str(finding)
+    if tied and status == "violated":
+        assert "self.table.weight" in finding.fix or "self.head.weight" in finding.fix
