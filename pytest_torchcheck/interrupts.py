@@ -8,6 +8,10 @@ import traceback
 from .printable import message_of
 
 
+class UserCodeError(Exception):
+    """The user's code raised: never a defect of this package."""
+
+
 def interrupts(error: BaseException) -> bool:
     """Say whether an exception is to end what runs: Ctrl-C, a deadline, or what a signal handler raised."""
     if isinstance(error, KeyboardInterrupt | GeneratorExit):

@@ -21,6 +21,7 @@ from .codes.errors import FURTHER, explain_error, own_loss_line
 from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError
 from .declared_names import UnknownNameError
 from .findings import Culprit, Finding, Location, Report
+from .heard import say_again
 from .late import resolve
 from .nearest import unknown
 from .printable import message_of
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from .batches import Batch
     from .diagnosis.explanation import Explanation
+    from .heard import Heard
 
 DEFAULT_EXAMPLES: Final = 8
 
@@ -133,6 +135,8 @@ class Runner:
         self.reproduce = reproduce or self._command
         self.explain_seconds = explain_seconds
         self.findings: list[Finding] = []
+        self._heard: dict[Heard, None] = {}
+        self._said: set[Heard] = set()
         self.seconds = 0.0
         self._subjects: dict[tuple[str, str | None], Subject] = {}
         self._crashes: dict[tuple[str, str, str], str] = {}
@@ -180,6 +184,8 @@ class Runner:
             made = self._kept(case, made)
         self._failing_batch = None
         self.findings += made
+        for subject in self._subjects.values():
+            self._heard |= dict.fromkeys(subject.ear.heard)
         return made
 
     def _anywhere(self, finding: Finding, case: Case) -> Location | None:
@@ -235,6 +241,12 @@ class Runner:
                 examples=self.examples,
             )
         return self._subjects[key]
+
+    def heard(self) -> list[Heard]:
+        """Return the warnings that training the model gave and that nobody was told of yet, each once."""
+        found = [one for one in self._heard if one not in self._said]
+        self._said.update(found)
+        return found
 
     def close(self) -> None:
         """Put everything back; call it when no case of the contract is left."""
@@ -305,7 +317,7 @@ class Runner:
         )
 
     def _only_observed(self, error: SubjectError, subject: Subject) -> bool:
-        if subject._model is None:
+        if subject._model is None or isinstance(error.error, UnknownNameError):
             return False
         with subject.pristine(steps=True):
             return only_observed(error)
@@ -482,12 +494,16 @@ def run_contract(
     findings = (*report.findings, *absent)
     if strict:
         findings = outcomes.strictly(findings)
-    return Report(
+    made = Report(
         contract=report.contract,
         findings=findings,
         seconds=report.seconds,
         environment=report.environment,
     )
+    refused = say_again(runner.heard())
+    if refused is not None and made.ok:  # what was found is never replaced by a warning
+        raise refused
+    return made
 
 
 def _no_device(case: Case, contract: Contract) -> Finding:

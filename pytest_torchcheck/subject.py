@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from . import deadline, trees
 from .contracts import DTYPES, Contract
 from .declared_names import unknown_inputs, unknown_names
-from .interrupts import interrupts, kept_in
+from .heard import Ear
+from .interrupts import UserCodeError, interrupts, kept_in
 from .modes import give_modes, has_modes, own_trains
 from .peek import attribute
 from .printable import message_of
@@ -35,7 +36,7 @@ _COPY_BYTES = 64 * 2**20
 _KEPT_BATCHES = 8
 
 
-class SubjectError(Exception):
+class SubjectError(UserCodeError):
     """The user's code raised.
 
     Attributes:
@@ -193,6 +194,7 @@ class Subject:
         self._original: ModuleState | None = None
         self._state: ModuleState | None = None
         self._misnamed: tuple[UnknownNameError, ...] | None = None  # None: not looked at yet
+        self.ear = Ear()
         self._depth = 0
         self._materialising = False  # a batch is asked for to give lazy parameters their shapes
         self._touched = False  # parameters may have been changed since the state was taken
@@ -432,7 +434,8 @@ class Subject:
     ) -> Iterator[None]:
         """Turn what the user's code raises inside into a :class:`SubjectError` of this phase."""
         try:
-            yield
+            with self.ear.users():
+                yield
         except SubjectError:
             raise
         except BaseException as error:  # the user's code may raise anything

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from ..deadline import Budget, TooLongError, running
 from ..findings import Finding, Status
+from ..interrupts import UserCodeError
 from ..late import resolve
 from ..printable import message_of
 
@@ -78,6 +79,8 @@ class One(Explainer[Finding]):
             if nested:
                 raise
             return self.unexplained(budget)
+        except UserCodeError:  # told as what it is
+            raise
         except Exception as failure:  # the finding stands
             if nested or not self.codes or os.environ.get("TORCHCHECK_DEBUG"):
                 raise
@@ -110,11 +113,6 @@ class Each(Explainer[Iterator[Finding]]):
                 if nested:
                     raise
                 yield self.unexplained(budget)
-                return
-            except Exception as failure:  # what was found stands
-                if nested or not self.codes or os.environ.get("TORCHCHECK_DEBUG"):
-                    raise
-                yield self.failed(failure)
                 return
             if one is None:
                 return

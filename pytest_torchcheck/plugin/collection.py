@@ -233,6 +233,7 @@ class CheckItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run the case and raise what its findings come to."""
+        from ..heard import say_again
         from ..runner import environment
 
         node = self.parent
@@ -251,7 +252,12 @@ class CheckItem(pytest.Item):
             self.add_report_section("call", "torchcheck", f"the batch is not saved: {problem}")
         settled = self._marked(_settle(node.runner, self.findings))
         self.findings = self._marked(self.findings)
-        raise_verdict(judge(settled, strict=node.settings.strict), self)
+        verdict = judge(settled, strict=node.settings.strict)
+        if refused := say_again(node.runner.heard()):
+            self.add_report_section("call", "torchcheck", f"a warning is an error here: {refused}")
+            if not verdict.failing:
+                raise refused
+        raise_verdict(verdict, self)
 
     def _marked(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         """Mark the findings that the project knows of already."""
@@ -284,6 +290,12 @@ class CheckItem(pytest.Item):
             return represent(excinfo, verbosity=self.config.get_verbosity())
         if isinstance(excinfo.value, TorchcheckWarning):  # -W error
             return str(excinfo.value)
+        if isinstance(excinfo.value, Warning) and self.findings:
+            kind = type(excinfo.value).__name__
+            return (
+                f"{kind}: {excinfo.value}\ntraining the model warns of it, and the warning filters of this run make "
+                "it an error; change what it speaks of, or ignore it with filterwarnings"
+            )
         return super().repr_failure(excinfo)
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
@@ -655,4 +667,3 @@ def register(config: pytest.Config) -> None:
     config.pluginmanager.register(_Records(), "torchcheck-records")
     if settings.enabled or settings.models:
         config.pluginmanager.register(_Contracts(settings), "torchcheck-contracts")
-        config.pluginmanager.register(declared.Unbound(), "torchcheck-unbound")

@@ -14,7 +14,7 @@ class TorchcheckWarning(pytest.PytestWarning):
     __module__ = "pytest_torchcheck.plugin"  # what filters name
 
 
-_PREPARING: Final = ("markers", "fixtures")
+_PREPARING: Final = ("markers", "fixtures", "declared")
 _WATCHING: Final = (
     "collection",
     "models",

@@ -232,6 +232,7 @@ def _report(report: Report, anchor: str) -> Iterator[str]:
     yield from _reasons(
         list(report.with_status("inconclusive")), "Inconclusive: these could not have failed"
     )
+    yield from _reasons(list(report.with_status("known")), "Known, and accepted for now")
     yield from _reasons(list(report.with_status("passed")), "Passed, and what was measured")
     yield from _reasons(list(report.with_status("not-applicable")), "Not applicable")
     if report.findings:

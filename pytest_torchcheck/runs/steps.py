@@ -123,7 +123,8 @@ def trajectory(subject: Subject) -> Trajectory:
     raises is told by steps that nobody watches. The further ones run under a count of live bytes.
     """
     if "trajectory" not in subject.cache:
-        subject.cache["trajectory"] = _run(subject)
+        with subject.ear.listening():
+            subject.cache["trajectory"] = _run(subject)
     found: Trajectory = subject.cache["trajectory"]
     return found
 

@@ -94,6 +94,31 @@ def test_by_hand(one):
     strict.stderr.fnmatch_lines(["*test_models.py:9: the contract on line 9 is not collected*"])
 
 
+@pytest.mark.parametrize("arguments", [(), ("-n2",)])
+def test_a_run_without_the_flag_says_that_contracts_were_not_run(
+    pytester: pytest.Pytester, arguments: tuple[str, ...]
+) -> None:
+    source = """
+ONE = made()
+MANY = [made(), made()]
+
+@pytest.mark.parametrize("one", [made()])
+def test_by_hand(one):
+    assert one.check("mode-flags").ok
+
+def test_another():
+    Contract(model=lambda: nn.Linear(4, 2), inputs="B 4").check("mode-flags")
+"""
+    pytester.makepyfile(test_models=HEAD + source)
+    run = pytester.runpytest_subprocess if arguments else pytester.runpytest_inprocess
+    result = run(*arguments)
+    result.assert_outcomes(passed=2)
+    told = [line for line in result.outlines if line.startswith("torchcheck:")]
+    assert told == [
+        "torchcheck: 3 contracts were not run (test_models.py); run pytest --torchcheck to check them"
+    ]
+
+
 @pytest.fixture
 def four(monkeypatch: pytest.MonkeyPatch, models: Any) -> Path:
     """Let a contract have four checks with a device and dtype each, of which two fail."""

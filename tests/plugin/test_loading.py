@@ -49,7 +49,7 @@ def test_ordinary_tests_pay_for_markers_and_fixtures_alone(tmp_path: Path) -> No
     (tmp_path / "test_it.py").write_text("def test(): pass\n")
     assert (
         python(RUN, *OWN, "-q", cwd=tmp_path)
-        == "[] ['fixtures', 'markers', 'options', 'parsing', 'parts']"
+        == "[] ['declared', 'fixtures', 'markers', 'options', 'parsing', 'parts']"
     )
 
 

@@ -14,8 +14,8 @@ from pytest_torchcheck.catalogue import catalogue
 CALLS: list[nn.Module] = []
 
 
-class EndedError(BaseException):
-    """As pytest's outcomes are: no Exception."""
+class EndedError(KeyboardInterrupt):
+    """As Ctrl-C is: no Exception."""
 
 
 class Ended(nn.Module):

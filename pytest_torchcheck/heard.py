@@ -1,0 +1,102 @@
+"""Warnings of the user's code and of torch while a model trains as its user trains it: kept, and given back once.
+
+The checks run a model many times, and in ways that nobody else would; what is warned of then is silent. Only the
+first steps on the base batch are listened to, and of them only what the user's code or torch says inside of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One warning.
+
+    Attributes:
+        category: Its class.
+        text: Its message.
+        file, line: The user's line that it comes from, else the one that the warning names.
+    """
+
+    category: type[Warning]
+    text: str
+    file: str
+    line: int
+
+    def say(self) -> None:
+        """Warn again, where the filters of whoever called this package decide.
+
+        Raises:
+            Warning: A filter says ``error``.
+        """
+        warnings.warn_explicit(self.text, self.category, self.file, self.line)
+
+
+def say_again(heard: Iterable[Heard]) -> Warning | None:
+    """Warn again of each; return the first one that the filters make an error, so that the others are heard too."""
+    refused: Warning | None = None
+    for one in heard:
+        try:
+            one.say()
+        except Warning as error:
+            refused = refused or error
+    return refused
+
+
+class Ear:
+    """Keeps warnings while it listens, each once.
+
+    Attributes:
+        heard: What was warned of, in the order of the first time.
+    """
+
+    def __init__(self) -> None:
+        self.heard: dict[Heard, None] = {}
+        self._inside = 0
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Keep what is warned of within the block, as far as the user's code runs there."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = self._hear
+            yield
+
+    @contextlib.contextmanager
+    def users(self) -> Iterator[None]:
+        """Say that the user's code runs within the block."""
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+
+    def _hear(
+        self, message: Warning | str, category: type[Warning], file: str, line: int, *_: Any
+    ) -> None:
+        if self._inside:
+            if not sources.rank(file):
+                file, line = _users_line() or (file, line)
+            self.heard.setdefault(Heard(category, str(message), file, line))
+
+
+def _users_line() -> tuple[str, int] | None:
+    """Return the innermost line of the user's that runs: torch names its own, or that of a probe between the two."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if sources.rank(frame.f_code.co_filename) == 2:
+            return frame.f_code.co_filename, frame.f_lineno
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
