@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +22,6 @@ from ..verdicts import explained, inconclusive, not_applicable, passed, suspicio
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..batches import Batch
 
 _LARGE_BYTES = 64 * 2**20
 
@@ -241,20 +239,14 @@ def _run_in(subject: Subject, dtype: torch.dtype) -> Outcome:
             for path, t in (*model.named_parameters(), *model.named_buffers())
             if t.is_floating_point() and t.dtype != dtype
         ]
-        whole = subject.batch()
-        batch = whole.to(dtype=dtype).clone()
+        batch = subject.batch().to(dtype=dtype).clone()
         model.train()
+        seed_everything(subject.seed)
 
-        def run(batch: Batch = batch) -> object:
-            seed_everything(subject.seed)
+        def run() -> object:
             with torch.no_grad():
                 return subject.contract.invoke(model, batch)
 
-        few = subject.few(whole)
-        with contextlib.suppress(Exception):  # what two samples raise is told of all of them
-            if few is not None:
-                output = run(few.to(dtype=dtype).clone())
-                return kept, {p: t.dtype for p, t in trees.floats(output).items()}, None, None
         try:
             output = run()
         except Exception as error:  # the user's code may raise anything

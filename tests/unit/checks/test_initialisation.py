@@ -325,3 +325,33 @@ def test_a_hot_head_is_wrong_only_where_nobody_chose_its_scale(
     assert finding.status == status, str(finding)
     if tied and status == "violated":
         assert "self.table.weight" in finding.fix or "self.head.weight" in finding.fix
+
+
+class Stacked(nn.Module):
+    """Copies of one layer, one after another, beside two that stay equal."""
+
+    def __init__(self, copies):
+        super().__init__()
+        layer = nn.Linear(6, 6)
+        self.stack = nn.ModuleList([copy.deepcopy(layer) for _ in range(copies)])
+        self.left, self.right = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        for layer in self.stack:
+            x = x + torch.tanh(layer(x))
+        return self.left(x) + self.right(x)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_copies_in_a_stack_are_told_from_branches_that_stay_one(equal):
+    torch.manual_seed(0)
+    model = Stacked(40)
+    if equal:
+        model.right.load_state_dict(model.left.state_dict())
+    contract = Contract(
+        model=model, batch=((torch.randn(8, 6),), torch.randint(0, 3, (8,))), loss=F.cross_entropy
+    )
+    (found,) = [f for f in contract.check("initialisation").findings if f.check == "initialisation"]
+    assert found.status == ("violated" if equal else "passed")
+    if equal:
+        assert [c.name for c in found.culprits[1:]] == ["left.weight", "right.weight"]
