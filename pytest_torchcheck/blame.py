@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from . import sources
 from .printable import message_of
+from .record.modes import UnobservableError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -42,6 +43,8 @@ def only_observed(error: SubjectError) -> bool:
     Operators such as ``cond`` and ``flex_attention`` compile their functions also outside ``torch.compile``.
     The same call is made once more, with nothing that observes it.
     """
+    if isinstance(error.error, UnobservableError):
+        return True
     if not type(error.error).__module__.startswith("torch._dynamo") or error.rerun is None:
         return False
     try:

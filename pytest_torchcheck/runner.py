@@ -282,11 +282,11 @@ class Runner:
         except SubjectError as error:
             if isinstance(error.error, NothingToDifferentiate):
                 return (verdicts.not_applicable(str(error.error)), *_acting(found))
-            if raised_by_observer(error.error):
-                return (*_acting(found), outcomes.internal(case.check.name, error.error, found))
             if self._only_observed(error, subject):
                 reason = compiled_by_itself(error)
                 return (*_acting(found), verdicts.inconclusive(reason, code="not-measurable"))
+            if raised_by_observer(error.error):
+                return (*_acting(found), outcomes.internal(case.check.name, error.error, found))
             return (*_acting(found), self.crash(case, error, subject))
         except LoopUnavailableError as error:
             return (

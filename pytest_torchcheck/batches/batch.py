@@ -194,6 +194,8 @@ def move_tensor(
         cast = dtype
     elif dtype is not None and tensor.is_complex():
         cast = _COMPLEX_OF.get(dtype, tensor.dtype)
+    if tensor.is_meta and device is not None and torch.device(device).type != "meta":
+        device = None  # there are no values to move
     if cast == tensor.dtype and (device is None or tensor.device == torch.device(device)):
         return tensor
     moved = tensor.detach().to(device=device, dtype=cast)

@@ -23,6 +23,27 @@ if TYPE_CHECKING:
     Around = Callable[[Callable[..., Any], Iterable[type], tuple[Any, ...], dict[str, Any]], Any]
 
 
+class UnobservableError(RuntimeError):
+    """An operator cannot be run under an observer as it runs without one."""
+
+
+def _refuse(func: Any) -> None:
+    """Refuse an operator that torch compiles by itself, where that would lose gradients.
+
+    Without an observer ``cond``, ``scan`` or ``flex_attention`` is compiled with the tensors that its functions
+    close over as operands. Under a mode torch runs it as it is, and autograd sees the operands alone.
+
+    Raises:
+        UnobservableError: Gradients are recorded, and ``func`` is such an operator.
+    """
+    if (
+        isinstance(func, torch._ops.HigherOrderOperator)
+        and torch.is_grad_enabled()
+        and not torch._C._are_functorch_transforms_active()
+    ):
+        raise UnobservableError(f"{func.name()} runs otherwise where it is observed")
+
+
 class Functions(TorchFunctionMode):
     """Run every call of a torch function through ``around``.
 
@@ -44,6 +65,7 @@ class Functions(TorchFunctionMode):
         """Run one torch function; what torch compiles by itself, for ``cond`` and the like, is passed on."""
         if torch.compiler.is_dynamo_compiling():  # a constant to the compiler, which reads this
             return func(*args, **(kwargs or {}))
+        _refuse(func)
         deadline.keep()
         return self._around(func, types, args, dict(kwargs or {}))
 
@@ -76,6 +98,7 @@ class Kernels(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run one kernel."""
+        _refuse(func)
         deadline.keep()
         return self._around(func, types, args, dict(kwargs or {}))
 
