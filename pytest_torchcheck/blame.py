@@ -7,6 +7,8 @@ import os
 import traceback
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from . import sources
 from .printable import message_of
 from .record.modes import UnobservableError
@@ -48,6 +50,7 @@ def only_observed(error: SubjectError) -> bool:
     if not type(error.error).__module__.startswith("torch._dynamo") or error.rerun is None:
         return False
     try:
+        torch.compiler.reset()  # what it has cached of observed runs would fail again
         error.rerun()
     except Exception:  # it is the user's, whatever observes it
         return False

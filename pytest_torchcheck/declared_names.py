@@ -100,6 +100,9 @@ def unknown_names(promises: Iterable[Promise], model: nn.Module) -> Iterator[Unk
     Yields:
         An error per name or glob that matches nothing, in the order of the promises.
     """
+    promises = tuple(promises)
+    if not promises:
+        return
     parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     buffers = [name for name, _ in model.named_buffers(remove_duplicate=False)]
     modules = [name for name, _ in model.named_modules(remove_duplicate=False) if name]

@@ -272,6 +272,7 @@ class Subject:
                 raise TypeError(
                     f"the factory must return an nn.Module; it returned {type(model).__name__}"
                 )
+            _hashed(model)
         give_modes(model)
         return self._materialise(self.convert(model))
 
@@ -328,7 +329,10 @@ class Subject:
             # a large model is copied only once a step is to be undone
             self._state = ModuleState(self._model, copy_parameters=size <= _COPY_BYTES)
             return
-        model = _materialised(self.contract.model)
+        model = self.contract.model
+        with self.phase("build"):
+            _hashed(model)
+        _materialised(model)
         original = ModuleState(model)
         self._original, self._model = original, model
         lazy = any(is_lazy(t) for t in (*model.parameters(), *model.buffers()))
@@ -819,6 +823,29 @@ def _same_data(tensor: torch.Tensor, copy_: torch.Tensor) -> bool:
         and tensor.device == copy_.device
         and (tensor.device.type == "meta" or trees.same(tensor, copy_))
     )
+
+
+def _hashed(model: nn.Module) -> None:
+    """Check what ``parameters()``, ``modules()`` and every optimizer need: that modules can be in a set.
+
+    Raises:
+        TypeError: The class of a module has no usable ``__hash__``.
+    """
+    stack, seen = [model], set()
+    while stack:
+        module = stack.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        try:
+            hash(module)
+        except Exception as error:
+            kind = type(module).__name__
+            raise TypeError(
+                f"a {kind} cannot be hashed, so that parameters(), to() and train() raise: a class that defines "
+                f"__eq__ has no __hash__ any more; add __hash__ = nn.Module.__hash__ to {kind}"
+            ) from error
+        stack.extend(part for part in module._modules.values() if part is not None)
 
 
 def _materialised(model: nn.Module) -> nn.Module:

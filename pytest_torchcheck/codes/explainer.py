@@ -91,7 +91,10 @@ class Each(Explainer[Iterator[Finding]]):
     """Gives a finding for each place at fault."""
 
     def __call__(self, *args: Any, **options: Any) -> Iterator[Finding]:
-        """Explain one by one; where that takes too long, give what remains as one finding."""
+        """Explain one by one; where that takes too long, give what remains as one finding.
+
+        It looks for what it explains, so that an error of its own, or of the model, says nothing of what holds.
+        """
         budget = Budget()
         nested = running()
         try:

@@ -391,3 +391,36 @@ def test_what_an_observer_raises_is_never_blamed_on_the_model(
 
     monkeypatch.undo()
     assert _report(Broken, "dead-modules").findings[0].status == "violated"
+
+
+def test_a_module_that_cannot_be_hashed_is_named_with_what_to_add() -> None:
+    class Equal(nn.Linear):
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Equal)
+
+        __hash__ = None  # type: ignore[assignment]
+
+    for model in (lambda: nn.Sequential(Equal(4, 2)), nn.Sequential(Equal(4, 2))):
+        report = _report(model, "backward", "weights-update")
+        assert [f.status for f in report.findings] == ["violated", "inconclusive"]
+        assert "cannot be hashed" in str(report.findings[0])
+
+    class Hashed(Equal):
+        __hash__ = nn.Module.__hash__
+
+    assert _wrong(_report(lambda: nn.Sequential(Hashed(4, 2)), "backward")) == []
+
+
+def test_a_branch_that_torch_compiles_by_itself_is_not_judged() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.low, self.high = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.mean() > 0, self.high, self.low, (x,))
+
+    checks = ("backward", "loss-sound", "input-influence", "inference-memory", "eval-determinism")
+    report = _report(Branch, *checks)
+    assert _wrong(report) == []
+    assert any(f.code == "not-measurable" for f in report.findings)
