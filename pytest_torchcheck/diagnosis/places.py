@@ -422,7 +422,10 @@ def leaking_line(
                 kind="call", name=found.op.name, detail="reads it", location=found.op.location
             )
             settings += (*_given_masks(base, operand), *([reading] if reading.location else []))
+            cause, fix = _either(found.op.name, operand.name)
             return Place(
+                cause=cause,
+                fix=fix,
                 op=operand.name,
                 location=operand.location,
                 module=operand.module or place.module,
@@ -553,6 +556,20 @@ def _is_corner(values: torch.Tensor, buffer: torch.Tensor) -> bool:
         and values.shape == buffer.shape
         and values.dtype.is_floating_point == buffer.dtype.is_floating_point
         and bool(torch.equal(values, buffer.to(values.dtype)))
+    )
+
+
+def _either(op: str, prepared: str) -> tuple[str, str]:
+    """Return cause and edit where a mask before a softmax or the softmax itself may be wrong: both fit what was seen."""
+    if "softmax" not in op or "masked_fill" not in prepared:
+        return "", ""
+    cause = (
+        f"{op} reads positions that are to be hidden: {prepared} leaves them visible, or the softmax runs over "
+        "another dimension than the mask hides"
+    )
+    return (
+        cause,
+        "compare the dim of the softmax with the dimension of the keys, and the mask with a lower triangle",
     )
 
 

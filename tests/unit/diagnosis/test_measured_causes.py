@@ -130,3 +130,31 @@ def test_a_table_that_holds_what_is_needed_is_not_too_short():
         contract = Contract(model=model, batch=((torch.randn(2, length, 6, generator=G),), None))
         (finding,) = contract.check(["backward"]).findings
         assert finding.code == code, str(finding)
+
+
+class Attention(nn.Module):
+    """Scores over keys, hidden by a mask that is right; the softmax may run over the queries."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.q, self.k, self.dim = nn.Linear(6, 6), nn.Linear(6, 6), dim
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT
+        late = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        return scores.masked_fill(late, -torch.inf).softmax(self.dim) @ x
+
+
+def test_a_softmax_over_the_queries_is_among_the_causes():
+    x = torch.randn(2, 5, 6, generator=G)
+    wrong, right = (
+        Contract(
+            model=lambda d=dim: Attention(d), batch=((x,), None), promises=(promises.Causal(),)
+        )
+        for dim in (1, 2)
+    )
+    (finding,) = wrong.check(["causality"]).findings
+    assert finding.code == "future-leak"
+    assert "softmax runs over another dimension" in finding.cause
+    assert "dim of the softmax" in finding.fix
+    assert right.check(["causality"]).findings[0].status == "passed"
