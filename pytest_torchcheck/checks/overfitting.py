@@ -36,6 +36,7 @@ _CRAWL = 1.7e-6
 _GROWN = 10.0  # times its first value: a loss that has grown so much does not come down by itself
 _HALF = 0.5  # of the way: enough to say that a step which changes nothing is at fault
 _SEEN = 8  # so many steps show what an optimizer does
+_GATHERED = 2.0  # times the gradient of one step: a step that has added up several
 _KEPT = 4.0  # steps of the budget that are kept to find out why nothing is learnt
 
 
@@ -81,7 +82,7 @@ def _tried(subject: Subject, goal: Overfit, budget: Budget) -> Finding:
         attempts += _own(subject, goal, seen, budget)
     if not attempts:
         return inconclusive("the loss is no finite scalar with a graph; nothing was trained")
-    return _judge(subject, goal, seen.floor, attempts, budget)
+    return _judge(subject, goal, seen, attempts, budget)
 
 
 def _own(subject: Subject, goal: Overfit, seen: Look, budget: Budget) -> list[Attempt]:
@@ -100,9 +101,9 @@ def _done(attempt: Attempt, goal: Overfit) -> bool:
 
 
 def _judge(
-    subject: Subject, goal: Overfit, floor: Floor, attempts: list[Attempt], budget: Budget
+    subject: Subject, goal: Overfit, seen: Look, attempts: list[Attempt], budget: Budget
 ) -> Finding:
-    first = attempts[0]
+    first, floor = attempts[0], seen.floor
     best = min(attempts, key=lambda a: math.inf if math.isnan(a.remaining) else a.remaining)
     shown: dict[str, Any] = {
         "losses": _thin(best.losses),
@@ -121,7 +122,7 @@ def _judge(
     own_steps = subject.contract.train_step is not None and len(set(first.losses)) == 1
     if _done(best, goal) or (own_steps and best.remaining <= _HALF):
         if first.name == "the declared optimizer":
-            return _own_failed(subject, first, best, floor, shown)
+            return _own_failed(subject, first, best, seen, shown)
         return passed(
             f"{best.name} brings the loss from {best.losses[0]:.4g} to {min(best.finite[-5:]):.4g} in "
             f"{len(best.losses)} steps ({floor})",
@@ -193,10 +194,10 @@ def _nothing_to_learn(subject: Subject, seen: Look, budget: Budget) -> Finding |
 
 
 def _own_failed(
-    subject: Subject, own: Attempt, best: Attempt, floor: Floor, shown: dict[str, Any]
+    subject: Subject, own: Attempt, best: Attempt, seen: Look, shown: dict[str, Any]
 ) -> Finding:
     """Judge an optimizer that fails where another one succeeds."""
-    finite = own.finite
+    finite, floor = own.finite, seen.floor
     made = subject.contract.optimizer
     place = (sources.search(made, r"\blr\s*=") or sources.of_object(made)) if made else None
     learns = f"{best.losses[0]:.4g} -> {best.losses[-1]:.4g} in {len(best.losses)} steps"
@@ -214,7 +215,9 @@ def _own_failed(
             fix="lower the learning rate of the declared optimizer",
             evidence=shown,
         )
-    if subject.contract.train_step is not None and len(finite) >= _SEEN and len(set(finite)) == 1:
+    gathers = own.pending > _GATHERED * seen.slope  # gradients of several calls, for one later step
+    constant = len(finite) >= _SEEN and len(set(finite)) == 1
+    if subject.contract.train_step is not None and constant and not gathers:
         step = sources.of_object(subject.contract.train_step)
         return violated(
             "step-learns-nothing",

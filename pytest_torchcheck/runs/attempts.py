@@ -19,7 +19,7 @@ from ..subject import (
     optimizers_of,
     schedulers_of,
 )
-from .one_batch import Floor, follow, remaining, small_batch
+from .one_batch import Floor, follow, remaining, small_batch, steepness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +49,7 @@ class Attempt:
             the budget), ``schedule`` (the declared schedule has no further step) or ``budget``.
         rates: The highest learning rate at the first step, and at the last one or as a schedule means it; NaN
             where it is not known.
+        pending: Sum of the absolute values of the gradients that the last step left.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Attempt:
     remaining: float
     ended: str
     rates: tuple[float, float] = (math.nan, math.nan)
+    pending: float = 0.0
 
     @property
     def finite(self) -> list[float]:
@@ -87,12 +89,14 @@ def declared_attempt(subject: Subject, goal: Overfit, floor: Floor, budget: Budg
                 ended = why
                 break
         rates = (first, _rate_of(made, meant=True))
+        pending = steepness(model)
     return Attempt(
         name="the declared optimizer",
         losses=tuple(losses),
         remaining=remaining(losses, floor),
         ended=ended,
         rates=rates,
+        pending=pending,
     )
 
 

@@ -14,6 +14,8 @@ from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ..batches import Batch
     from ..subject import Subject
 
@@ -123,11 +125,7 @@ def look(subject: Subject, batch: Batch, budget: Budget) -> Look:
         finally:
             known.release()
         value = known.value
-        slope = sum(
-            float(trees.dense(p.grad).abs().sum())
-            for p in model.parameters()
-            if p.grad is not None and p.grad.device.type != "meta"
-        )
+        slope = steepness(model)
         first = float(loss.detach())
         freed = None if value is not None else _freed(subject, output)
     if value is not None:
@@ -137,6 +135,15 @@ def look(subject: Subject, batch: Batch, budget: Budget) -> Look:
         if first <= floor.value:
             floor = Floor(value=-math.inf, bounded=False, known=False)
     return Look(loss=first, floor=floor, slope=slope)
+
+
+def steepness(model: nn.Module) -> float:
+    """Return the sum of the absolute values of all gradients of a model."""
+    return sum(
+        float(trees.dense(p.grad).abs().sum())
+        for p in model.parameters()
+        if p.grad is not None and p.grad.device.type != "meta"
+    )
 
 
 def _freed(subject: Subject, output: Any) -> tuple[Any, list[torch.Tensor]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -121,6 +122,7 @@ class _Losses:
     def __init__(self, subject: Subject, model: nn.Module, batch: Batch) -> None:
         self._subject, self._model, self._batch = subject, model, batch
         self._state = ModuleState(model)
+        self._narrow = False
         self._moves: dict[str, tuple[torch.Tensor, torch.Tensor, float]] = {}
         self.promises: dict[str, float] = {}
 
@@ -130,20 +132,47 @@ class _Losses:
         self._model.train()
         seed_everything(self._subject.seed)
         batch = self._batch.clone()
-        return self._subject.compute_loss(self._subject.call(self._model, batch), batch)
+        output = self._subject.call(self._model, batch)
+        if not self._narrow:
+            try:
+                return self._subject.compute_loss(output, batch)
+            except SubjectError as error:
+                if error.phase != "loss" or self.promises:
+                    raise
+                self._narrow = True
+        # a loss may hold tensors of its own, such as weights of classes, in float32
+        wide = {id(t): t for t in trees.floats(output).values() if t.dtype == torch.float64}
+        cast = trees.substitute(output, {key: t.float() for key, t in wide.items()})
+        return self._subject.compute_loss(cast, batch.to(dtype=torch.float32))
 
-    def take_gradients(self) -> None:
-        """Keep the gradients, each with the length of its step."""
-        for name, parameter in self._model.named_parameters():
-            if parameter.grad is None or not parameter.numel():
-                continue
-            gradient = trees.dense(parameter.grad)
-            parameter.grad = None
-            size = float(torch.linalg.vector_norm(gradient))
-            reach = float(torch.linalg.vector_norm(parameter.detach()))
-            if size > 0 and reach > 0:
-                self._moves[name] = (parameter, gradient, reach / size)
-                self.promises[name] = reach * size
+    def backward(self, loss: torch.Tensor) -> None:
+        """Take the gradients, each with the length of its step, and keep no more than a float32 copy of one."""
+        handles = [
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._take, name))
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad
+        ]
+        try:
+            loss.backward()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _take(self, name: str, parameter: torch.Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None or not parameter.numel():
+            return
+        gradient = trees.dense(gradient)
+        narrow = torch.complex64 if gradient.is_complex() else torch.float32
+        way = gradient.to(narrow)
+        size = float(torch.linalg.vector_norm(way))
+        reach = float(torch.linalg.vector_norm(parameter.detach()))
+        if size > 0 and reach > 0 and math.isfinite(size):
+            self._moves[name] = (parameter, way, reach / size)
+            along = torch.vdot(gradient.flatten(), way.to(gradient.dtype).flatten())
+            self.promises[name] = reach * float(along.real) / size
+        elif not math.isfinite(size):
+            self.promises[name] = math.nan
 
     def step(self, step: float, names: Iterable[str] | None = None) -> None:
         """Move some parameters, or all, along their gradients by a share of their size."""
@@ -214,8 +243,7 @@ def _measured(subject: Subject) -> Descent:
                 if value.dtype not in (torch.float64, torch.float32):
                     return Descent(refused=f"the loss is computed in {value.dtype}")
                 nodes = custom_functions(value)
-                value.backward()
-                losses.take_gradients()
+                losses.backward(value)
                 return _compared(losses, value.detach(), nodes)
     except SubjectError as error:
         return Descent(refused=f"the {error.phase} raises {type(error.error).__name__} in float64")
@@ -263,7 +291,7 @@ def _wrong(
 def custom_functions(value: torch.Tensor) -> tuple[str, ...]:
     """Return the names of the custom autograd Functions behind a value."""
     custom = torch.autograd.function.BackwardCFunction
-    found = {node.name() for node in nodes_of(value.grad_fn) if isinstance(node, custom)}
+    found = {type(node).__name__ for node in nodes_of(value.grad_fn) if isinstance(node, custom)}
     return tuple(sorted(name.removesuffix("Backward") for name in found))
 
 
@@ -281,8 +309,7 @@ def surrogates(subject: Subject, names: Iterable[str]) -> list[Op]:
         with jittered(subject, seed=subject.seed) as model, torch.enable_grad():
             clear_gradients(model)
             losses = _Losses(subject, model, batch)
-            losses.now().backward()
-            losses.take_gradients()
+            losses.backward(losses.now())
             with Held(model) as here:
                 losses.now()
             ways: list[list[str] | None] = [[name] for name in names]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pytest_torchcheck import Contract, Finding
 
-LEAN = tuple(name for name in catalogue() if name not in ("overfit",))
+LEAN = tuple(catalogue())
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Population:
 
 
 def LEAN_FOR(contract: Contract) -> tuple[str, ...]:
-    """Every check that applies to a declaration, but for overfit."""
+    """Every check that applies to a declaration."""
     return tuple(name for name in LEAN if catalogue()[name].missing(contract) is None)
 
 

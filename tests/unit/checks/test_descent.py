@@ -105,6 +105,16 @@ def test_a_loss_in_float32_is_compared_at_larger_steps(seed):
     assert (found.status, found.code) == ("suspicious", "gradient-partial"), str(found)
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_loss_that_holds_weights_in_float32(cut):
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5]))
+    found = check(
+        lambda: Scaled(lambda h: h.detach().exp() if cut else h.exp()),
+        loss=lambda output, targets: weighted(output, targets),
+    )
+    assert found.status == ("suspicious" if cut else "passed"), str(found)
+
+
 class Chosen(nn.Module):
     """Codes chosen from a table, with the gradient of what chose them."""
 

@@ -386,3 +386,28 @@ def test_the_model_is_put_back():
     ).check(["overfit"])
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
+
+
+def _every(calls):
+    """A step that adds up gradients and applies those of so many calls."""
+    counted = []
+
+    def step(model, optimizer, inputs, targets):
+        counted.append(1)
+        loss = F.cross_entropy(model(*inputs), targets)
+        loss.backward()
+        if calls and len(counted) % calls == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        elif not calls:
+            optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize(("calls", "code"), [(30, "held"), (0, "step-learns-nothing")])
+def test_a_step_that_gathers_gradients_is_not_one_that_learns_nothing(calls, code):
+    model, batch, loss = LEARNT["tanh-mlp"]
+    found = check(model=model, batch=batch, loss=loss, train_step=_every(calls))
+    assert found.code == code, str(found)
