@@ -44,6 +44,7 @@ class Inferred:
         batch_dim: Where the batch is.
         because: What the inputs were taken from.
         batch: Real data, where it was given instead of specs.
+        note: Why there is no loss.
     """
 
     model: Any
@@ -55,6 +56,7 @@ class Inferred:
     batch_dim: int | None = 0
     because: str = ""
     batch: Any = None
+    note: str = ""
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a :class:`~pytest_torchcheck.Contract`, without the model."""
@@ -91,7 +93,7 @@ class Inferred:
             found.append(f"loss={self.loss.code},")
         if self.batch_dim != 0:
             found.append(f"batch_dim={self.batch_dim},")
-        return found
+        return [*found, f"# {self.note}"] if self.note else found
 
 
 def _maker(model: Any) -> Any:
@@ -260,7 +262,15 @@ def _declared(model: Any, found: Accepted, loss: str | None, *, given: bool) -> 
         output=None if outcome is None else outcome.output,
         batch_dim=found.source.batch_dim,
         because=why if given else f"{why}, tried at several sizes",
+        note="" if outcome is not None else _no_loss(found),
     )
+
+
+def _no_loss(found: Accepted) -> str:
+    number = len(found.trains)
+    if number > 1:
+        return f"no loss: the model returns {number} tensors, and the checks look at all of them"
+    return "no loss: no output has a gradient and a shape that follows from the inputs"
 
 
 def _advice(model: nn.Module, error: str, *, given: Any) -> str:

@@ -59,11 +59,15 @@ def outcome_of(found: Accepted, *, loss: str | None = None) -> Outcome | None:
         loss: One of :data:`.target.LOSSES`, or None to choose.
 
     Returns:
-        None where no float output with a gradient has a shape that is known at other sizes.
+        None where no float output with a gradient has a shape that is known at other sizes, or where several have
+        one and no loss is named: checks without a loss look at all of them.
     """
     first = found.runs[0].outputs
     if loss == "output" or (loss is None and _is_loss(found)):
         return Outcome(loss=Loss(code='"output"', function="output"))
+    several = [path for path in found.trains if path in first and first[path].ndim]
+    if loss is None and len(several) > 1:
+        return None  # a loss of one of them would leave what makes the others without a gradient
     single = next(iter(first.items())) if len(first) == 1 else None
     for path in found.trains:
         leaf = first.get(path)

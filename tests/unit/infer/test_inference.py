@@ -149,6 +149,27 @@ def test_given_inputs_and_loss_are_kept() -> None:
     assert given.loss.function is F.l1_loss
 
 
+class Pooled(nn.Module):
+    """Returns two tensors, and each of its layers makes one of them alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"states": self.left(x), "pooled": self.right(x)}
+
+
+def test_of_several_outputs_none_is_chosen_for_the_loss() -> None:
+    inferred = infer(Pooled)
+    assert inferred.loss is None
+    assert inferred.lines()[-1].startswith("# no loss: the model returns 2 tensors")
+    report = inferred.contract().check(["gradients-exist", "weights-update"])
+    assert report.ok, str(report)
+    named = infer(Pooled, loss="mse_loss")
+    assert "F.mse_loss(output['states'], targets)" in named.lines()[-1]
+
+
 def test_what_the_model_was_built_with_comes_first() -> None:
     patches = nn.Sequential(
         nn.Unflatten(2, (2, 5)), nn.Unflatten(4, (2, 5)), nn.Flatten(), nn.Linear(3 * 100, 2)
