@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         measure_growth,
         measure_memory,
     )
-    from .specs import Floats, Ints, Labels, Mask, TensorSpec, Tokens
+    from .specs import Floats, Ints, Labels, Mask, Same, TensorSpec, Tokens
 
 __version__ = "0.1.0"
 
@@ -63,6 +63,7 @@ _HOME = {
     "Labels": "specs",
     "Tokens": "specs",
     "Mask": "specs",
+    "Same": "specs",
     "Batch": "batches",
     "Report": "findings",
     "Finding": "findings",
@@ -129,6 +130,7 @@ __all__ = [
     "MemoryProfile",
     "Overfit",
     "Report",
+    "Same",
     "TensorSpec",
     "Tokens",
     "Unmeasurable",

@@ -6,18 +6,19 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import torch
 from torch import nn
 
-from . import sources
+from . import callables, sources
 from .adapters import Adapted, AdapterError, Declared, Loop, adapt
 from .batches import Batch, BatchSource
 from .catalogue import catalogue
 from .declarations import LOG
 from .declared_names import unknown_inputs, unknown_names
 from .factories import class_built, class_of
+from .fields import Fields
 from .interrupts import interrupts, kept_in
 from .late import resolve
 from .nearest import unknown
@@ -115,7 +116,8 @@ class Contract:
             ``(seed) -> (inputs, targets)``.
         output: Spec of the output; symbols are shared with the inputs.
         output_range: ``(low, high)`` that every element of a float output stays in.
-        loss: ``loss(output, targets) -> scalar``, or ``"output"`` where the model returns its own.
+        loss: ``loss(output, targets) -> scalar``, ``loss(output)`` where there are no targets, or ``"output"`` where the
+            model returns its own.
         optimizer: ``(model) -> Optimizer``, the user's own.
         train_step: ``(model, optimizer, inputs, targets) -> loss``, the user's own step.
         trainer: A trainer that an adapter knows (of Lightning, of Hugging Face): its own loop is watched instead of a
@@ -243,11 +245,7 @@ class Contract:
                     f"growth: no input has the symbol {unknown[0]!r}; symbols are: {', '.join(sorted(symbols)) or 'none'}"
                 )
         _names_known(self)
-        if callable(self.loss) and targets is None and batch is None:
-            raise DeclarationError(
-                "loss: loss(output, targets) needs targets; declare targets=Labels('B', classes=10) "
-                "or give a real batch=(inputs, targets); or loss='output' where the model returns its own"
-            )
+        _calls_fit(self)
         self.skip = _skip(skip)
         if overfit is None and "overfit" not in self.skip:
             raise DeclarationError(
@@ -415,7 +413,7 @@ class Contract:
         return f"<Contract {self.name}>"
 
 
-def contract(**fields: Any) -> Callable[[Callable[[], nn.Module]], Contract]:
+def contract(**fields: Unpack[Fields]) -> Callable[[Callable[[], nn.Module]], Contract]:
     """Declare a contract by decorating the factory of its model.
 
     Args:
@@ -438,18 +436,30 @@ def contract(**fields: Any) -> Callable[[Callable[[], nn.Module]], Contract]:
             raise DeclarationError(
                 f"@contract decorates a function that returns the model; got {factory!r}"
             )
-        declared = Contract(model=factory, **{"name": getattr(factory, "__name__", None), **fields})
+        given: dict[str, Any] = {"name": getattr(factory, "__name__", None), **fields}
+        declared = Contract(model=factory, **given)
         declared.location = sources.of_object(factory) or declared.location
         return declared
 
     return declare
 
 
-_FIELDS: Final = {
-    "inputs", "targets", "sizes", "batch", "output", "output_range", "loss", "optimizer", "train_step",
-    "trainer", "promises", "functions", "dataset", "loader", "memory", "growth", "flops", "devices", "dtypes",
-    "ranks", "overfit", "batch_dim", "skip", "name",
-}  # fmt: skip
+_FIELDS: Final = frozenset(Fields.__annotations__)
+
+
+def _calls_fit(contract: Contract) -> None:
+    """Refuse functions that cannot be called as a contract calls them."""
+    given, own = contract.targets is not None, contract.adapted is None
+    problems = (
+        callables.wrong_factory(contract.model) if own and contract.is_factory else None,
+        callables.wrong_optimizer(contract.optimizer),
+        callables.wrong_train_step(contract.train_step),
+        callables.wrong_loss(contract.loss, has_targets=given, may_have=contract.batch is not None)
+        if callable(contract.loss)
+        else None,
+    )
+    for problem in filter(None, problems):
+        raise DeclarationError(problem)
 
 
 def _known(fields: Iterable[str]) -> None:
@@ -538,7 +548,7 @@ def _loss(loss: Any) -> Any:
         )
     if not callable(loss):
         raise DeclarationError(
-            f"loss: allowed are a callable loss(output, targets) -> scalar and the str 'output'; got {loss!r}"
+            f"loss: allowed are a callable loss(output, targets) -> scalar, one without targets, loss(output), and the str 'output'; got {loss!r}"
         )
     return loss
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import deadline, trees
+from .callables import loss_of
 from .contracts import DTYPES, Contract
 from .declared_names import unknown_inputs, unknown_names
 from .heard import Ear
@@ -570,10 +571,10 @@ class Subject:
             return probe_loss(output, self.seed)
         if isinstance(output, trees.Kept):
             output.rewind()
-        with self.phase("loss", batch, lambda: self.contract.loss(output, batch.targets)):
+        with self.phase("loss", batch, lambda: loss_of(self.contract.loss, output, batch.targets)):
             if self.contract.loss == "output":
                 return own_loss(output)
-            value = self.contract.loss(output, batch.targets)
+            value = loss_of(self.contract.loss, output, batch.targets)
             if not isinstance(value, torch.Tensor):
                 raise TypeError(
                     f"the loss must be a tensor; it is a {type(value).__name__}: {value!r:.80}"

@@ -17,6 +17,7 @@ from pytest_torchcheck.batches.filling import Filling, last_part
 from pytest_torchcheck.batches.read import is_dense, is_fixed, read
 from pytest_torchcheck.batches.recipe import Recipe
 from pytest_torchcheck.batches.resizing import IGNORED, Resizing, Rows, counted, row_indices
+from pytest_torchcheck.specs.same import shaped
 from pytest_torchcheck.specs.shapes import Expr, SpecError
 from pytest_torchcheck.specs.sizes import (
     DEFAULT_HIGH,
@@ -76,6 +77,9 @@ class BatchSource:
         self._declared = parse_sizes(sizes)
         self._batch = batch
         args, kwargs = split_inputs(self.inputs) if self.inputs is not None else ((), {})
+        form = Batch(args=args, kwargs=kwargs)
+        places = dict(zip(names, form.arg_names(), strict=False))
+        self.targets = shaped(self.targets, dict(form.input_leaves()), places)
         self._form = Batch(args=args, kwargs=kwargs, targets=self.targets)
         self._filling = Filling(self._form, lambda: self.grids)
         self._specs = self._filling.specs

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..checks.registry import catalogue
+from ..catalogue import catalogue
 from ..contracts import Contract
 from ..printable import message_of
 from . import DONE, CommandError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping
 
-    from ..checks.registry import Check, Need
+    from ..catalogue.check import Check, Need
 
 LINES: Final[Mapping[Need, str]] = {
     "model": "model=Net",

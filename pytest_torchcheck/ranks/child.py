@@ -28,6 +28,7 @@ from pytest_torchcheck import accelerator, sources, trees
 from pytest_torchcheck.state import is_lazy, seed_everything
 from pytest_torchcheck.subject import default_optimizer, own_loss
 
+from ..callables import loss_of
 from ..printable import message_of
 from . import checkpoint, epochs, sharding, statistics
 from .comparing import (
@@ -206,7 +207,7 @@ class _Rank:
             return _sample_mean(output, self.program.seed)
         if loss == "output":
             return own_loss(output)
-        value: torch.Tensor = loss(output, batch.targets)
+        value: torch.Tensor = loss_of(loss, output, batch.targets)
         return value
 
     def once(self, model: nn.Module, batch: Batch, scale: float = 1.0) -> Any:

@@ -11,6 +11,7 @@ from pytest_torchcheck.specs.kinds import (
     Probabilities,
     UnitVectors,
 )
+from pytest_torchcheck.specs.same import Same
 from pytest_torchcheck.specs.shapes import Shape, ShapeMismatch, SpecError, parse_shape
 from pytest_torchcheck.specs.sizes import SizeRange, parse_sizes
 from pytest_torchcheck.specs.structures import Nested, Packed, Sparse
@@ -19,6 +20,6 @@ from pytest_torchcheck.specs.trees import as_spec_tree
 
 __all__ = [
     "Edges", "Floats", "Images", "Ints", "Labels", "Lengths", "Mask", "Nested", "OneHot", "Packed", "Positions",
-    "Probabilities", "Shape", "ShapeMismatch", "SizeRange", "Sparse", "SpecError", "TensorSpec", "Tokens", "UnitVectors",
+    "Probabilities", "Same", "Shape", "ShapeMismatch", "SizeRange", "Sparse", "SpecError", "TensorSpec", "Tokens", "UnitVectors",
     "as_spec_tree", "parse_shape", "parse_sizes",
 ]  # fmt: skip

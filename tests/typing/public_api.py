@@ -30,6 +30,13 @@ def net() -> nn.Module:
 
 
 assert_type(net, Contract)
+
+
+@contract(inputs="B 4", memory=3.5, batchdim=0)  # type: ignore[arg-type, call-arg]
+def wrong() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
 report = net.check(["backward"], seed=1)
 assert_type(report, Report)
 assert_type(report.ok, bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import nn
 
 from pytest_torchcheck import Contract, DeclarationError, Labels, Overfit, contract, promises
 from pytest_torchcheck.catalogue import catalogue
+from pytest_torchcheck.fields import Fields
 from pytest_torchcheck.promises import PromiseError
 
 
@@ -190,3 +192,13 @@ def test_one_check_on_one_device_by_name() -> None:
     assert {(finding.check, finding.device) for finding in report.findings} == {("backward", "cpu")}
     with pytest.raises(DeclarationError, match="unknown name 'backwards'"):
         Contract(**GOOD).check("backwards")
+
+
+def test_the_decorator_has_the_fields_of_a_contract_with_their_types() -> None:
+    parameters = dict(inspect.signature(Contract.__init__).parameters)
+    written = {name: p.annotation for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    written.pop("model")
+    written["overfit"] = "Overfit | None"  # the default, not declared, is nothing to write
+    assert {n: str(a) for n, a in written.items()} == {
+        name: found.__forward_arg__ for name, found in Fields.__annotations__.items()
+    }

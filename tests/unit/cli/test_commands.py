@@ -13,7 +13,8 @@ import pytest
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.checks.registry import Need, catalogue
+from pytest_torchcheck.catalogue import catalogue
+from pytest_torchcheck.catalogue.check import Need
 from pytest_torchcheck.cli import CommandError, doctor, explain, main
 from pytest_torchcheck.cli.checks import LINES, described
 from pytest_torchcheck.cli.pages import pages

@@ -1,0 +1,132 @@
+"""What a contract calls: how many arguments each function must take, and what to write where it takes others."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def takes(function: Any, count: int) -> bool | None:
+    """Say whether a callable takes so many positional arguments; None where its signature is not known."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+_ALONE: Final[weakref.WeakKeyDictionary[Any, bool]] = weakref.WeakKeyDictionary()
+
+
+def takes_output_alone(loss: Any) -> bool:
+    """Say whether a loss takes the output and nothing else: ``loss(output)``."""
+    try:
+        known = _ALONE.get(loss)
+    except TypeError:  # no weak reference to it, or no hash
+        return takes(loss, 1) is True and takes(loss, 2) is False
+    if known is None:
+        known = _ALONE[loss] = takes(loss, 1) is True and takes(loss, 2) is False
+    return known
+
+
+def loss_of(loss: Callable[..., Any], output: Any, targets: Any) -> Any:
+    """Call a loss with the targets, or without where there are none and it takes none."""
+    if targets is None and takes_output_alone(loss):
+        return loss(output)
+    return loss(output, targets)
+
+
+def shown(function: Any) -> str:
+    """Return a callable as its name with its arguments, such as ``make(width, depth=2)``."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", None) or type(function).__name__
+    name = "the lambda" if name == "<lambda>" else name
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return f"{name}(...)"
+    plain = [parameter.replace(annotation=parameter.empty) for parameter in parameters]
+    return f"{name}({', '.join(map(str, plain))})"
+
+
+def wrong_factory(model: Any) -> str | None:
+    """Return what is wrong with a factory, which is called without arguments."""
+    if isinstance(model, torch.nn.Module) or takes(model, 0) is not False:
+        return None
+    name = getattr(model, "__name__", type(model).__name__)
+    lacking = [
+        p.name
+        for p in inspect.signature(model).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    call = ", ".join(f"{name}=..." for name in lacking)
+    return (
+        f"model: a factory is called without arguments, and {shown(model)} needs {', '.join(lacking)}; "
+        f"write model=lambda: {name}({call})"
+    )
+
+
+def wrong_optimizer(optimizer: Any) -> str | None:
+    """Return what is wrong with a function that makes an optimizer, which is called with the model."""
+    example = "optimizer=lambda model: torch.optim.{}(model.parameters())"
+    if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+        name = optimizer.__name__
+        return f"optimizer: got the class {name}; write {example.format(name)}"
+    if optimizer is None or takes(optimizer, 1) is not False:
+        return None
+    return (
+        f"optimizer: is called as optimizer(model), and {shown(optimizer)} does not take one argument; "
+        f"write {example.format('AdamW')}"
+    )
+
+
+def wrong_train_step(step: Any) -> str | None:
+    """Return what is wrong with a training step, which is called with model, optimizer, inputs and targets."""
+    if step is None or takes(step, 4) is not False:
+        return None
+    return (
+        f"train_step: is called as train_step(model, optimizer, inputs, targets), and {shown(step)} "
+        "does not take four arguments; write def train_step(model, optimizer, inputs, targets): ... "
+        "and leave unused ones unused"
+    )
+
+
+def wrong_loss(loss: Any, *, has_targets: bool, may_have: bool) -> str | None:
+    """Return what is wrong with a loss, which is called with the output and the targets.
+
+    Args:
+        loss: The callable.
+        has_targets: Whether targets are declared.
+        may_have: Whether a real batch may bring them.
+    """
+    two = takes(loss, 2)
+    if takes_output_alone(loss):
+        if not has_targets:
+            return None
+        return (
+            f"loss: is called as loss(output, targets), and {shown(loss)} takes the output alone; "
+            "write loss=lambda output, targets: ..., or leave targets= out"
+        )
+    if two is False:
+        return (
+            f"loss: is called as loss(output, targets), and {shown(loss)} does not take two arguments; "
+            f"write loss=lambda output, targets: {shown(loss).partition('(')[0]}(...)"
+        )
+    if not has_targets and not may_have:
+        return (
+            "loss: loss(output, targets) needs targets; declare targets=Labels('B', classes=10) "
+            "or give a real batch=(inputs, targets); or loss='output' where the model returns its own"
+        )
+    return None
