@@ -10,7 +10,7 @@ import contextlib
 import sys
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TextIO
 
 from . import sources
 
@@ -82,12 +82,18 @@ class Ear:
             self._inside -= 1
 
     def _hear(
-        self, message: Warning | str, category: type[Warning], file: str, line: int, *_: Any
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
     ) -> None:
         if self._inside:
-            if not sources.rank(file):
-                file, line = _users_line() or (file, line)
-            self.heard.setdefault(Heard(category, str(message), file, line))
+            if not sources.rank(filename):
+                filename, lineno = _users_line() or (filename, lineno)
+            self.heard.setdefault(Heard(category, str(message), filename, lineno))
 
 
 def _users_line() -> tuple[str, int] | None:
