@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from . import deadline, outcomes, sources, verdicts
+from . import compiler, deadline, outcomes, sources, verdicts
 from .adapters import LoopUnavailableError
 from .blame import compiled_by_itself, only_observed, raised_by_observer
 from .catalogue import Check, catalogue
@@ -157,7 +157,12 @@ class Runner:
         reason = self.contract.skip.get(case.check.name)
         start = time.perf_counter()
         try:
-            with isolated(), warnings.catch_warnings(), deadline.allowed(self.explain_seconds):
+            with (
+                isolated(),
+                compiler.unloaded(),
+                warnings.catch_warnings(),
+                deadline.allowed(self.explain_seconds),
+            ):
                 warnings.simplefilter("ignore")
                 repeatable()
                 untried = reason is not None and not case.check.tries_skip

@@ -347,3 +347,12 @@ def pick(value: Any, path: int | str | tuple[int | str, ...] | None) -> Any:
                 f"the output has no {step!r}; it holds {', '.join(tensors(value)) or 'no tensor'}"
             ) from None
     return value
+
+
+def place_of(entry: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the index of a flat entry (torch.unravel_index loads sympy)."""
+    place = []
+    for size in reversed(shape):
+        entry, index = divmod(entry, size)
+        place.append(index)
+    return tuple(reversed(place))

@@ -123,7 +123,7 @@ def _reached(
     for number in range(_PROBES):
         # spread over the targets, and at uneven distances: no period of the shape is met by all of them
         flat = int(target.numel() * ((number + 0.5) * _GOLDEN % 1))
-        place = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), target.shape))
+        place = trees.place_of(flat, target.shape)
         other = _other(target, place, leaf.shape[axes[0]] if axes[0] >= 0 else 0)
         if other is None:
             continue

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ..findings import Culprit
+from ..trees import place_of
 from .arguments import resized
 from .lines import computing_lines, gradient_line, line_with
 from .relations.experiments import affine, stale_needs, wrong_saved
-from .relations.jacobians import Block, as_real, numerical, place_of, real_size
+from .relations.jacobians import Block, as_real, numerical, real_size
 from .relations.relation import Relation, Shapes
 from .relations.search import find_relation, follows_size
 

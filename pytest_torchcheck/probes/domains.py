@@ -166,8 +166,7 @@ def _division(top: Any, bottom: Any) -> str | None:
 
 def _broadcast(*things: Any) -> tuple[Tensor, ...]:
     tensors = [torch.as_tensor(thing) for thing in things]
-    shape = torch.Size(torch.broadcast_shapes(*(tensor.shape for tensor in tensors)))
-    return tuple(tensor.expand(shape) for tensor in tensors)
+    return tuple(torch.broadcast_tensors(*tensors))
 
 
 def _infinite(name: str, a: Tensor, b: Tensor) -> str | None:

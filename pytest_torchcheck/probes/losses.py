@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from .focal import FocalMeans
 from .watch import Op, Watch, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..findings import Location
 
@@ -289,9 +290,8 @@ class LossWatch(Watch):
         a, b = inputs[first], inputs[second]
         if a.shape == b.shape:
             return
-        try:
-            joint = tuple(torch.broadcast_shapes(a.shape, b.shape))
-        except RuntimeError:
+        joint = _broadcast(a.shape, b.shape)
+        if joint is None:
             return  # not elementwise: class indices against logits
         if name.startswith("F.") and not any(
             word in bare
@@ -355,3 +355,13 @@ POSITIVE = frozenset(
     {"exp", "exp_", "softplus", "relu", "relu_", "sigmoid", "sigmoid_", "square", "softmax"}
 )
 """What makes a rate, a variance or a probability, and never a logarithm of one."""
+
+
+def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the shape that two shapes broadcast to, or None; torch's own function imports sympy."""
+    made = []
+    for first, second in itertools.zip_longest(reversed(a), reversed(b), fillvalue=1):
+        if first != second and 1 not in (first, second):
+            return None
+        made.append(second if first == 1 else first)
+    return tuple(reversed(made))

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ...trees import place_of
 from ..aspects.projections import misses, reference
 from ..lines import gradient_line
-from .jacobians import Block, as_real, numerical, place_of, real_size, rounding, step_of
+from .jacobians import Block, as_real, numerical, real_size, rounding, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

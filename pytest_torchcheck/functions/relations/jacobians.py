@@ -41,15 +41,6 @@ def real_size(tensor: Tensor) -> int:
     return tensor.numel() * (2 if tensor.is_complex() else 1)
 
 
-def place_of(entry: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the index of a flat entry (torch.unravel_index loads sympy)."""
-    place = []
-    for size in reversed(shape):
-        entry, index = divmod(entry, size)
-        place.append(index)
-    return tuple(reversed(place))
-
-
 def unit(like: Tensor, entry: int) -> Tensor:
     """Return a contiguous one-hot tensor; odd entries of a complex tensor are imaginary."""
     flat = torch.zeros(real_size(like), dtype=_real_dtype(like.dtype), device=like.device)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .jacobians import Block, as_real, place_of
+from ...trees import place_of
+from .jacobians import Block, as_real
 from .relation import Relation, Shapes, factor_of
 
 if TYPE_CHECKING:
