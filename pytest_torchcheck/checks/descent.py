@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ..subject import Subject
 
 
+_LARGE_BYTES = 64 * 2**20
+
+
 def descent(subject: Subject) -> Iterator[Finding]:
     """Compare the loss at two points along the gradient with the gradient, in float64.
 
@@ -24,6 +27,13 @@ def descent(subject: Subject) -> Iterator[Finding]:
     explains it, the finding is suspicious and names the line, since stop-gradients are often meant. A
     gradient whose forward is constant by pieces (a straight-through estimator) is a surrogate by design.
     """
+    size = sum(p.numel() * p.element_size() for p in subject.model.parameters())
+    if size > _LARGE_BYTES and "float64" not in (subject.contract.dtypes or ()):
+        yield not_applicable(
+            f"the parameters take {size / 2**20:.0f} MiB: in float64 they and their gradients would take four times "
+            "as much; declare float64 among the contract's dtypes for a model that is to be asked"
+        )
+        return
     with subject.pristine() as model:
         several = len(optimizers_of(subject.make_optimizer(model))) > 1
     if several:

@@ -373,7 +373,24 @@ def _number(value: Any) -> float:
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
+    if not tensor.numel():
+        return 0.0
+    if tensor.is_complex():
+        return float(tensor.abs().max())
+    low, high = torch.aminmax(tensor)  # NaN wins both
+    return max(abs(float(low)), abs(float(high)))
+
+
+_CHUNK = 2**22
+"""Elements that are compared at a time: the difference of two large tensors is as large as they are."""
+
+
+def _change(after: torch.Tensor, before: torch.Tensor) -> float:
+    """Return ``max|after - before|``."""
+    if not after.numel() or not (after.is_contiguous() and before.is_contiguous()):
+        return _largest(after - before)
+    pairs = zip(after.view(-1).split(_CHUNK), before.view(-1).split(_CHUNK), strict=True)
+    return float(torch.stack([(now - then).abs().max() for now, then in pairs]).max())
 
 
 def _raise_rates(optimizers: list[torch.optim.Optimizer]) -> bool:

@@ -263,3 +263,19 @@ def test_several_optimizers_are_left_alone():
 
     found = check(lambda: Scaled(lambda h: h.detach()), optimizer=optimizers)
     assert found.status == "not-applicable"
+
+
+def test_a_large_model_is_asked_only_where_float64_is_declared():
+    def asked(**declared):
+        model = nn.Sequential(nn.Linear(4, 4300), nn.Linear(4300, 4300), nn.Linear(4300, 3))
+        contract = Contract(
+            model=model,
+            batch=((torch.randn(2, 4),), torch.tensor([0, 2])),
+            loss=F.cross_entropy,
+            **declared,
+        )
+        (found,) = contract.check(["descent"]).findings
+        return found.status
+
+    assert asked() == "not-applicable"
+    assert asked(dtypes=["float32", "float64"]) == "passed"
