@@ -432,6 +432,7 @@ def _reshard(module: nn.Module) -> None:
             part.reshard()
 
 
+_RECOMPILED = 128  # times that a compiled model may be compiled anew
 _BETWEEN = 2**31 + 271828  # a seed that no run has
 _isolated = 0  # blocks that are open
 
@@ -470,6 +471,10 @@ def _undisturbed() -> Iterator[None]:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
+        if (compiler := sys.modules.get("torch._dynamo")) is not None:
+            # checks run one model in more modes, dtypes and layouts than a program does
+            most = max(_RECOMPILED, compiler.config.recompile_limit)
+            stack.enter_context(compiler.config.patch(recompile_limit=most))
         yield
 
 

@@ -38,7 +38,10 @@ def _loss_of(subject: Subject) -> LossOfOutput | str:
     if subject.contract.loss == "output":
         return "the model computes its own loss"
     batch = subject.batch().clone()
-    loss = LossOfOutput(subject, evaluated(subject), batch)
+    output = evaluated(subject)
+    if not all(map(trees.computable, trees.floats(output).values())):
+        return "the output is sparse, nested or of a class that wraps tensors: no other can be put in its place"
+    loss = LossOfOutput(subject, output, batch)
     return loss if loss.rebuilt else "the output is of a class that cannot be rebuilt"
 
 

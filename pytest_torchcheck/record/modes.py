@@ -7,6 +7,8 @@ off, so that its own calls of torch are not seen.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -83,6 +85,19 @@ class Kernels(TorchDispatchMode):
     def __init__(self, around: Around) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._around = around
+
+    def __enter__(self) -> Self:
+        """Switch the mode on; what the user compiled runs eagerly, since torch compiles nothing under a mode."""
+        self._eagerly = contextlib.ExitStack()
+        if "torch._dynamo" in sys.modules:
+            self._eagerly.enter_context(torch.compiler.set_stance("force_eager"))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Switch the mode off."""
+        self._eagerly.close()
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -424,3 +424,11 @@ def test_a_branch_that_torch_compiles_by_itself_is_not_judged() -> None:
     report = _report(Branch, *checks)
     assert _wrong(report) == []
     assert any(f.code == "not-measurable" for f in report.findings)
+
+
+def test_a_model_compiled_as_one_graph_is_observed_eagerly() -> None:
+    def build() -> nn.Module:
+        return torch.compile(_net(), backend="aot_eager", fullgraph=True)
+
+    checks = ("backward", "loss-sound", "function-coverage", "inference-memory", "weights-update")
+    assert _wrong(_report(build, *checks)) == []
