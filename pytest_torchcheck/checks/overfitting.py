@@ -41,12 +41,16 @@ _KEPT = 4.0  # steps of the budget that are kept to find out why nothing is lear
 
 
 def overfit(subject: Subject) -> Iterator[Finding]:
-    """Train on one batch with the declared optimizer, then with Adam at a rate that loss and gradient suggest.
+    """Train on one batch with the declared optimizer, then with Adam at a rate that adapts.
 
-    The check passes as soon as the loss has fallen far enough towards its floor, which follows from the labels
-    where the loss is one of torch's. What cannot be memorised is found before any training. A loss that does
-    not fall is a violation only with evidence of its own: outputs that are equal where targets differ, an
-    activation that keeps the output from the targets, a gradient that reaches no parameter, a loss that is the
+    The check passes as soon as the loss has fallen far enough towards its floor, which follows from
+    the labels
+    where the loss is one of torch's. What cannot be memorised is found before any training. A loss
+    that does
+    not fall is a violation only with evidence of its own: outputs that are equal where targets
+    differ, an
+    activation that keeps the output from the targets, a gradient that reaches no parameter, a loss
+    that is the
     same whatever the outputs are, or a declared optimizer that fails where another one succeeds.
     """
     goal = subject.contract.overfit
@@ -139,7 +143,7 @@ def _not_learnt(
     budget: Budget,
     shown: dict[str, Any],
 ) -> Finding:
-    """Look for evidence of a mistake where no run has reached the goal; else say that there is none."""
+    """Look for evidence of a mistake where no run has reached the goal."""
     runs = f"best of {len(attempts)} runs ({best.name})" if len(attempts) > 1 else best.name
     observed = (
         f"{runs}: loss {best.losses[0]:.4g} -> {min(best.finite, default=math.nan):.4g} in "
@@ -176,7 +180,7 @@ def _ended(best: Attempt, floor: Floor) -> str:
 
 
 def _nothing_to_learn(subject: Subject, seen: Look, budget: Budget) -> Finding | None:
-    """Judge a loss that is at its floor before the first step, or that depends on nothing; None for others."""
+    """Judge a loss that starts at its floor, or depends on nothing; None for others."""
     loss, few = seen.loss, _CONSTANT * abs(seen.loss)
     shown = {"floor": seen.floor.value if seen.floor.bounded else None}
     if (

@@ -43,8 +43,8 @@ def differs(subject: Subject, found: Descent, ratio: float, shown: dict[str, Any
     )
     if ops := surrogates(subject, list(found.wrong)[:_MOVED]):
         return not_applicable(
-            f"the gradient is a surrogate of a forward that is constant by pieces: {ops[0].name}{on_line(ops[0].location)} keeps its value while its "
-            f"operands move ({observed})",
+            f"the gradient is a surrogate of a forward that is constant by pieces: "
+            f"{ops[0].name}{on_line(ops[0].location)} keeps its value while its operands move ({observed})",
             evidence=shown,
         )
     if found.nodes:
@@ -79,9 +79,10 @@ def differs(subject: Subject, found: Descent, ratio: float, shown: dict[str, Any
             for name, share in list(found.wrong.items())[:8]
         ],
         observed=observed,
-        cause="an operation of forward or loss has a wrong derivative, or backward uses other values than forward did"
-        + (f"; it shows in {names[0]}" if names else ""),
-        because="two steps of different length agree, from both sides: neither rounding nor curvature explains it",
+        cause="an operation of forward or loss has a wrong derivative, or backward uses other values "
+        "than forward did" + (f"; it shows in {names[0]}" if names else ""),
+        because="two steps of different length agree, from both sides: neither rounding nor "
+        "curvature explains it",
         fix="compare the parts of the loss one by one by torch.autograd.gradcheck",
         evidence=shown,
     )

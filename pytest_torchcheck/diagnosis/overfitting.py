@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def stuck(
     subject: Subject, observed: str, found: Outputs, shown: dict[str, Any], *, lost: bool
 ) -> Finding | None:
-    """Explain a loss that does not fall, where something besides it was measured; None where nothing was.
+    """Explain a loss that does not fall, where something else was measured; or None.
 
     Args:
         subject: What was trained.
@@ -171,7 +171,7 @@ def _contradicted(subject: Subject) -> dict[str, Any] | None:
 
 
 def _stepwise(subject: Subject) -> list[Culprit]:
-    """Return the operations of forward and loss that hand no gradient on, with the module that was built so."""
+    """Return the operations that pass no gradient on, with the module built so."""
     with subject.pristine() as model, Stepwise(model) as watch:
         forward_and_loss(subject)()
     found = []
@@ -239,13 +239,14 @@ _RANGES = {
 
 
 _MOSTLY = 0.75
-"""Share of targets out of range from which no chance remains; random ones of any usual scale stay below."""
+"""Share of targets out of range; random ones of a usual scale stay below."""
 
 
 def _out_of_reach(subject: Subject) -> tuple[Culprit, float] | None:
-    """Return the activation that makes the output and which share of the targets its range excludes.
+    """Return the activation that makes the output, and the share of targets it excludes.
 
-    Only targets of the output's shape in a real batch count: drawn ones have a range of the check's choice.
+    Only targets of the output's shape in a real batch count: drawn ones have a range of the check's
+    choice.
     """
     if subject.batch().origin == "drawn":
         return None
@@ -273,7 +274,7 @@ def _out_of_reach(subject: Subject) -> tuple[Culprit, float] | None:
 
 
 def _contradiction(subject: Subject) -> Culprit | None:
-    """Return the samples of a batch whose inputs hardly differ, and whose targets do, where they are at least half."""
+    """Return samples, at least half, whose inputs hardly differ and whose targets do."""
     batch = small_batch(subject)
     symbol = subject.source.batch_symbol
     size = min(_COMPARED, 0 if symbol is None else batch.sizes.get(symbol, 0))
@@ -316,7 +317,7 @@ _ALIKE = (
 
 
 def _gaps(tensor: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return the largest difference between each two rows along an axis, as a share of the largest element."""
+    """Return the largest difference of each two rows, relative to the largest element."""
     rows = trees.dense(tensor.detach()).cpu().movedim(axis, 0)[:_COMPARED]
     rows = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
     rows = rows.to(torch.complex128 if rows.is_complex() else torch.float64)

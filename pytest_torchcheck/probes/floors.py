@@ -32,7 +32,7 @@ _DEPTH = 200
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Bounds of every element, apart from log-softmax terms, which are counted when their weights are known."""
+    """Bounds of every element, apart from log-softmax terms."""
 
     low: float
     high: float
@@ -45,10 +45,14 @@ _NONE = _Range(0.0, 0.0)
 class Floor:
     """The analytic floor of a loss: make it before the backward, read ``value`` after it.
 
-    Terms that are linear in the result of a ``log_softmax`` (cross entropy with hard, soft, weighted or
-    smoothed labels) have a floor that follows from their weights, which a hook sees in the backward: the
-    lowest ``-sum(t * log p)`` over distributions ``p`` is the entropy of ``t``, scaled by its sum. Of other
-    terms the bounds are followed through sums, means, products with constants, squares and torch's losses.
+    Terms that are linear in the result of a ``log_softmax`` (cross entropy with hard, soft,
+    weighted or
+    smoothed labels) have a floor that follows from their weights, which a hook sees in the
+    backward: the
+    lowest ``-sum(t * log p)`` over distributions ``p`` is the entropy of ``t``, scaled by its sum.
+    Of other
+    terms the bounds are followed through sums, means, products with constants, squares and torch's
+    losses.
 
     Args:
         loss: A scalar that requires a gradient.
@@ -144,7 +148,7 @@ class Floor:
         return _Range(first.low + second.low, first.high + second.high)
 
     def _shifted(self, inner: _Range) -> _Range:
-        """Return the bounds of a term with a constant added, which is told by the value of a loss that is linear."""
+        """Return the bounds of a term with an unknown constant added."""
         self._shift = True
         return inner if inner == _NONE else _ANY
 

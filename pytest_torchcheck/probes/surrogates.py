@@ -1,4 +1,4 @@
-"""Calls that keep their value while what they are computed from moves, and have a gradient: surrogates."""
+"""Calls with a gradient that keep their value while their operands move: surrogates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Seen:
 
 
 class Held(Watch):
-    """Notes for each call with a gradient two projections of its value and of its operands that have one."""
+    """Notes two projections of the value and the operands of each call with a gradient."""
 
     def __init__(self, module: Any = None) -> None:
         super().__init__(module)
@@ -57,14 +57,14 @@ def _live(tensor: Tensor) -> bool:
 
 
 def _sums(tensor: Tensor) -> tuple[float, float]:
-    """Return two projections of a tensor; plain sums stay where a normalisation moves the values."""
+    """Return two projections; a plain sum is blind behind a normalisation."""
     values = tensor.detach().to(torch.float64).flatten()
     place = torch.arange(values.numel(), dtype=torch.float64, device=values.device)
     return float((values * (1.7 * place).cos()).sum()), float((values * (2.3 * place).sin()).sum())
 
 
 def held_between(here: Held, there: Held) -> list[Op]:
-    """Return the calls of two runs, a small step apart, that kept their value though an operand moved."""
+    """Return the calls of two runs that kept their value though an operand moved."""
     if [seen.op.name for seen in here.calls] != [seen.op.name for seen in there.calls]:
         return []
     found = []

@@ -45,9 +45,11 @@ class Attempt:
         name: ``the declared optimizer``, or which optimizer at which learning rate.
         losses: Loss of every step.
         remaining: ``(best - floor) / (first - floor)``; NaN if nothing finite came out.
-        ended: Why it ended: ``reached`` the goal, ``not-finite``, ``flat``, ``pace`` (it falls too slowly for
+        ended: Why it ended: ``reached`` the goal, ``not-finite``, ``flat``, ``pace`` (it falls too
+            slowly for
             the budget), ``schedule`` (the declared schedule has no further step) or ``budget``.
-        rates: The highest learning rate at the first step, and at the last one or as a schedule means it; NaN
+        rates: The highest learning rate at the first step, and at the last one or as a schedule
+            means it; NaN
             where it is not known.
         pending: Sum of the absolute values of the gradients that the last step left.
     """
@@ -109,7 +111,7 @@ def own_attempt(
     keep: float,
     gentler: float = 1.0,
 ) -> Attempt:
-    """Train by Adam without dropout, its rate taken from loss and gradient, then adapted step by step.
+    """Train by Adam without dropout, at a rate that follows from loss and gradient.
 
     Args:
         subject: What is trained.
@@ -197,7 +199,7 @@ def _number(value: Any) -> float:
 
 
 def _schedule_over(error: BaseException) -> bool:
-    """Say whether a schedule with a fixed number of steps, such as ``OneCycleLR``, was asked for one more."""
+    """Say whether a schedule of so many steps (``OneCycleLR``) was asked for one more."""
     return isinstance(error, ValueError) and str(error).startswith("Tried to step")
 
 
@@ -218,7 +220,7 @@ def _rate_of(made: Any, *, meant: bool = False) -> float:
 
 
 def _optimizers(model: nn.Module, rate: float) -> Iterator[torch.optim.Optimizer]:
-    """Iterate over the optimizers of a plain step: Adam, and its sparse form for sparse gradients."""
+    """Iterate over the optimizers of a plain step: Adam, sparse where gradients are."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     sparse = {
         id(p)

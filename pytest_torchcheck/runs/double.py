@@ -1,4 +1,4 @@
-"""The model in float64, with its weights moved a little: what holds there holds by structure, not by rounding or chance."""
+"""The model in float64 with its weights moved a little: what holds there holds by structure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _FROM_ZERO = 0.02  # of a parameter that is zero throughout
 def jittered(subject: Subject, *, seed: int) -> Iterator[nn.Module]:
     """Give the model in float64 with every parameter moved at random by a twentieth of its size.
 
-    Zero-initialised heads and ties at the first weights are gone there. The pristine state comes back
-    afterwards. Batches must be moved by ``batch.to(dtype=torch.float64)``; new tensors are float64 by default.
+    Zero-initialised heads and ties at the first weights are gone there. The pristine state comes
+    back
+    afterwards. Batches must be moved by ``batch.to(dtype=torch.float64)``; new tensors are float64
+    by default.
 
     Args:
         subject: Whose model.

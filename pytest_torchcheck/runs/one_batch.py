@@ -1,4 +1,4 @@
-"""What one batch lets expect before any training: its loss, the floor of the loss, and what a check may spend."""
+"""One batch before any training: its loss, the floor of the loss, and the budget of a check."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ def small_batch(subject: Subject) -> Batch:
 def look(subject: Subject, batch: Batch, budget: Budget) -> Look:
     """Evaluate loss and gradient once, and find the floor of the loss.
 
-    The floor is read from the graph of the loss where that tells it; else some steps on the outputs alone,
+    The floor is read from the graph of the loss where that tells it; else some steps on the outputs
+    alone,
     as if the model could say anything, show how far the loss falls.
     """
     budget.take()
@@ -147,7 +148,7 @@ def steepness(model: nn.Module) -> float:
 
 
 def _freed(subject: Subject, output: Any) -> tuple[Any, list[torch.Tensor]] | None:
-    """Return the output with leaves in place of its tensors, and the leaves; None where that cannot be."""
+    """Return the output with leaves in place of its tensors, and the leaves; or None."""
     if subject.contract.loss == "output":
         return None
     found = {path: t for path, t in trees.floats(output).items() if t.device.type != "meta"}
@@ -194,7 +195,7 @@ def _descended(
 def spread_of_losses(
     subject: Subject, batch: Batch, sizes: tuple[float, ...], budget: Budget
 ) -> float | None:
-    """Return by how much the loss changes when the outputs are moved at random; None where that cannot be.
+    """Return by how much the loss changes when outputs move at random; or None.
 
     Args:
         subject: Whose loss.
@@ -235,7 +236,7 @@ def follow(optimizer: torch.optim.Optimizer, losses: list[float], now: float) ->
 
 
 def remaining(losses: list[float] | tuple[float, ...], floor: Floor) -> float:
-    """Return what part of the distance between the first loss and the floor is left; NaN without a finite loss."""
+    """Return what part of the way from the first loss to the floor is left; or NaN."""
     finite = [loss for loss in losses if math.isfinite(loss)]
     if not finite:
         return math.nan

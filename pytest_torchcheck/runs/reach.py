@@ -52,7 +52,7 @@ class Outputs:
 
 
 def hopeless(subject: Subject, batch: Batch) -> str | None:
-    """Say what keeps any correct model from memorising this batch, from its shapes and values alone."""
+    """Say what keeps any correct model from memorising this batch, before any run."""
     trainable = sum(p.numel() for p in subject.model.parameters() if p.requires_grad)
     targets = _targets(batch)
     wanted = sum(t.numel() for t in targets.values())
@@ -179,7 +179,8 @@ def _inputs_differ(subject: Subject, batch: Batch) -> bool:
 def residual_lost(subject: Subject, batch: Batch, budget: Budget) -> bool:
     """Say whether the loss pulls on the outputs, and not one parameter moves them that way.
 
-    The gradient of the loss with respect to the outputs is carried back to the parameters: the tangent space
+    The gradient of the loss with respect to the outputs is carried back to the parameters: the
+    tangent space
     of the outputs holds no part of it where every parameter gets exactly zero.
     """
     if not budget.take():

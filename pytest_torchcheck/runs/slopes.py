@@ -1,4 +1,4 @@
-"""Does the loss fall along its gradient as the gradient says: differences of the loss in float64."""
+"""Does the loss fall along its gradient as the gradient says: differences in float64."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from ..subject import Subject
 
 FIRST = 1e-5
-"""Relative step of every parameter: in float64, rounding and curvature are both far below the tolerance."""
+"""Relative step of every parameter: rounding and curvature are far below the tolerance."""
 FURTHER = (1e-3, 1e-6)
-"""Where the first step misses: a model that casts to float32 needs a larger one, strong curvature a smaller one."""
+"""Where the first one misses: casts to float32 need a larger, curvature a smaller step."""
 ROUNDED = (1e-3, 3e-4, 3e-3)
 """The steps where the loss itself comes out in float32, as of logits that a model casts."""
 CLOSE, CLOSE_ROUNDED = 1e-4, 1e-3
-"""A ratio that misses 1 by no more holds: in float64; at the largest step, where float32 rounding fades."""
+"""A ratio that misses 1 by no more holds: in float64; at the largest step."""
 APART = 3e-4
 """A ratio that misses 1 by more, at two steps alike, does not."""
 SURE = 0.01
@@ -78,7 +78,8 @@ class Descent:
         nodes: Names of the custom autograd Functions in the graph.
         narrow: Whether the loss comes out in float32.
         random: Whether the forward draws random numbers; only asked where the first slope misses.
-        steady: Whether a second evaluation gives the same loss; only asked where the first slope misses.
+        steady: Whether a second evaluation gives the same loss; only asked where the first slope
+            misses.
         wrong: By the name of a parameter, its measured slope as a share of what its gradient says;
             only of those that miss.
     """
@@ -106,7 +107,7 @@ class Descent:
 
     @property
     def measured(self) -> float | None:
-        """The share of the promised slope that there is, where two steps agree that it is not the whole; or None."""
+        """The share of the promised slope, where two steps agree that it is not 1; or None."""
         small = min(self.slopes, key=lambda slope: slope.step)
         ratio, again = self.ratio(self.slopes[0]), self.ratio(small)
         missing = abs(ratio - 1)
@@ -146,7 +147,7 @@ class _Losses:
         return self._subject.compute_loss(cast, batch.to(dtype=torch.float32))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Take the gradients, each with the length of its step, and keep no more than a float32 copy of one."""
+        """Take the gradients in float32, each with the length of its step."""
         handles = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._take, name))
             for name, parameter in self._model.named_parameters()
@@ -217,8 +218,10 @@ def few_samples(subject: Subject) -> Batch:
 def descent(subject: Subject) -> Descent:
     """Compare the slope of the loss along its gradient with the gradient; cached.
 
-    The weights are moved a little at random first, away from ties and zero-initialised parts. Each parameter
-    moves along its gradient by the same share of its size. One forward and backward and two forwards in
+    The weights are moved a little at random first, away from ties and zero-initialised parts. Each
+    parameter
+    moves along its gradient by the same share of its size. One forward and backward and two
+    forwards in
     float64; where the first step misses, six forwards more, and two for each of a few parameters.
     """
     if "descent" not in subject.cache:
@@ -296,9 +299,10 @@ def custom_functions(value: torch.Tensor) -> tuple[str, ...]:
 
 
 def surrogates(subject: Subject, names: Iterable[str]) -> list[Op]:
-    """Return the calls whose value stays while what they are computed from moves, and that have a gradient.
+    """Return the calls with a gradient whose value stays while their operands move.
 
-    Watched forwards in float64: one at the point, and for each parameter one a small step along its gradient.
+    Watched forwards in float64: one at the point, and for each parameter one a small step along its
+    gradient.
 
     Args:
         subject: Whose loss.
