@@ -43,7 +43,10 @@ def check_first(target: Target, *, fresh: bool = False, explain: bool = True) ->
         else projected(target, target.call)
     )
     if target.original is not None and not outcome.violated:
-        outcome.add(projected(target, target.original, full_size=True))
+        known = {finding.code for finding in outcome.findings}
+        larger = projected(target, target.original, full_size=True)
+        larger.findings = [f for f in larger.findings if f.code not in known]  # told once
+        outcome.add(larger)
     if target.surrogate is not None and not outcome.violated:
         outcome.add(_stale_declaration(target) or Outcome())
     return outcome

@@ -82,8 +82,17 @@ def _misdirected(
     if steady and all(abs(r / ratios[0] - 1) < 1e-3 for r in ratios):
         shapes = shapes_of(target, call, call.run(), index)
         relation = scaled(ratios[0], f"{len(misses)} random directions", shapes)
+    flat = all(slope == 0.0 for _, slope in misses)
+    if flat:
+        relation = Relation(
+            code="gradcheck-surrogate",
+            symptom=f"a surrogate gradient for {name}: forward is locally constant",
+            cause=f"forward is constant around {name} and backward is not zero: an estimator, not a derivative",
+            because=f"forward does not change along {len(misses)} random directions; backward gives {a:.3g} along the first",
+            fix="if it is meant, declare it: promises.StraightThrough(functions=(...), of=<the function whose gradient it is>, reason=...)",
+        )
     return target.finding(
-        "violated",
+        "suspicious" if flat or (steady and _is_identity(target, call, index)) else "violated",
         relation.code,
         f"{target.backward} returns {relation.symptom}",
         location=gradient_line(target.function, target.position(index)),
@@ -93,6 +102,15 @@ def _misdirected(
         because=relation.because,
         fix=relation.fix,
         evidence={**relation.evidence, "analytical": a, "numerical": n},
+    )
+
+
+def _is_identity(target: Target, call: Call, index: int) -> bool:
+    """Say whether forward returns this input as it is: such a Function is written for its gradient."""
+    outputs, value = call.run().outputs, call.values[index]
+    return len(target.chosen) == 1 and bool(
+        outputs[target.chosen[0]].shape == value.shape
+        and torch.equal(outputs[target.chosen[0]].detach(), value.detach())
     )
 
 

@@ -162,6 +162,16 @@ def test_an_estimator_is_reported_and_does_not_fail(where):
     assert gradcheck(Applies(Floor, where))[0] == [("suspicious", "gradcheck-surrogate")]
 
 
+@pytest.mark.parametrize("shape", [(4, 5), (30, 40)])
+def test_what_is_too_large_for_every_entry_is_judged_alike(shape):
+    for function in (Floor, Reversed):
+        found, _ = gradcheck(Applies(function, "behind"), shape=shape)
+        assert [status for status, _ in found] == ["suspicious"]
+    assert gradcheck(Applies(Wrapped, "behind"), shape=shape)[0] == [
+        ("violated", "gradcheck-scale")
+    ]
+
+
 def test_a_function_of_the_identity_is_written_for_its_gradient():
     assert gradcheck(Applies(Reversed, "behind"))[0] == [("suspicious", "gradcheck-scale")]
     assert gradcheck(Applies(Wrapped, "behind"))[0] == [("violated", "gradcheck-scale")]
