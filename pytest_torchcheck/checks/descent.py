@@ -23,13 +23,10 @@ def descent(subject: Subject) -> Iterator[Finding]:
     """Compare the loss at two points along the gradient with the gradient, in float64.
 
     A gradient that leaves out a part of the loss (a factor that was detached, a value that went
-    through a
-    Python number) says another slope than the loss has. Where a ``detach()`` or ``no_grad()`` on
-    the way
-    explains it, the finding is suspicious and names the line, since stop-gradients are often meant.
-    A
-    gradient whose forward is constant by pieces (a straight-through estimator) is a surrogate by
-    design.
+    through a Python number) says another slope than the loss has. Where a ``detach()`` or
+    ``no_grad()`` on the way explains it, the finding is suspicious and names the line, since
+    stop-gradients are often meant. A gradient whose forward is constant by pieces (a
+    straight-through estimator) is a surrogate by design.
     """
     size = sum(p.numel() * p.element_size() for p in subject.model.parameters())
     if size > _LARGE_BYTES and "float64" not in (subject.contract.dtypes or ()):

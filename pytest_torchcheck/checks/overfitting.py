@@ -43,15 +43,12 @@ _KEPT = 4.0  # steps of the budget that are kept to find out why nothing is lear
 def overfit(subject: Subject) -> Iterator[Finding]:
     """Train on one batch with the declared optimizer, then with Adam at a rate that adapts.
 
-    The check passes as soon as the loss has fallen far enough towards its floor, which follows from
-    the labels
-    where the loss is one of torch's. What cannot be memorised is found before any training. A loss
-    that does
-    not fall is a violation only with evidence of its own: outputs that are equal where targets
-    differ, an
-    activation that keeps the output from the targets, a gradient that reaches no parameter, a loss
-    that is the
-    same whatever the outputs are, or a declared optimizer that fails where another one succeeds.
+    The check passes as soon as the loss has fallen far enough towards its floor, which follows
+    from the labels where the loss is one of torch's. What cannot be memorised is found before
+    any training. A loss that does not fall is a violation only with evidence of its own:
+    outputs that are equal where targets differ, an activation that keeps the output from the
+    targets, a gradient that reaches no parameter, a loss that is the same whatever the outputs
+    are, or a declared optimizer that fails where another one succeeds.
     """
     goal = subject.contract.overfit
     if goal is None:
