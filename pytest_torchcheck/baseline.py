@@ -1,4 +1,7 @@
-"""Findings that a project knows of already: one line each, sorted, in a file that people read and merge."""
+"""Findings that a project knows of already.
+
+One line each, sorted, in a file that people read and merge.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ if TYPE_CHECKING:
     from .findings import Finding
 
 HEAD: Final = (
-    "# Findings that are known: contract | check | code | culprits. A known one does not fail its check, a new one\n"
-    "# does; a line whose finding is gone must be removed. Written by --torchcheck-write-baseline.\n"
+    "# Known findings: contract | check | code | culprits. A known one does not fail its check,\n"
+    "# a new one does, and the line of one that is gone must be removed.\n"
+    "# Written by --torchcheck-write-baseline.\n"
 )
 FORM: Final = "contract | check | code | culprits"
 _SEPARATOR: Final = " | "
@@ -44,7 +48,10 @@ class Known:
 
 
 def known_of(node: str, finding: Finding) -> Known:
-    """Return what is recorded of a finding: no line, no number, nothing that an edit elsewhere changes."""
+    """Return what is recorded of a finding.
+
+    It holds no line, no number, nothing that an edit elsewhere changes.
+    """
     names = sorted({_plain(culprit.name) for culprit in finding.culprits if culprit.name})
     shown = ", ".join(names[:_MOST]) or "-"
     if len(names) > _MOST:
@@ -85,7 +92,10 @@ def parse(text: str, name: str) -> dict[Known, int]:
 
 
 def render(entries: Iterable[Known]) -> str:
-    """Return the text of a file with these findings, sorted; one on ``@cuda`` goes where the same is known anywhere."""
+    """Return the text of a file with these findings, sorted.
+
+    A finding on ``@cuda`` is left out where the same is known on every device.
+    """
     unique = set(entries)
     general = {entry for entry in unique if "@" not in entry.check}
     kept = {
@@ -104,8 +114,8 @@ def matches(entries: Mapping[Known, int], wanted: Known, *, selected: Iterable[s
     Args:
         entries: The known ones.
         wanted: The finding.
-        selected: The checks of its contract that run in this session: what a check that was left out would have
-            reported first, another one reports in its place.
+        selected: The checks of its contract that run in this session: what a check that was left
+            out would have reported first, another one reports in its place.
     """
     general = wanted.check.partition("@")[0]
     present = set(selected)

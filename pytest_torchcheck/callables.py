@@ -1,4 +1,7 @@
-"""What a contract calls: how many arguments each function must take, and what to write where it takes others."""
+"""What a contract calls.
+
+How many arguments each function must take, and what to write where it takes others.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def takes(function: Any, count: int) -> bool | None:
-    """Say whether a callable takes so many positional arguments; None where its signature is not known."""
+    """Say whether a callable takes so many positional arguments.
+
+    None where its signature is not known.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -73,13 +79,14 @@ def wrong_factory(model: Any) -> str | None:
     ]
     call = ", ".join(f"{name}=..." for name in lacking)
     return (
-        f"model: a factory is called without arguments, and {shown(model)} needs {', '.join(lacking)}; "
+        f"model: a factory is called without arguments, and {shown(model)} needs "
+        f"{', '.join(lacking)}; "
         f"write model=lambda: {name}({call})"
     )
 
 
 def wrong_optimizer(optimizer: Any) -> str | None:
-    """Return what is wrong with a function that makes an optimizer, which is called with the model."""
+    """Return what is wrong with a function that makes an optimizer of the model."""
     example = "optimizer=lambda model: torch.optim.{}(model.parameters())"
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         name = optimizer.__name__
@@ -87,18 +94,23 @@ def wrong_optimizer(optimizer: Any) -> str | None:
     if optimizer is None or takes(optimizer, 1) is not False:
         return None
     return (
-        f"optimizer: is called as optimizer(model), and {shown(optimizer)} does not take one argument; "
+        f"optimizer: is called as optimizer(model), and {shown(optimizer)} does not take one "
+        f"argument; "
         f"write {example.format('AdamW')}"
     )
 
 
 def wrong_train_step(step: Any) -> str | None:
-    """Return what is wrong with a training step, which is called with model, optimizer, inputs and targets."""
+    """Return what is wrong with a training step.
+
+    It is called with model, optimizer, inputs and targets.
+    """
     if step is None or takes(step, 4) is not False:
         return None
     return (
-        f"train_step: is called as train_step(model, optimizer, inputs, targets), and {shown(step)} "
-        "does not take four arguments; write def train_step(model, optimizer, inputs, targets): ... "
+        f"train_step: is called as train_step(model, optimizer, inputs, targets), and "
+        f"{shown(step)} does not take four arguments; "
+        "write def train_step(model, optimizer, inputs, targets): ... "
         "and leave unused ones unused"
     )
 
@@ -121,12 +133,14 @@ def wrong_loss(loss: Any, *, has_targets: bool, may_have: bool) -> str | None:
         )
     if two is False:
         return (
-            f"loss: is called as loss(output, targets), and {shown(loss)} does not take two arguments; "
+            f"loss: is called as loss(output, targets), and {shown(loss)} does not take two "
+            f"arguments; "
             f"write loss=lambda output, targets: {shown(loss).partition('(')[0]}(...)"
         )
     if not has_targets and not may_have:
         return (
             "loss: loss(output, targets) needs targets; declare targets=Labels('B', classes=10) "
-            "or give a real batch=(inputs, targets); or loss='output' where the model returns its own"
+            "or give a real batch=(inputs, targets); or loss='output' where the model returns "
+            "its own"
         )
     return None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Fields(TypedDict, total=False):
-    """The arguments of :class:`~pytest_torchcheck.Contract` without ``model``, of the same types."""
+    """The arguments of :class:`~pytest_torchcheck.Contract` but for ``model``."""
 
     inputs: Any
     targets: Any

@@ -1,4 +1,7 @@
-"""``python -m pytest_torchcheck``: contracts written for you, codes explained, what applies, what is installed."""
+"""``python -m pytest_torchcheck``.
+
+Contracts written for you, codes explained, what applies, what is installed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``checks [FILE]``: what applies to each contract of a file, why the rest does not, and what one more line would add."""
+"""``checks [FILE]``: what applies to each contract of a file, and why the rest does not.
+
+It also says what one more line of declaration would add.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def contracts(path: Path) -> list[tuple[str, Contract]]:
-    """Import a file and return its contracts by name, those in its lists, tuples and dicts included.
+    """Import a file and return its contracts by name, also those in lists, tuples and dicts.
 
     Raises:
         CommandError: There is no such file, or importing it fails.
@@ -125,7 +128,7 @@ def described(name: str, contract: Contract) -> str:
 
 
 def one_line(check: Check, contract: Contract) -> str | None:
-    """Return the line that alone would let a check apply, or None where it takes more, or nothing can."""
+    """Return the line that alone would let a check apply; None where it takes more than one."""
     if contract.adapted is not None and check.name in contract.adapted.without:
         return None
     lacking = {LINES[need] for need in check.needs if not contract.declares(need)}

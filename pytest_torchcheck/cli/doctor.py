@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGES: Final = (
-    "numpy", "pytest", "hypothesis", "pytest-xdist", "pytest-randomly", "pytest-timeout", "torchvision", "timm",
-    "transformers", "lightning", "pytorch-lightning", "diffusers", "torch-geometric", "peft", "jaxtyping",
+    "numpy", "pytest", "hypothesis", "pytest-xdist", "pytest-randomly", "pytest-timeout",
+    "torchvision", "timm",
+    "transformers", "lightning", "pytorch-lightning", "diffusers", "torch-geometric", "peft",
+    "jaxtyping",
 )  # fmt: skip
 VARIABLES: Final = (
-    "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF", "PYTHONHASHSEED",
+    "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTHONHASHSEED",
     "PYTEST_ADDOPTS", "CI",
 )  # fmt: skip
 SETTINGS: Final = ("pyproject.toml", "pytest.ini", "pytest.toml", "tox.ini", "setup.cfg")
@@ -40,11 +43,16 @@ def run(given: argparse.Namespace) -> int:
 
 
 def lines() -> Iterator[str]:
-    """Yield the report line by line; it holds no path outside the project and no value of other variables."""
+    """Yield the report line by line.
+
+    It holds no path outside the project and no value of other variables.
+    """
     yield f"pytest-torchcheck {__version__}"
-    yield f"python {platform.python_version()} ({platform.python_implementation()}), {platform.platform(terse=True)}"
+    python = f"python {platform.python_version()} ({platform.python_implementation()})"
+    yield f"{python}, {platform.platform(terse=True)}"
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
-    yield f"torch {torch.__version__} ({cuda}), {torch.get_num_threads()} threads, {hardware.cores()} cores"
+    threads = f"{torch.get_num_threads()} threads, {hardware.cores()} cores"
+    yield f"torch {torch.__version__} ({cuda}), {threads}"
     yield "packages: " + (", ".join(_versions()) or "none of those that matter")
     yield "devices: " + ", ".join(_devices())
     yield "plugins of pytest: " + (", ".join(_plugins()) or "none")

@@ -36,7 +36,8 @@ def page(name: str) -> str:
             return found[kind][name]
     if name in known_codes():
         return (
-            f"{name}\n\nThis code has no example: its failures need more than one small program in one "
+            f"{name}\n\nThis code has no example: its failures need more than one small program "
+            f"in one "
             "process. What was measured, the cause and the fix stand in the finding itself."
         )
     allowed = sorted({*found["codes"], *found["checks"], *known_codes()})

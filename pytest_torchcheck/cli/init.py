@@ -116,8 +116,8 @@ class _File:
     def text(self) -> str:
         """Return the whole file."""
         head = (
-            f'"""What {self.target.short} promises: observed by python -m pytest_torchcheck init, and '
-            'yours to edit.\n\nRun it with: pytest --torchcheck\n"""\n\n'
+            f'"""What {self.target.short} promises: observed by python -m pytest_torchcheck init, '
+            'and yours to edit.\n\nRun it with: pytest --torchcheck\n"""\n\n'
         )
         return head + self._imports() + "\n\n" + self._declaration()
 

@@ -1,4 +1,7 @@
-"""The pages of codes and checks as they are installed: ``docs/build.py`` writes them from the same runs as the docs."""
+"""The pages of codes and checks as they are installed.
+
+``docs/build.py`` writes them from the same runs as the docs.
+"""
 
 from __future__ import annotations
 

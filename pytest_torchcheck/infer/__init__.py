@@ -1,4 +1,7 @@
-"""Work out what a contract would declare for a model: its inputs, targets and loss, as specs and as code.
+"""Work out what a contract would declare for a model.
 
-:func:`.inference.infer` is the entry; :mod:`.target` reads ``package.module:name``, and imports no torch to do so.
+Its inputs, targets and loss, as specs and as code.
+
+:func:`.inference.infer` is the entry; :mod:`.target` reads ``package.module:name``, and imports no
+torch to do so.
 """

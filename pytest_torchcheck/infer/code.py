@@ -12,18 +12,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 NAMES: Final = (
-    "Edges", "Floats", "Images", "Ints", "Labels", "Lengths", "Mask", "OneHot", "Positions", "Probabilities",
+    "Edges", "Floats", "Images", "Ints", "Labels", "Lengths", "Mask", "OneHot", "Positions",
+    "Probabilities",
     "TensorSpec", "Tokens", "UnitVectors",
 )  # fmt: skip
 """The specs that a text may name."""
 TOP: Final = ("Floats", "Ints", "Labels", "Mask", "TensorSpec", "Tokens")
-"""Those of them that ``pytest_torchcheck`` itself exports; the others come from ``pytest_torchcheck.specs``."""
+"""Those of them that ``pytest_torchcheck`` itself exports.
+
+The others come from ``pytest_torchcheck.specs``.
+"""
 
 
 def code_of(value: Any) -> str:
     """Return the code of a spec, or of a tuple, list or dict of them.
 
-    A spec of which only the shape is declared is written as that string, as is ``Floats`` of a shape alone.
+    A spec of which only the shape is declared is written as that string, as is ``Floats`` of a
+    shape alone.
     """
     if isinstance(value, tuple):
         inner = ", ".join(map(code_of, value))
@@ -52,7 +57,8 @@ def _quoted(value: Any) -> str:
 
 
 _USUAL: Final = {
-    "Edges": "int64", "Images": "float32", "Ints": "int64", "Floats": "float32", "Labels": "int64", "Lengths": "int64",
+    "Edges": "int64", "Images": "float32", "Ints": "int64", "Floats": "float32",
+    "Labels": "int64", "Lengths": "int64",
     "Mask": "bool", "Positions": "int64", "Tokens": "int64",
 }  # fmt: skip
 
@@ -107,7 +113,8 @@ def parse_specs(text: str, field: str = "inputs") -> Any:
     """Read specs from a text: a shape, or Python's code of specs.
 
     Args:
-        text: ``B 3 64 64``; ``Tokens("B T", vocab=100)``; tuples, lists and dicts of such, with shapes in quotes.
+        text: ``B 3 64 64``; ``Tokens("B T", vocab=100)``; tuples, lists and dicts of such, with
+            shapes in quotes.
         field: What to call it in an error.
 
     Raises:
@@ -158,6 +165,7 @@ def _constant(node: ast.expr, field: str) -> Any:
         return ast.literal_eval(node)
     except ValueError:
         raise SpecError(
-            f"{field}: {ast.unparse(node)!r} is not a literal; allowed are shapes in quotes, numbers "
+            f"{field}: {ast.unparse(node)!r} is not a literal; allowed are shapes in quotes, "
+            f"numbers "
             f"and specs such as Tokens('B T', vocab=100)"
         ) from None

@@ -1,4 +1,7 @@
-"""What a model says of itself: the numbers of its arguments, configuration and attributes, by their role; its first layers."""
+"""What a model says of itself.
+
+The numbers of its arguments, configuration and attributes, by their role; its first layers.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,23 @@ if TYPE_CHECKING:
 Role = Literal["vocab", "image", "channels", "frames", "length", "features", "context"]
 
 ROLES: Final[Mapping[Role, tuple[str, ...]]] = {
-    "vocab": ("vocab_size", "num_tokens", "num_embeddings", "n_vocab", "ntoken", "n_tokens", "vocab", "num_words"),
-    "image": ("image_size", "img_size", "sample_size", "input_size", "resolution", "image_resolution", "size"),
+    "vocab": ("vocab_size", "num_tokens", "num_embeddings", "n_vocab", "ntoken", "n_tokens",
+    "vocab", "num_words"),
+    "image": ("image_size", "img_size", "sample_size", "input_size", "resolution",
+    "image_resolution", "size"),
     "channels": (
-        "num_channels", "in_channels", "in_chans", "input_channels", "image_channels", "n_channels", "channels",
+        "num_channels", "in_channels", "in_chans", "input_channels", "image_channels",
+        "n_channels", "channels",
     ),
     "frames": ("num_frames", "frames", "n_frames"),
     "length": (
-        "max_position_embeddings", "n_positions", "max_seq_len", "seq_len", "max_len", "max_length", "block_size",
+        "max_position_embeddings", "n_positions", "max_seq_len", "seq_len", "max_len",
+        "max_length", "block_size",
         "context_length", "max_sequence_length", "sequence_length",
     ),
     "features": (
-        "dim_in", "input_dim", "in_features", "in_dim", "d_in", "input_size", "feature_size", "num_features",
+        "dim_in", "input_dim", "in_features", "in_dim", "d_in", "input_size", "feature_size",
+        "num_features",
         "in_channels", "num_mel_bins", "n_mels", "dim",
     ),
     "context": ("cross_attention_dim", "context_dim", "encoder_hid_dim", "caption_channels"),
@@ -50,7 +58,10 @@ class Facts:
     sources: tuple[Mapping[str, Any], ...]
 
     def all(self, role: Role) -> tuple[Any, ...]:
-        """Return the values of a role without repeats: whole numbers, or tuples of them for ``image``."""
+        """Return the values of a role without repeats.
+
+        Whole numbers, or tuples of them for ``image``.
+        """
         found: dict[Any, None] = {}
         for source in self.sources:
             for name in ROLES[role]:
@@ -105,7 +116,10 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _defaults(cls: type) -> dict[str, Any]:
-    """Return the defaults of a class's constructor: less sure, since a factory may have given others."""
+    """Return the defaults of a class's constructor.
+
+    They are less sure, since a factory may have given others.
+    """
     try:
         parameters = inspect.signature(cls).parameters.values()
     except (TypeError, ValueError):
@@ -121,8 +135,9 @@ class Entry:
     """A layer that may read the model's input.
 
     Attributes:
-        kind: ``table`` takes ids, ``image``, ``signal`` and ``volume`` are convolutions of 2, 1 and 3 dimensions,
-            ``features`` acts on the last axis, ``sequence`` on a sequence of them.
+        kind: ``table`` takes ids, ``image``, ``signal`` and ``volume`` are convolutions of 2, 1
+            and 3 dimensions, ``features`` acts on the last axis, ``sequence`` on a sequence of
+            them.
         size: Rows of the table, channels, or features.
         batch_first: Of a sequence: whether the batch is its first axis.
         name: Class of the layer and where it is.
@@ -135,7 +150,7 @@ class Entry:
 
 
 def entries(model: nn.Module, most: int = 6) -> tuple[Entry, ...]:
-    """Return the first layers of different kinds or sizes, in the order in which they are registered."""
+    """Return the first layers of different kinds or sizes, in the order of registration."""
     found: dict[tuple[Kind, int], Entry] = {}
     for name, module in model.named_modules():
         for entry in _entries(module, f"{name or 'the model'}: {type(module).__name__}"):
@@ -184,7 +199,10 @@ def _entries(module: nn.Module, name: str) -> Iterator[Entry]:
 
 
 def _own_sizes(module: nn.Module) -> list[int]:
-    """Return the sizes of the weights that a module holds itself: it may contract any of them with its input."""
+    """Return the sizes of the weights that a module holds itself.
+
+    It may contract any of them with its input.
+    """
     shapes = [leaf.shape for leaf in module.parameters(recurse=False) if not is_lazy(leaf)]
     return list(
         dict.fromkeys(size for shape in shapes if len(shape) > 1 for size in shape if size > 1)
@@ -192,7 +210,10 @@ def _own_sizes(module: nn.Module) -> list[int]:
 
 
 def _channels(module: nn.Module) -> int | None:
-    """Return ``in_channels`` of a layer that no base class tells, such as a graph convolution; it must have weights."""
+    """Return ``in_channels`` of a layer that no base class tells, such as a graph convolution.
+
+    It must have weights.
+    """
     for name in ("in_channels", "in_features", "input_size"):
         size: Any = vars(module).get(name)
         if isinstance(size, tuple | list) and size:

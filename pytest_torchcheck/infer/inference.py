@@ -1,4 +1,7 @@
-"""From a model to a declaration: inputs, sizes, targets and loss, each with where it was taken from."""
+"""From a model to a declaration.
+
+Inputs, sizes, targets and loss, each with where it was taken from.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ class Inferred:
 
     Attributes:
         model: The module, or its factory.
-        inputs: Specs; None where the contract takes them itself (annotations of ``forward``, an adapter).
+        inputs: Specs; None where the contract takes them itself (annotations of ``forward``, an
+            adapter).
         sizes: Ranges of symbols.
         targets: Spec of the targets.
         loss: The loss with its code.
@@ -81,7 +85,10 @@ class Inferred:
         return made
 
     def lines(self) -> list[str]:
-        """Return the declaration as code, one field a line; of what the contract takes itself, nothing."""
+        """Return the declaration as code, one field a line.
+
+        What the contract takes itself is not repeated.
+        """
         found = []
         if self.inputs is not None:
             found.append(f"inputs={code_of(self.inputs)},")
@@ -141,13 +148,13 @@ def infer(
 
 
 def with_batch(model: Any, batch: Any, *, loss: str | None = None) -> Inferred:
-    """Return the declaration of a model with real data: ``(inputs, targets)`` or a function of a seed.
+    """Return the declaration of a model with real data.
 
     Args:
         model: A module or its factory.
         batch: The data.
-        loss: Name of a loss; without one, cross entropy for targets of whole numbers, squared error for floating
-            ones, and none where there are no targets.
+        loss: Name of a loss; without one, cross entropy for targets of whole numbers, squared
+            error for floating ones, and none where there are no targets.
 
     Raises:
         DeclarationError: The data are of no form that a contract takes.
@@ -185,7 +192,7 @@ def _built(model: Any) -> nn.Module:
 
 
 def _of_contract(model: Any, loss: str | None) -> Inferred | None:
-    """Return what a contract takes from an adapter that knows the model's data and loss, or None."""
+    """Return what a contract takes from an adapter that knows data and loss, or None."""
     try:
         made = Contract(model=model)
     except DeclarationError:
@@ -287,7 +294,8 @@ def _advice(model: nn.Module, error: str, *, given: Any) -> str:
     else:
         example = "'{" + ", ".join(f'"{name}": "B ..."' for name in names) + "}'"
     return (
-        f"inputs: what {kind}.forward({', '.join(names)}) takes could not be told from its layers{seen}. "
+        f"inputs: what {kind}.forward({', '.join(names)}) takes could not be told from its "
+        f"layers{seen}. "
         f"Say it: --torchcheck-inputs {example}, with the shapes of your data; "
         'Tokens("B T", vocab=100) stands for ids'
     )

@@ -67,7 +67,8 @@ def promises(
     Args:
         contract: The contract without promises.
         model: The model, built: its ties are read off it.
-        output: Shape of the output where it is one tensor: what keeps the order of an axis has that axis.
+        output: Shape of the output where it is one tensor: what keeps the order of an axis has
+            that axis.
         runs: How many seeds are tried.
     """
     for promise, code in (
@@ -95,7 +96,7 @@ def again(contract: Contract, **fields: Any) -> Contract:
 
 
 def _decided(contract: Contract, check: str, seed: int) -> Finding | None:
-    """Return the finding of a check that passed, or None where it did not, or could not have failed."""
+    """Return the finding of a check that passed; None where it did not, or could not fail."""
     found = contract.check([check], seed=seed, devices="cpu").findings
     held = [finding for finding in found if finding.check == check]
     return held[0] if held and all(finding.status == "passed" for finding in held) else None
@@ -141,7 +142,7 @@ def _of_axes(contract: Contract, output: str | None) -> Iterator[tuple[Promise, 
 
 
 def _key(path: str, positional: tuple[str, ...], keywords: Mapping[str, Any]) -> int | str | None:
-    """Return how a promise names an input: its position or its keyword; None for what lies inside another."""
+    """Return an input's position or keyword; None for what lies inside another."""
     if path in keywords:
         return path
     return positional.index(path) if path in positional else None
@@ -243,7 +244,7 @@ def standing(contract: Contract, *, runs: int) -> Iterator[str]:
 def broken(
     contract: Contract, *, runs: int, tell: Callable[[str], None]
 ) -> dict[str, tuple[str, int]]:
-    """Run every check and return those that fail, with the first summary and the number of runs in which they do."""
+    """Run every check and return those that fail: first summary, and in how many runs."""
     found: dict[str, tuple[str, int]] = {}
     for seed in range(runs):
         tell(f"run {seed + 1} of {runs}: every check with seed {seed}")

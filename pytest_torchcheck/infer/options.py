@@ -62,17 +62,19 @@ class Candidate:
 
 
 IDS: Final = frozenset({
-    "input_ids", "ids", "tokens", "token_ids", "src", "tgt", "text", "seq", "idx", "indices", "decoder_input_ids",
+    "input_ids", "ids", "tokens", "token_ids", "src", "tgt", "text", "seq", "idx", "indices",
+    "decoder_input_ids",
     "input_tokens", "source", "target",
 })  # fmt: skip
 IMAGES: Final = frozenset({
-    "pixel_values", "img", "image", "images", "sample", "video", "imgs", "pixels", "latents", "noisy_images",
+    "pixel_values", "img", "image", "images", "sample", "video", "imgs", "pixels", "latents",
+    "noisy_images",
 })  # fmt: skip
 TIMES: Final = frozenset({"t", "timestep", "timesteps", "time", "times", "noise_level", "sigma"})
 
 
 def required(model: nn.Module) -> tuple[str, ...]:
-    """Return the arguments that a model must be given; of one where all are optional, its main one."""
+    """Return the arguments that a model must be given; where all are optional, the main one."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):

@@ -28,7 +28,7 @@ class Loss:
     """A loss with the code that stands for it.
 
     Attributes:
-        code: Such as ``F.cross_entropy`` or ``lambda output, targets: F.mse_loss(output.logits, targets)``.
+        code: Such as ``F.cross_entropy`` or ``lambda output, targets: ...``.
         function: What is called; ``"output"`` where the model returns its own.
     """
 
@@ -59,8 +59,8 @@ def outcome_of(found: Accepted, *, loss: str | None = None) -> Outcome | None:
         loss: One of :data:`.target.LOSSES`, or None to choose.
 
     Returns:
-        None where no float output with a gradient has a shape that is known at other sizes, or where several have
-        one and no loss is named: checks without a loss look at all of them.
+        None where no float output with a gradient has a shape that is known at other sizes, or
+        where several have one and no loss is named: checks without a loss look at all of them.
     """
     first = found.runs[0].outputs
     if loss == "output" or (loss is None and _is_loss(found)):
@@ -84,14 +84,14 @@ def outcome_of(found: Accepted, *, loss: str | None = None) -> Outcome | None:
 
 
 def _is_loss(found: Accepted) -> bool:
-    """Say whether a model returns one number that carries a gradient, alone or under the name ``loss``."""
+    """Say whether a model returns a loss: one number with a gradient, alone or by its name."""
     first = found.runs[0].outputs
     scalars = [path for path, leaf in first.items() if leaf.ndim == 0 and path in found.trains]
     return any(path in ("output", "output.loss", "output['loss']") for path in scalars)
 
 
 def _dims(found: Accepted, path: str) -> tuple[str, ...] | None:
-    """Return the shape of an output in the symbols of the inputs, or None where a size follows none of them."""
+    """Return an output's shape in the symbols of the inputs; None where a size follows none."""
     seen = [
         (run.sizes, tuple(run.outputs[path].shape)) for run in found.runs if path in run.outputs
     ]
@@ -121,7 +121,10 @@ def _dim(seen: Sequence[tuple[Mapping[str, int], int]]) -> str | None:
 
 
 def _relation(symbol: str, seen: Sequence[tuple[Mapping[str, int], int]]) -> str | None:
-    """Return how a size follows from one symbol, where it is shifted, doubled or divided; all runs must agree."""
+    """Return how a size follows from one symbol, where it is shifted, doubled or divided.
+
+    All runs must agree.
+    """
     pairs = [(sizes[symbol], value) for sizes, value in seen]
     shifts = {value - size for size, value in pairs}
     if len(shifts) == 1:
@@ -136,7 +139,7 @@ def _relation(symbol: str, seen: Sequence[tuple[Mapping[str, int], int]]) -> str
 
 
 def _choice(leaf: Tensor, dims: tuple[str, ...], path: str, found: Accepted) -> str:
-    """Choose a loss: cross entropy for scores of classes per sample or of tokens, squared error for the rest."""
+    """Choose a loss: cross entropy for scores of classes or tokens, else squared error."""
     named = path == "output" or "logits" in path or path == "output[0]"
     words = leaf.ndim == 3 and _is_vocabulary(leaf, found)
     classes = (leaf.ndim == 2 or words) and dims[-1].isdigit() and int(dims[-1]) > 1
@@ -207,7 +210,7 @@ def _is_constant(leaf: Tensor) -> bool:
 
 
 def _bounded(leaf: Tensor) -> tuple[float, float] | None:
-    """Return the range that an output seems to keep to: what a sigmoid, a softmax, a ReLU or a tanh gives."""
+    """Return the range that an output seems to keep to, as after a sigmoid, ReLU or tanh."""
     if not leaf.numel() or not bool(torch.isfinite(leaf).all()) or _is_constant(leaf):
         return None
     low, high = float(leaf.min()), float(leaf.max())

@@ -1,4 +1,7 @@
-"""A model by its name: ``package.module:name``, or a call with literal arguments. Nothing else is evaluated."""
+"""A model by its name: ``package.module:name``, or a call with literals.
+
+Nothing else is evaluated.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The text as a contract's name, in which brackets and ``::`` have a meaning of their own."""
+        """The text as a contract's name: without brackets and ``::``."""
         tidy = self.text.strip().replace("[", "(").replace("]", ")")
         return " ".join(tidy.replace("::", ":").split())
 
@@ -98,7 +101,8 @@ def _literal(node: ast.expr, text: str) -> Any:
     except ValueError:
         raise TargetError(
             f"{text!r}: the argument {ast.unparse(node)!r} is not a literal; allowed are numbers, "
-            "strings, booleans, None, and tuples, lists and dicts of them. For anything else write a "
+            "strings, booleans, None, and tuples, lists and dicts of them. For anything else "
+            "write a "
             "function that returns the model, and name that function"
         ) from None
 
@@ -119,7 +123,8 @@ def load(target: Target, *, folder: str | None = None) -> Any:
         folder: Where to look for modules as well, as ``python -m`` looks into the current folder.
 
     Returns:
-        The module, if the target names an ``nn.Module`` that is built already; else a factory without arguments.
+        The module, if the target names an ``nn.Module`` that is built already; else a factory
+        without arguments.
 
     Raises:
         TargetError: It cannot be imported, does not exist, lacks an argument, or builds no module.
@@ -188,7 +193,7 @@ def _kind(found: Any) -> str:
 
 
 def _is_configured(found: Any) -> bool:
-    """Say whether a class is built from a configuration object that it names, as those of Transformers."""
+    """Say whether a class names the configuration that builds it, as those of Transformers do."""
     if not isinstance(found, type) or not isinstance(getattr(found, "config_class", None), type):
         return False
     taken = list(inspect.signature(found).parameters)
@@ -223,7 +228,7 @@ def _see_that_it_binds(target: Target, found: Callable[..., Any]) -> None:
 
 
 def arguments_of(target: Target, found: Any) -> dict[str, Any]:
-    """Return the arguments of a target's call by name, defaults included; what the model was built with."""
+    """Return what a model was built with: the call's arguments by name, defaults included."""
     if isinstance(found, functools.partial):
         found = found.func
     if found is _of_config:

@@ -239,7 +239,7 @@ def _run(probe: Probe, source: BatchSource, sizes: Mapping[str, int]) -> Run | N
 
 
 def _has_batch(runs: list[Run]) -> bool:
-    """Say whether an output follows the size of the batch, or the model returns one number alone."""
+    """Say whether an output follows the size of the batch, or is one number alone."""
     first, second = runs[:2]
     if len(first.outputs) == 1 and all(leaf.ndim == 0 for leaf in first.outputs.values()):
         return True
@@ -255,7 +255,7 @@ def _has_batch(runs: list[Run]) -> bool:
 def _range(
     probe: Probe, source: BatchSource, symbol: str, low: int, high: int
 ) -> tuple[tuple[int, int], list[Run]]:
-    """Return the sizes of a symbol that work, from the smallest that does to ``high``, and the runs that show it."""
+    """Return the range of a symbol that works, and the runs that show it."""
     runs: list[Run] = []
     smallest: int | None = None
     for size in sorted({low, (low + high) // 2, (low + high) // 2 + 1, high}):

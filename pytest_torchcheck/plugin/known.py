@@ -1,4 +1,7 @@
-"""Known findings: they are shown and do not fail; a new one fails, and one that is gone must leave the file."""
+"""Known findings: they are shown and do not fail.
+
+A new one fails, and one that is gone must leave the file.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,8 @@ class _Ledger:
             return
         for entry in sorted(gone, key=self.entries.__getitem__):
             self.told.append(
-                f"torchcheck: {self.shown}:{self.entries[entry]} is no longer found; remove this line:"
+                f"torchcheck: {self.shown}:{self.entries[entry]} is no longer found; "
+                "remove this line:"
             )
             self.told.append(f"    {entry}")
         if gone and session.exitstatus == pytest.ExitCode.OK:

@@ -1,4 +1,7 @@
-"""Models that are named on the command line: an inferred contract for each, collected like any other."""
+"""Models that are named on the command line.
+
+An inferred contract for each, collected like any other.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from .options import Options
 
 _ALONE: Final = "torchcheck_alone"
-"""Option that tells workers of xdist, whose paths are always given, that only models are to be collected."""
+"""Option that tells workers of xdist, which are always given paths, to collect models only."""
 
 
 class ModelNode(ContractNode):
@@ -115,7 +118,7 @@ class _Models:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Add the models to the session's own nodes, or put them in their place where no path was given."""
+        """Add the models to the session's nodes; where no path was given, collect them alone."""
         report = yield
         if isinstance(collector, pytest.Session) and report.passed:
             report.result = [*([] if self.alone else report.result), *self._nodes(collector)]

@@ -1,4 +1,7 @@
-"""What the values of settings may be: each parser returns the value, or raises ValueError with what is allowed."""
+"""What the values of settings may be.
+
+Each parser returns the value, or raises ValueError with what is allowed.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,9 @@ class SameAs(Domain):
 
 
 class Same(TensorSpec):
-    """Targets that equal an input, for models that reconstruct it: shape, dtype and values are the input's.
+    """Targets that equal an input, for models that reconstruct it.
+
+    Shape, dtype and values are the input's.
 
     Args:
         of: Name of the input: that of the argument of ``forward``, or the keyword.

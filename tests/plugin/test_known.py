@@ -110,7 +110,7 @@ def test_a_finding_that_is_gone_must_be_removed(recorded: Any, pytester: pytest.
     result.assert_outcomes(passed=2, xfailed=1)
     result.stdout.fnmatch_lines(
         [
-            "torchcheck: known.txt:3 is no longer found; remove this line:",
+            "torchcheck: known.txt:4 is no longer found; remove this line:",
             "    test_net.py::net | gradients | grad-none | a.weight",
         ]
     )
@@ -158,7 +158,7 @@ def test_real_findings_under_xdist_are_those_of_one_process(pytester: pytest.Pyt
     path.write_text(path.read_text().replace(".detach()", ""))
     gone = pytester.runpytest_subprocess(*arguments, "-n2")
     assert gone.ret == pytest.ExitCode.TESTS_FAILED
-    gone.stdout.fnmatch_lines(["torchcheck: known.txt:3 is no longer found*"])
+    gone.stdout.fnmatch_lines(["torchcheck: known.txt:4 is no longer found*"])
 
 
 @pytest.mark.parametrize(
