@@ -122,7 +122,8 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
         # the optimizer function or the step may switch it on
         moved = trajectory(subject).moved
         untrained = [(name, p) for name, p in untrained if not moved.get(name, 0.0)]
-    yield from explain.off(subject, [name for name, _ in untrained])
+    if untrained:
+        yield from explain.off(subject, [name for name, _ in untrained])
     none = [name for name, kind in dead.items() if kind == "none"]
     zero = [name for name, kind in dead.items() if kind == "zero"]
     total = len(first.stats)

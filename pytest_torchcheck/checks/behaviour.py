@@ -11,6 +11,7 @@ from .. import trees
 from ..codes import behaviour as explain
 from ..facts import copied, forward_facts, outputs
 from ..modes import own_trains
+from ..runs.repeats import moved_by_asking, moved_by_building
 from ..runs.rows import Rows, floating_from, output_rows
 from ..runs.steps import digests
 from ..runs.time_first import other_batch_dim
@@ -473,9 +474,10 @@ def seeding(subject: Subject) -> Iterator[Finding]:
     them cannot be repeated.
     """
     if subject.device.type == "cpu":
-        yield from filter(
-            None, (explain.unrepeated_build(subject), explain.unrepeated_batch(subject))
-        )
+        if moved := moved_by_building(subject):
+            yield explain.unrepeated_build(subject, moved)
+        if moved := moved_by_asking(subject):
+            yield explain.unrepeated_batch(subject, moved)
     seen = forward_facts(subject, train=True)
     steps: Trajectory | None = subject.cache.get("trajectory")
     first, again, consumed = seen.outputs, seen.outputs, seen.consumed

@@ -96,7 +96,8 @@ def initialisation(subject: Subject) -> Iterator[Finding]:
     if subject.cache.get("factory-repeats"):
         yield explain.factory_repeats(subject)
     findings = list(explain.unwritten(subject, unwritten)) if unwritten else []
-    findings += explain.broken(subject, [(name, p) for name, p in broken if name not in unwritten])
+    if odd := [(name, p) for name, p in broken if name not in unwritten]:
+        findings += explain.broken(subject, odd)
     findings += _symmetric(subject)
     findings += [explain.rows_stay_equal(subject, name, dim) for name, dim in equal_rows(subject)]
     yield from findings

@@ -17,6 +17,7 @@ from ..runs.outputs import Outputs, gap, outputs_of, reference
 from ..runs.saving import CheckpointError, perturb
 from ..subject import Gradients, Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
+from . import copies, ties
 from .devices import on_meta
 from .initialisation import rebuilt
 
@@ -271,9 +272,9 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
         yield passed(copying.PICKLED)
         yield passed(copying.COPIED.format(changed))
         return
-    found = list(explain.check_pickle(subject, expected))
+    found = list(copies.check_pickle(subject, expected))
     if found[0].status != "violated":  # copying goes the way of pickling
-        found += explain.check_copy(subject, expected)
+        found += copies.check_copy(subject, expected)
     if any(f.status in ("violated", "inconclusive") for f in found) and (
         noise := gap(_again(subject), expected)
     ):
@@ -284,4 +285,4 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
 
 def tied_weights(subject: Subject) -> Iterator[Finding]:
     """Group names by storage before and after each operation that can untie them."""
-    yield from explain.check_ties(subject)
+    yield from ties.check_ties(subject)

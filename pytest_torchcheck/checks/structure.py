@@ -12,7 +12,7 @@ from .. import edits, sources
 from ..codes import state as explain
 from ..diagnosis.explanation import listed
 from ..findings import Culprit, Finding
-from ..probes.holdings import Holding, holdings
+from ..probes.holdings import CONTAINERS, Holding, holdings
 from ..probes.init_arguments import given_to_init
 from ..runs.hidden import hidden
 from ..runs.observation import observe
@@ -72,13 +72,30 @@ def registration(subject: Subject) -> Iterator[Finding]:
             because="only registered modules get train() and eval()",
             fix=f"hold {holding.attribute} in an nn.ModuleList or an attribute of its own",
         )
-    others = [*explain.made_in_forward(subject), *explain.repeated(subject)]
+    seen = observe(subject)
+    others = list(explain.made_in_forward(subject)) if seen.late or seen.strangers else []
+    judged = (explain.repeated(subject, *place) for place in _standing_twice(subject.model))
+    others += filter(None, judged)
     yield from others
     if not (by_attribute or found.on_purpose or found.stateful or others):
         total = len(list(subject.model.modules()))
         yield passed(
             f"{total} modules are registered; attributes hold none beside them that trains"
         )
+
+
+def _standing_twice(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[str]]]:
+    """Iterate over lists of layers in which one parametrised instance stands several times: name, list, its keys."""
+    for name, container in model.named_modules():
+        if not isinstance(container, CONTAINERS):
+            continue
+        groups: dict[tuple[int, ...], list[str]] = {}
+        for key, module in container._modules.items():
+            if module is not None and (ids := tuple(sorted({id(p) for p in module.parameters()}))):
+                groups.setdefault(ids, []).append(key)
+        for keys in groups.values():
+            if len(keys) > 1:
+                yield name, container, keys
 
 
 def unregistered_tensors(subject: Subject) -> Iterator[Finding]:

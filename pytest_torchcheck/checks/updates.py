@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dis
 import math
-from typing import TYPE_CHECKING
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck.loop.recorder import trace_of
 
 from ..codes import updates as explain
+from ..loop.closures import functions_of
 from ..runs.looks import REDRAWS, rounding_noise, shared_shifts, unreached
 from ..runs.steps import lost as lost_parameters
 from ..runs.steps import trajectory
@@ -45,7 +48,9 @@ def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
     twice = _applied_twice(subject, coverage.twice) if several else list(coverage.twice)
     if twice:
         yield explain.twice(subject, twice, coverage)
-    whole = explain.compared_whole(subject) if not missing and not twice else None
+    whole = None
+    if not missing and not twice and _asks_what_is_in(subject.contract.optimizer):
+        whole = explain.compared_whole(subject)
     if whole is not None:
         yield whole
     if not missing and not twice and whole is None:
@@ -56,6 +61,16 @@ def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
         yield passed(
             f"{', '.join(coverage.optimizers)} hold {total} of {total} trainable parameters{foreign}"
         )
+
+
+def _asks_what_is_in(optimizer: Any) -> bool:
+    """Say whether an optimizer function, or one inside it, asks whether anything is ``in`` anything."""
+    codes: list[CodeType] = [function.__code__ for function in functions_of(optimizer)]
+    for code in codes:
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    return any(
+        step.opname == "CONTAINS_OP" for code in codes for step in dis.get_instructions(code)
+    )
 
 
 def _applied_twice(subject: Subject, names: Iterable[str]) -> list[str]:

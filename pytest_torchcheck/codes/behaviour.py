@@ -44,8 +44,8 @@ unlike = Maybe("diagnosis.reference:unlike", "reference-unlike")
 
 replay = Explainer[Any]("diagnosis.replay:replay")
 
-unrepeated_batch = Maybe("diagnosis.unrepeated:unrepeated_batch", "seed-ignored")
-unrepeated_build = Maybe("diagnosis.unrepeated:unrepeated_build", "seed-ignored")
+unrepeated_batch = One("diagnosis.unrepeated:unrepeated_batch", "seed-ignored")
+unrepeated_build = One("diagnosis.unrepeated:unrepeated_build", "seed-ignored")
 
 ENTAILS = (
     rule(

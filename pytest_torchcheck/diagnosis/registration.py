@@ -7,10 +7,9 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from .. import sources
 from ..findings import Culprit, Finding, Location
+from ..probes.holdings import CONTAINERS
 from ..runs.observation import observe
 from ..verdicts import suspicious, violated
 from .explanation import listed
@@ -20,10 +19,10 @@ from .structure import find_repetition, speaks_of_sharing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import nn
+
     from ..probes.holdings import Holding
     from ..subject import Subject
-
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def unregistered(attribute: str, group: list[Holding]) -> Finding:
@@ -158,24 +157,7 @@ def _assigned_in_forward(model: nn.Module, name: str) -> Location | None:
     return None
 
 
-def repeated(subject: Subject) -> Iterator[Finding]:
-    """Report lists of layers in which one parametrised instance stands many times."""
-    model = subject.model
-    for name, container in model.named_modules():
-        if not isinstance(container, _CONTAINERS):
-            continue
-        groups: dict[tuple[int, ...], list[str]] = {}
-        for key, module in container._modules.items():
-            if module is not None and (ids := tuple(sorted({id(p) for p in module.parameters()}))):
-                groups.setdefault(ids, []).append(key)
-        for keys in groups.values():
-            if len(keys) > 1:
-                finding = _judge(subject, name, container, keys)
-                if finding is not None:
-                    yield finding
-
-
-def _judge(subject: Subject, name: str, container: nn.Module, keys: list[str]) -> Finding | None:
+def repeated(subject: Subject, name: str, container: nn.Module, keys: list[str]) -> Finding | None:
     """Say whether one instance under several keys is shared by mistake, by how it is written and how it runs."""
     owner, attribute = _owner(subject, name)
     if owner is None:
@@ -239,7 +221,7 @@ def _owner(subject: Subject, name: str) -> tuple[Any, str]:
         owners.append(owners[-1].get_submodule(part))
     for depth in range(len(parts) - 1, -1, -1):
         owner = owners[depth]
-        if not isinstance(owner, _CONTAINERS) and _has_source(type(owner)):
+        if not isinstance(owner, CONTAINERS) and _has_source(type(owner)):
             return owner, parts[depth]
     model = subject.contract.model
     return (model, "") if inspect.isroutine(model) else (None, "")

@@ -4,39 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, Dataset
-
-from .. import sources, trees
-from ..batches.read import is_fixed, read
+from .. import sources
 from ..findings import Culprit, Finding
 from ..record.tracing import first_difference
-from ..state import filled_memory, isolated
+from ..runs.repeats import asked, built
 from ..verdicts import suspicious
 from ..wording import names_text
 from .explanation import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import torch
+    from collections.abc import Callable
 
     from ..subject import Subject
 
 _DRAWS = r"default_rng\(\)|RandomState\(\)|\.seed\(\)|SystemRandom|urandom|\btime\("
 
 
-def unrepeated_build(subject: Subject) -> Finding | None:
-    """Build the model again under its seed; explain values that are other ones, or return None."""
-    if not subject.contract.is_factory or not _moved(_values(subject.model), _state(subject)):
-        return None
-    with filled_memory():  # what nobody writes is told by the check of the initialisation
-        moved = _moved(_state(subject), _state(subject))
-    if not moved:
-        return None
+def unrepeated_build(subject: Subject, moved: list[str]) -> Finding:
+    """Explain a factory that builds other values each time, under one seed."""
     return _explain(
         subject.contract.model,
         [type(module) for module in subject.model.modules()],
-        lambda: _state(subject),
+        lambda: built(subject),
         f"the model is built with other values of {names_text(moved)} each time, under one seed",
         [
             Culprit(kind="parameter", name=name, detail="another one in each build")
@@ -46,44 +35,16 @@ def unrepeated_build(subject: Subject) -> Finding | None:
     )
 
 
-def unrepeated_batch(subject: Subject) -> Finding | None:
-    """Ask the batch function twice for one seed; explain values that are other ones, or return None."""
-    source = subject.contract.batch
-    if source is None or is_fixed(source) or isinstance(source, DataLoader | Dataset):
-        return None
-
-    def ask() -> Any:
-        with subject.phase("batch"):
-            return read(source, subject.seed)
-
-    moved = _moved(ask().tensors(), ask().tensors())
-    if not moved:
-        return None
+def unrepeated_batch(subject: Subject, moved: list[str]) -> Finding:
+    """Explain a batch function that gives other values each time, for one seed."""
     return _explain(
-        source,
+        subject.contract.batch,
         [],
-        ask,
+        lambda: asked(subject),
         f"the batch function gives another {names_text(moved)} each time, for one seed",
         [Culprit(kind="input", name=name, detail="another one in each call") for name in moved[:4]],
         f"{counted(len(moved), 'tensor')} of two batches for seed {subject.seed} differ",
     )
-
-
-def _state(subject: Subject) -> dict[str, torch.Tensor]:
-    with isolated():
-        return _values(subject.build())
-
-
-def _values(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {
-        name: tensor.detach()
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-        if not tensor.is_meta
-    }
-
-
-def _moved(one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]) -> list[str]:
-    return [name for name in one if name in two and not trees.same(one[name], two[name])]
 
 
 def _explain(

@@ -225,3 +225,6 @@ def graph_leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
                 seen.add(following)
                 stack.append(following)
     return list(leaves.values())
+
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

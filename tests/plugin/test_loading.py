@@ -87,6 +87,59 @@ def test_the_controller_of_xdist_imports_no_torch(tmp_path: Path) -> None:
     assert "'torch'" not in found, found
 
 
+PASSING = """
+import torch
+from torch import nn
+from pytest_torchcheck import Contract, Labels
+
+def perceptron():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+def convolutional():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(8 * 36, 4)
+    )
+
+def trained(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+small = Contract(
+    model=perceptron, inputs="B 8", targets=Labels("B", classes=3), loss=nn.functional.cross_entropy
+)
+images = Contract(
+    model=convolutional,
+    inputs="B 3 8 8",
+    targets=Labels("B", classes=4),
+    loss=nn.CrossEntropyLoss(),
+    optimizer=trained,
+    skip={"overfit": "its dropout keeps it from a loss of 0"},
+)
+"""
+LOADED = """
+import sys, pytest
+code = pytest.main(sys.argv[1:])
+own = "pytest_torchcheck."
+kept = (own + "diagnosis.explanation", own + "codes.explainer")  # the words, and the registry of names
+explainers = [
+    n for n in sys.modules
+    if n not in kept and (n.startswith(own + "diagnosis.") or n.startswith(own) and "explain" in n)
+]
+heavy = [n for n in ("torch._dynamo", "sympy", "hypothesis", own + "ranks", own + "strategies.drawing") if n in sys.modules]
+print([int(code), explainers, heavy])
+"""
+
+
+def test_a_run_in_which_everything_passes_imports_no_explainer(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(PASSING)
+    assert python(LOADED, *OWN, "-q", "--torchcheck", cwd=tmp_path) == "[0, [], []]"
+
+
+def test_contracts_are_collected_without_the_checks(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(PASSING)
+    code = LOADED.replace('"diagnosis."', '"checks."')
+    assert python(code, *OWN, "-q", "--torchcheck", "--co", cwd=tmp_path) == "[0, [], []]"
+
+
 @pytest.mark.parametrize(
     "module", ["pytest_torchcheck", "pytest_torchcheck.plugin", "pytest_torchcheck.findings"]
 )

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from .. import sources
+from ..diagnosis.explanation import listed
 from ..findings import Culprit, Finding, Location
 from ..runs.saving import CheckpointError, through_file
 from ..verdicts import not_applicable, passed, suspicious, violated
-from .explanation import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
