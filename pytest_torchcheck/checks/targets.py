@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -16,7 +17,7 @@ from ..subject import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ..findings import Finding, Status
     from ..subject import Subject
@@ -155,7 +156,7 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
         ways = [_pulls(loss, base, target, axes[path], a, size) for a in loss.axes_of(size)]
         judged = [list(_judged(subject, loss, base, path, pulls)) for pulls in ways]
         seen += max(sum(pull is not None for pull in pulls.values()) for pulls in ways)
-        findings += sorted(judged, key=len)[0]
+        findings += [explained() for explained in min(judged, key=len)]
     yield from findings
     if findings:
         return
@@ -290,24 +291,24 @@ def _by_sample(slope: torch.Tensor, axis: int) -> torch.Tensor:
 
 def _judged(
     subject: Subject, loss: LossOfOutput, base: Slopes, path: str, pulls: Pulls
-) -> Iterator[Finding]:
-    """Yield what is wrong with the pulls of one target tensor."""
+) -> Iterator[Callable[[], Finding]]:
+    """Yield what is wrong with the pulls of one target tensor, each to be explained if it counts."""
     read = {sample: moved for sample, moved in pulls.items() if moved is not None}
     unread = [sample for sample, moved in pulls.items() if moved is None]
     if not read:
         return  # no sample's: whether the loss reads them at all is another question
     if unread and not _masked(loss, unread):
-        yield explain.unread(subject, loss, path, unread, len(pulls))
+        yield partial(explain.unread, subject, loss, path, unread, len(pulls))
         return
     elsewhere = {s: m for s, m in read.items() if float(m[s]) <= _ROUNDING * float(m.max())}
     if (
         2 * len(elsewhere) > len(read) > 1
     ):  # an order that is reversed leaves the middle in its place
-        yield explain.of_other_samples(subject, loss, path, elsewhere)
+        yield partial(explain.of_other_samples, subject, loss, path, elsewhere)
         return
     shared = {s: m for s, m in read.items() if int((m > 0).sum()) > 1}
     if len(shared) > 1 and _is_by_sample(base) and not _ranks(subject, loss):
-        yield explain.shared(subject, loss, path, shared)
+        yield partial(explain.shared, subject, loss, path, shared)
 
 
 def _is_by_sample(base: Slopes) -> bool:
