@@ -458,18 +458,18 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
             because=place.fact,
             fix="draw with torch (torch.randint, torch.rand) on this line",
         )
-    if (source := _global_generator(subject)) is not None:
+    if (shared := _global_generator(subject)) is not None:
         return suspicious(
-            "numpy-random" if source == "numpy" else "python-random",
-            f"the training forward draws from {source}'s global generator, which torch.manual_seed does not seed",
+            "numpy-random" if shared == "numpy" else "python-random",
+            f"the training forward draws from {shared}'s global generator, which torch.manual_seed does not seed",
             culprits=[
-                Culprit(kind="call", name=f"{source}.random" if source == "numpy" else source)
+                Culprit(kind="call", name=f"{shared}.random" if shared == "numpy" else shared)
             ],
             location=_forward_line(subject),
             observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards under the same torch seed",
-            cause=f"code outside of your files draws from {source}, which has a global state of its own",
-            because=f"the state of {source}'s global generator differs before and after one forward",
-            fix=f"seed {source} too where a run is to be repeated",
+            cause=f"code outside of your files draws from {shared}, which has a global state of its own",
+            because=f"the state of {shared}'s global generator differs before and after one forward",
+            fix=f"seed {shared} too where a run is to be repeated",
         )
     place = places.first_difference(
         subject,

@@ -172,13 +172,13 @@ class _Recorder:
         self._seen: dict[tuple[Any, ...], set[int]] = {}
 
     def __enter__(self) -> Self:
-        self._operators.__enter__()  # type: ignore[no-untyped-call]
+        self._operators.__enter__()
         self._profiled.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._profiled.__exit__(*exc)
-        self._operators.__exit__(*exc)  # type: ignore[no-untyped-call]
+        self._operators.__exit__(*exc)
 
     def _see(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == "call":

@@ -141,7 +141,7 @@ class Observer:
     def __enter__(self) -> Self:
         """Switch the mode on."""
         self._mode = self.mode(self.around)
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._mode.__enter__()
         return self
 
     def __exit__(
@@ -153,7 +153,7 @@ class Observer:
         """Switch the mode off."""
         mode = self._mode
         del self._mode
-        mode.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        mode.__exit__(kind, error, traceback)
 
     def around(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -21,7 +21,7 @@ ELSEWHERE = {
         "tests/unit/data, with workers; the messages in tests/unit/diagnosis",
     ),
     **dict.fromkeys(
-        ("cuda-forked", "cuda-library", "device-assert", "device-pair", "meta-no-data", "meta-mixed", "context-lost"),
+        ("cuda-forked", "cuda-library", "device-assert", "device-pair", "meta-no-data", "meta-mixed", "context-lost", "not-run"),
         "needs a GPU; the messages in tests/unit/diagnosis",
     ),
     **dict.fromkeys(

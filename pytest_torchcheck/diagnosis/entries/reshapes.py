@@ -67,8 +67,8 @@ def view_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
         ):
             cause = f"the batch size {wanted[0]} is written into the {word}"
             because = f"the tensor holds {shape[0]} samples of {each} elements"
-            size = edits.like_tensor(scene.location, "shape[0]") or "the size of dimension 0"
-            fix = f"write {size} (or -1) for {wanted[0]}{_line(scene)}"
+            written = edits.like_tensor(scene.location, "shape[0]") or "the size of dimension 0"
+            fix = f"write {written} (or -1) for {wanted[0]}{_line(scene)}"
         elif len(wanted) == 2 and -1 in wanted:
             cause = f"a sample has {each} elements here, not {fixed}"
             because = f"{'*'.join(map(str, shape[1:])) or 1} = {each} per sample in {list(shape)}"
