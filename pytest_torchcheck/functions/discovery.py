@@ -6,7 +6,7 @@ import importlib
 import math
 import pkgutil
 import sys
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -172,13 +172,14 @@ class _Recorder:
         self._seen: dict[tuple[Any, ...], set[int]] = {}
 
     def __enter__(self) -> Self:
-        self._operators.__enter__()
-        self._profiled.__enter__()
+        self._open = ExitStack()
+        if _has_custom_operators():  # a mode costs more than a small kernel
+            self._open.enter_context(self._operators)
+        self._open.enter_context(self._profiled)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._profiled.__exit__(*exc)
-        self._operators.__exit__(*exc)
+        self._open.close()
 
     def _see(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == "call":
@@ -215,6 +216,15 @@ class _Recorder:
         elif not known.issuperset(new):
             known |= new
             self.calls.append(replace(call, location=of_frame(frame)))
+
+
+def _has_custom_operators() -> bool:
+    """Say whether anybody but torch has registered an operator with ``torch.library.custom_op`` so far."""
+    return any(
+        name.partition("::")[0] not in _TORCH
+        and (getattr(definition._init_fn, "__module__", None) or "").partition(".")[0] != "torch"
+        for name, definition in list(torch._library.custom_ops.OPDEFS.items())
+    )
 
 
 def is_custom_operator(func: Any) -> bool:
