@@ -37,7 +37,7 @@ ROLES: Final[Mapping[Role, tuple[str, ...]]] = {
     "features": (
         "dim_in", "input_dim", "in_features", "in_dim", "d_in", "input_size", "feature_size",
         "num_features",
-        "in_channels", "num_mel_bins", "n_mels", "dim",
+        "in_channels", "num_input_channels", "num_mel_bins", "n_mels", "dim",
     ),
     "context": ("cross_attention_dim", "context_dim", "encoder_hid_dim", "caption_channels"),
 }  # fmt: skip

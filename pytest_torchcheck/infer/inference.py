@@ -289,6 +289,11 @@ def _advice(model: nn.Module, error: str, *, given: Any) -> str:
         return (
             f"inputs: {kind}.forward does not run on {code_of(as_spec_tree(given, 'inputs'))}{seen}"
         )
+    if names == ("images",):
+        return (
+            f"inputs: {kind}.forward takes a list of images with their boxes{seen}. Write a contract "
+            "with a real batch: batch=([image], [{'boxes': boxes, 'labels': labels}])"
+        )
     if len(names) == 1:
         example = '"B 3 64 64"'
     else:

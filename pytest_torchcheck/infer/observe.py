@@ -37,6 +37,7 @@ CHECKS: Final[Mapping[type[Promise], str]] = {
 }
 """The promises that are tried, and the check that decides each."""
 HEADROOM: Final = 1.25
+_STEEP: Final = 3
 _VAST: Final = {"memory": 1 << 60, "flops": 10**18}
 _STANDING: Final = ("eval-determinism", "state-dict-roundtrip")
 """Checks that every contract has, of which it is said how they came out."""
@@ -222,6 +223,8 @@ def _powers(contract: Contract) -> dict[str, tuple[float, str]]:
         if held is None or not held.evidence.get("exact"):
             continue
         power = float(held.evidence["power"])  # type: ignore[arg-type]
+        if power > _STEEP:  # a law of few points that are not those of one
+            continue
         found[name] = (max(1.0, math.ceil(2 * power) / 2), str(held.evidence["law"]))
     return found
 

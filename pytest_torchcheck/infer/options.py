@@ -97,13 +97,26 @@ def candidates(model: nn.Module, facts: Facts) -> Iterator[Candidate]:
         if {"edge_index", "pos"} & set(names):
             yield from _graphs(names, facts, entered)
             continue
-        lists = [tuple(_options(name, facts, entered, model)) for name in names]
+        lists = [
+            tuple(_options(name, facts, _turned(entered, place), model))
+            for place, name in enumerate(names)
+        ]
         for chosen in _by_rank(lists):
             candidate = _joined(names, chosen, keywords=keywords)
             key = (repr(candidate.inputs), repr(candidate.sizes))
             if key not in made and len(made) < MOST:
                 made.add(key)
                 yield candidate
+
+
+def _turned(entered: tuple[Entry, ...], place: int) -> tuple[Entry, ...]:
+    """Return the layers for the argument at a place: of the first kind, another one comes first for each."""
+    alike = [entry for entry in entered if entry.kind == entered[0].kind]
+    if place == 0 or len(alike) < 2:
+        return entered
+    turn = place % len(alike)
+    turned = iter([*alike[turn:], *alike[:turn]])
+    return tuple(next(turned) if entry.kind == alike[0].kind else entry for entry in entered)
 
 
 def _argument_sets(model: nn.Module) -> Iterator[tuple[tuple[str, ...], bool]]:
@@ -170,8 +183,9 @@ def _options(
 def _in_order(facts: Facts, entered: tuple[Entry, ...]) -> Iterator[tuple[str, Entry]]:
     says_image = bool(facts.all("image")) and any(e.kind == "image" for e in entered)
     for entry in entered:
-        if entry.kind == "features" and facts.all("image") and facts.all("channels"):
-            yield "image", Entry(kind="image", size=int(facts.all("channels")[0]), name=entry.name)
+        if entry.kind == "features" and facts.all("image"):
+            channels = int((*facts.all("channels"), 3)[0])
+            yield "image", Entry(kind="image", size=channels, name=entry.name)
             says_image = False
         if says_image and entry.kind != "image":
             continue
@@ -203,7 +217,8 @@ def _of_entry(kind: str, entry: Entry, facts: Facts, *, sequences: bool) -> Iter
         else:
             yield from (*rows, *flat) if sequences else (*flat, *rows)
         for length in facts.all("length"):
-            yield _floats(f"B {length} {size}", why)
+            for width in dict.fromkeys((size, *map(int, facts.all("features")[:2]))):
+                yield _floats(f"B {length} {width}", why)
             for channels in facts.all("channels"):
                 yield _floats(f"B {channels} {length}", why)
 
@@ -224,9 +239,11 @@ def _sides(facts: Facts) -> list[tuple[int, int]]:
 def _images(facts: Facts, entered: tuple[Entry, ...]) -> Iterator[Option]:
     said = [int(channels) for channels in facts.all("channels")[:2]]
     read = [entry.size for entry in entered if entry.kind == "image"][:2]
+    first = bool(entered) and entered[0].kind == "image"  # else it reads what others have made
+    order = (*read, *said, 3, 1) if first else (*said, 3, 1, *read)
     frames = facts.all("frames")[:1]
     for side in _sides(facts):
-        for channels in dict.fromkeys((*read, *said) or (3, 1)):
+        for channels in dict.fromkeys(order):
             what = f"{channels} channels"
             for count in frames:
                 yield _floats(f"B {channels} {count} {side[0]} {side[1]}", what)

@@ -143,8 +143,8 @@ def _choice(leaf: Tensor, dims: tuple[str, ...], path: str, found: Accepted) -> 
     named = path == "output" or "logits" in path or path == "output[0]"
     words = leaf.ndim == 3 and _is_vocabulary(leaf, found)
     classes = (leaf.ndim == 2 or words) and dims[-1].isdigit() and int(dims[-1]) > 1
-    if not (named and classes):
-        return "mse_loss"
+    if not (named and classes) or tuple(leaf.shape) in found.runs[0].inputs.values():
+        return "mse_loss"  # what goes in and comes out alike is rather values than scores
     if _is_constant(leaf):  # a head that starts at zero tells nothing of its range
         return "cross_entropy"
     if bool((leaf >= 0).all()) or _is_unit(leaf):

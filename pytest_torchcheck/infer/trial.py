@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import time
 import warnings
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ _UNDECIDED: Final = (
     DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException,
     UnsupportedOperatorException, NotImplementedError,
 )  # fmt: skip
+_LARGEST: Final = 1 << 25
 _BATCH: Final = 3
 _ROWS: Final = (
     3,
@@ -176,6 +178,8 @@ def _source(candidate: Candidate, sizes: Mapping[str, Any]) -> BatchSource:
 def _try(probe: Probe, candidate: Candidate) -> Accepted | None:
     try:
         source = _source(candidate, candidate.sizes)
+        if _elements(source) > _LARGEST:
+            return None
         first = source.at(0, **_at(source, _ROWS[0]))
     except SpecError:
         return None
@@ -211,6 +215,13 @@ def _try(probe: Probe, candidate: Candidate) -> Accepted | None:
         mixes=mixes,
         trains=trains,
     )
+
+
+def _elements(source: BatchSource) -> int:
+    """Return how many elements the largest input has at the largest sizes: what is tried must be small."""
+    sizes = {name: span.top for name, span in source.symbols.items() if span.relation is None}
+    shapes = [spec.shape.resolve(sizes) for spec in source.specs.values() if spec.shape is not None]
+    return max((math.prod(shape) for shape in shapes), default=0)
 
 
 def _free(source: BatchSource, candidate: Candidate) -> dict[str, tuple[int, int]]:

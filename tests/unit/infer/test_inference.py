@@ -47,6 +47,15 @@ class TwoInputs(nn.Module):
         return {"score": (self.left(a) * self.right(b)).sum(-1)}
 
 
+class TwoTables(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.users, self.items = nn.Embedding(40, 8), nn.Embedding(50, 8)
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        return (self.users(user) * self.items(item)).sum(-1)
+
+
 class Attentive(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -106,6 +115,8 @@ CASES: list[tuple[Any, str]] = [
     (Convolutions, 'inputs="B 2 64 64", targets=Labels("B", classes=3), loss=F.cross_entropy,'),
     (TwoInputs, "loss=lambda output, targets: F.mse_loss(output['score'], targets),"),
     (TwoInputs, 'inputs={"a": "B 5", "b": "B 7"}'),
+    (TwoTables, 'inputs={"user": Tokens("B T", vocab=40), "item": Tokens("B T", vocab=50)}'),
+    (lambda: nn.Linear(4, 4), 'loss=F.mse_loss,'),
     (Attentive, 'inputs="B T 6", sizes={"T": (2, 16)}'),
     (Graph, 'inputs={"x": "N 9", "edge_index": Edges("2 E", nodes="N")}'),
     (Graph, "batch_dim=None,"),
@@ -176,6 +187,12 @@ def test_what_the_model_was_built_with_comes_first() -> None:
     )
     inferred = infer(lambda: patches, arguments={"image_size": 10, "channels": 3})
     assert inferred.lines()[0] == 'inputs="B 3 10 10",'
+
+
+def test_no_candidate_is_larger_than_a_large_image() -> None:
+    wrong = {"image_size": 1_000_000, "channels": 3, "max_len": 10**12, "frames": 10**6}
+    inferred = infer(Convolutions, arguments=wrong)
+    assert inferred.lines()[0] == 'inputs="B 2 64 64",'
 
 
 def test_a_model_that_is_built_is_not_run_itself() -> None:
