@@ -134,6 +134,13 @@ CHECKS: tuple[Check, ...] = (
             axes="once",
         ),
         check(
+            "step-losses",
+            "Losses within the training step get outputs and targets of one shape, and in the form they expect.",
+            needs=("model", "train_step"),
+            cost="1 FBS",
+            axes="once",
+        ),
+        check(
             "loss-sign",
             "The loss falls when the output gets nearer to the target.",
             needs=("loss",),

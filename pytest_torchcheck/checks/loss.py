@@ -14,7 +14,8 @@ from ..probes.losses import (
     LogOf,
     Stretched,
 )
-from ..runs.loss import evidence
+from ..runs.loss import Consumed, evidence
+from ..runs.step_loss import step_evidence
 from ..specs import Labels
 from ..state import seed_everything
 from ..subject import SubjectError
@@ -115,35 +116,7 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
         return
     done: set[str] = set()
     for used in seen.consumed:
-        made_by = used.producer.kind if used.producer is not None else ""
-        code = ""
-        if used.function in _LOGITS and used.distribution:
-            code = "double-softmax"
-        elif (
-            used.function in _LOGITS
-            and made_by in ("relu", "relu_")
-            and not used.negative
-            and used.zeros > 0.05
-        ):
-            code = "relu-logits"
-        elif used.function in _LOGITS and made_by == "sigmoid" and used.unit:
-            code = "sigmoid-logits"
-        elif (
-            used.function == "F.binary_cross_entropy_with_logits"
-            and used.unit
-            and made_by in ("sigmoid", "softmax")
-        ):
-            code = "double-sigmoid"
-        elif (
-            used.function in ("F.nll_loss", "F.nll_loss_nd", "F.ctc_loss")
-            and not used.log_distribution
-            and (used.distribution or made_by in (*LINEAR, "relu", "softmax", "sigmoid"))
-        ):
-            code = "nll-without-log"
-        elif used.function == "F.kl_div" and used.distribution:
-            code = "kl-without-log"
-        else:
-            code = used.misfit
+        code = _misused(used)
         if code and code not in done:
             done.add(code)
             found = True
@@ -151,6 +124,67 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
     if not found:
         names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
         yield passed(f"{names}: the input has the form that is expected")
+
+
+def _misused(used: Consumed) -> str:
+    """Return the code of what is wrong with the input of one loss function, or an empty string."""
+    made_by = used.producer.kind if used.producer is not None else ""
+    if used.function in _LOGITS:
+        if used.distribution:
+            return "double-softmax"
+        if made_by in ("relu", "relu_") and not used.negative and used.zeros > 0.05:
+            return "relu-logits"
+        if made_by == "sigmoid" and used.unit:
+            return "sigmoid-logits"
+    if used.function == "F.binary_cross_entropy_with_logits" and (
+        used.unit and made_by in ("sigmoid", "softmax")
+    ):
+        return "double-sigmoid"
+    if used.function in ("F.nll_loss", "F.nll_loss_nd", "F.ctc_loss") and (
+        not used.log_distribution
+        and (used.distribution or made_by in (*LINEAR, "relu", "softmax", "sigmoid"))
+    ):
+        return "nll-without-log"
+    if used.function == "F.kl_div" and used.distribution:
+        return "kl-without-log"
+    return used.misfit
+
+
+def step_losses(subject: Subject) -> Iterator[Finding]:
+    """Watch the calls of torch's loss functions within one training step: shapes, and the form of their input."""
+    seen = step_evidence(subject)
+    if seen is None:
+        yield inconclusive("the training step raises; weights-update explains it", code="blocked")
+        return
+    if not seen.consumed:
+        yield not_applicable("the training step calls none of torch's loss functions")
+        return
+    known: set[str] = (
+        set()
+    )  # what loss-input and loss-shapes say of the declared loss is not said twice
+    if callable(subject.contract.loss):
+        declared = evidence(subject)
+        known = {_misused(used) for used in declared.consumed}
+        known |= {f"{b.op.name} {b.output} {b.target}" for b in declared.broadcasts}
+    found = False
+    for pair in seen.broadcasts:
+        if f"{pair.op.name} {pair.output} {pair.target}" in known:
+            continue
+        if pair.result not in (pair.output, pair.target):
+            found = True
+            yield explain.broadcast(subject, pair, seen)
+        elif math.prod(pair.output) > 1 and math.prod(pair.target) > 1:
+            found = True
+            yield explain.stretched(subject, pair, seen)
+    for used in seen.consumed:
+        code = _misused(used)
+        if code and code not in known:
+            known.add(code)
+            found = True
+            yield explain.wrong_input(subject, code, used)
+    if not found:
+        names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
+        yield passed(f"{names}: shapes agree, and the input has the form that is expected")
 
 
 def _samples_of(subject: Subject) -> tuple[int, ...] | None:

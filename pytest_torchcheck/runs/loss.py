@@ -194,7 +194,7 @@ class LossSight:
             leaf=loss.is_leaf and loss.requires_grad,
             connected=loss.requires_grad,
             consumed=tuple(
-                _describe(call, by_input.get(id(call.input)), self._model)
+                describe(call, by_input.get(id(call.input)), self._model)
                 for call in self.watch.calls
             ),
             broadcasts=tuple(self.watch.broadcasts),
@@ -256,7 +256,14 @@ def _gather(subject: Subject) -> LossEvidence:
 
 
 @torch.no_grad()
-def _describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module) -> Consumed:
+def describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module) -> Consumed:
+    """Describe what one loss function was given.
+
+    Args:
+        call: The call, with its live tensors.
+        grad: Gradient of the loss by its input, where that is known.
+        model: Whose parameters a linear producer multiplied with.
+    """
     values = trees.dense(call.input).float()
     made: dict[str, Any] = {
         "function": call.op.name,
