@@ -164,8 +164,10 @@ class _TensorState:
 
         torch refuses a backward whose saved tensors were written to since, by their counts of writes.
         """
+        if self.version is None:
+            return  # not counted, or a buffer without a shape yet
         kept = self.copy is not None or self.alias.numel() == 0
-        if self.version is None or not kept or _version(self.tensor) in (None, self.version):
+        if not kept or _version(self.tensor) in (None, self.version):
             return
         torch._C._autograd._unsafe_set_version_counter((self.tensor,), (self.version,))
 

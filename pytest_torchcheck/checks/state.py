@@ -177,7 +177,10 @@ def _growing(subject: Subject) -> Iterator[Finding]:
     if not grown:
         return
     place = sources.of_parameter(subject.model, grown[0])
-    yield suspicious(
+    refused = saving.refused_after_forward(subject)
+    # a module that takes such a state from a checkpoint in its own way loses nothing
+    made = violated if refused else suspicious
+    yield made(
         "state-grows",
         f"the forward adds {listed(grown)} to state_dict(), or changes their shape",
         culprits=[
@@ -185,9 +188,12 @@ def _growing(subject: Subject) -> Iterator[Finding]:
             for key in grown
         ],
         location=place or sources.of_object(type(subject.model).forward),
-        observed=f"{counted(len(grown), 'key is', 'keys are')} new or of another shape after one forward",
+        observed=f"{counted(len(grown), 'key is', 'keys are')} new or of another shape after one forward"
+        + (f"; load_state_dict: {refused[:160]}" if refused else ""),
         cause="a buffer is registered, filled or resized in forward, and is persistent",
-        because="state_dict() of the model as built and after one forward differ, so a strict load into a new one fails",
+        because="a strict load into a model as built raises after a forward, and does not before it"
+        if refused
+        else "state_dict() of the model as built and after one forward differ",
         fix="register it in __init__, or with persistent=False",
     )
 

@@ -337,7 +337,7 @@ def impure(subject: Subject, changed: list[str]) -> Finding:
         location=place.location if place else sources.of_parameter(subject.model, changed[0]),
         observed=f"{counted(len(changed), 'saved tensor')} {have(changed, 'differs')} after one forward in eval mode",
         cause="statistics or a cache are updated whatever the mode"
-        + (f" ({place.ran})" if place else ""),
+        + (f" ({place.ran})" if place and place.ran else ""),
         because=place.fact if place else "the values before and after are not bit-equal",
         fix="update only while self.training, or declare promises.MayChange(..., reason=...)",
         evidence={"buffers": list(changed)},

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ..batches import Batch
+    from ..findings import Location
     from ..probes.randomness import Draw
     from ..probes.row_indices import Unshifted
     from ..probes.spread import Spread
@@ -115,13 +116,15 @@ def writing_line(subject: Subject, name: str) -> Place | None:
         owner_name, _, leaf = name.rpartition(".")
         owner = model.get_submodule(owner_name)
         found: list[Place] = []
+        bound: list[bool] = []
 
         class Writer(Watch):
             def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
-                if found:
+                if found or bound:
                     return
-                now = getattr(owner, leaf, target)
-                if now is not target or not torch.equal(target, before):
+                if getattr(owner, leaf, target) is not target:
+                    bound.append(True)  # by a statement that ran before this operation
+                elif not torch.equal(target, before):
                     scope = self.scopes[-1].name if self.scopes else ""
                     found.append(
                         Place(
@@ -138,7 +141,14 @@ def writing_line(subject: Subject, name: str) -> Place | None:
                 eval_run(subject, subject.batch())()
         except SubjectError:
             return None
+    if bound and (line := _binding_line(subject, name)) is not None:
+        fact = f"this line puts another tensor in the place of {name}"
+        return Place(op="", location=line, module="", fact=fact)
     return found[0] if found else None
+
+
+def _binding_line(subject: Subject, name: str) -> Location | None:
+    return next((c.location for c in keeping_lines(subject) if c.name == name), None)
 
 
 def _callers(frames: Iterable[FrameType]) -> tuple[Culprit, ...]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import re
 import textwrap
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from .. import sources
+from .. import sources, trees
 from ..findings import Culprit, Finding
 from ..runs.outputs import gap, outputs_of
-from ..runs.pieces import Piece, per_sample, pieces
+from ..runs.pieces import Piece, per_sample, pieces, plain
 from ..state import seed_everything
-from ..verdicts import violated
+from ..verdicts import suspicious, violated
 from .explanation import listed
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ _SEEDED = re.compile(r"manual_seed|generator\s*=|\bseed\b|RandomState|default_rn
 def lost_by_training(subject: Subject, changed: list[Piece]) -> Finding | None:
     """Restore a model that has run in training from its checkpoint, and compare it with itself.
 
-    What has one entry per sample is reset first: a stateful model starts its sequences anew.
+    Both are evaluated, and run in training mode then. What has one entry per sample is reset first: a stateful model
+    starts its sequences anew.
 
     Raises:
         SubjectError: The model raised.
@@ -50,56 +53,146 @@ def lost_by_training(subject: Subject, changed: list[Piece]) -> Finding | None:
         return None
     names = {piece.name for piece in kept}
     trained, saved, values = _train(subject, names)
-    difference = gap(_restored(subject, saved, {}), trained)
-    if difference is None:
+    restored = _restored(subject, saved, {})
+    parted = trained.against(restored)
+    if parted is None:
         return None
-    if gap(_train(subject, names)[0], trained) is not None:
+    if trained.against(_train(subject, names)[0]) is not None:
         return None  # two equal runs differ already
     guilty = [
         piece
         for piece in kept
         if piece.name in values
-        and gap(_restored(subject, saved, {piece.name: values[piece.name]}), trained) is None
-    ] or kept
-    first = guilty[0]
+        and trained.against(_restored(subject, saved, {piece.name: values[piece.name]})) is None
+    ]
+    confirmed = bool(guilty) or trained.against(_restored(subject, saved, values)) is None
+    if not confirmed and names <= set(values):
+        return None  # what decides is none of them
+    return _unsaved(guilty or kept, parted, alone=bool(guilty), confirmed=confirmed)
+
+
+def _unsaved(guilty: list[Piece], parted: _Parted, *, alone: bool, confirmed: bool) -> Finding:
+    """Explain what training changes, what decides later runs, and what no checkpoint holds."""
+    first, names = guilty[0], listed([piece.name for piece in guilty])
     place = first.location
     line = f" on line {place.line}" if place else ""
-    alone = len(guilty) < len(kept) or len(kept) == 1
-    return violated(
+    # another rate of noise after a restart may be meant; learnt values that are overwritten cannot be
+    made = suspicious if parted.mode == "training" and not parted.overwritten else violated
+    decides = (
+        f"overwrites {listed(list(parted.overwritten))} after a restart"
+        if parted.overwritten
+        else f"decides the {parted.mode}"
+    )
+    carried = f"with {first.name if alone else names} carried over too, "
+    because = carried + (
+        "the next training forward leaves them as they are"
+        if parted.overwritten
+        else "the outputs are equal"
+    )
+    if not confirmed:
+        because = "what is restored has equal parameters and buffers, and gives other outputs"
+    return made(
         "state-unsaved",
-        f"{listed([p.name for p in guilty])} changes in training and decides the evaluation, but state_dict() does not hold it",
+        f"{names} changes in training and {decides}, but state_dict() does not hold it",
         culprits=[
             Culprit(
-                kind="buffer" if p.kind == "buffer" else "tensor", name=p.name, location=p.location
+                kind="buffer" if p.kind in ("buffer", "left-out") else "tensor",
+                name=p.name,
+                location=p.location,
             )
             for p in guilty
         ],
-        observed=f"after one training forward and a restart from its checkpoint, {difference[0]} differs by {difference[1]:.3g}",
+        location=place,
+        observed=f"after one training forward and a restart from its checkpoint, {parted.path} differs by "
+        f"{parted.distance:.3g}" + (" in training mode" if parted.mode == "training" else ""),
         cause=f"{first.name} is "
         + {
             "buffer": "a buffer with persistent=False",
+            "left-out": "a buffer that an overridden state_dict() leaves out",
             "tensor": "a plain tensor, not a buffer",
             "attribute": "a plain attribute, not a buffer",
         }[first.kind],
-        because=f"with {first.name} carried over too, the outputs are equal"
-        if alone and first.name in values
-        else "what is restored has equal parameters and buffers, and gives other outputs",
-        fix=f'write self.register_buffer("{first.key}", ...){line}, and change it in place'
-        if first.kind != "buffer"
-        else f"drop persistent=False{line}",
-        evidence={"difference": difference[1], "changed": sorted(names)},
+        because=because,
+        fix={
+            "buffer": f"drop persistent=False{line}",
+            "left-out": f"begin with super().state_dict(*args, **kwargs){line}, which holds buffers too",
+        }.get(
+            first.kind,
+            f'write self.register_buffer("{first.key}", ...){line}, and change it in place',
+        ),
+        evidence={"difference": parted.distance, "changed": sorted(p.name for p in guilty)},
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parted:
+    """Where a restored model first does not do what the trained one does.
+
+    Attributes:
+        mode: ``evaluation`` or ``training``.
+        path, distance: The output that differs most, and by how much.
+        overwritten: Parameters and saved buffers that only the restored one's training forward writes to.
+    """
+
+    mode: str
+    path: str
+    distance: float
+    overwritten: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _After:
+    """What a model does next: its outputs in eval mode, in training mode then, and what that writes to."""
+
+    evaluated: Outputs
+    training: Outputs
+    written: frozenset[str]
+
+    def against(self, other: _After) -> _Parted | None:
+        """Return where the other one differs, or None."""
+        if (found := gap(other.evaluated, self.evaluated)) is not None:
+            return _Parted(mode="evaluation", path=found[0], distance=found[1])
+        if (found := gap(other.training, self.training)) is not None:
+            overwritten = tuple(sorted(other.written - self.written))
+            return _Parted(
+                mode="training", path=found[0], distance=found[1], overwritten=overwritten
+            )
+        return None
+
+
+def _after(subject: Subject, model: nn.Module) -> _After:
+    """Evaluate another batch, and run it in training mode; call it inside ``pristine``."""
+    other = _other(subject)
+    evaluated = outputs_of(subject, model, other)
+    before = {name: tensor.detach().clone() for name, tensor in _registered(model).items()}
+    model.train()
+    seed_everything(subject.seed)
+    with torch.no_grad():
+        training = trees.tensors(subject.call(model, other.clone()))
+    return _After(
+        evaluated=evaluated,
+        training={path: trees.dense(tensor).clone() for path, tensor in training.items()},
+        written=frozenset(
+            name
+            for name, tensor in _registered(model).items()
+            if name in before and not trees.same(before[name], tensor)
+        ),
+    )
+
+
+def _registered(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _train(
     subject: Subject, names: set[str]
-) -> tuple[Outputs, dict[str, Any], dict[str, tuple[nn.Module, str, Any]]]:
-    """Run one training forward, then an evaluation of another batch.
+) -> tuple[_After, dict[str, Any], dict[str, tuple[nn.Module, str, Any]]]:
+    """Run one training forward, then what :func:`_after` does.
 
     Returns:
-        The outputs, the state dict, and the values of direct attributes by name.
+        What came of it, the state dict before it, and the values of direct attributes and of buffers by name.
     """
-    with subject.pristine() as model:
+    with subject.pristine(steps=True) as model:
         before = {id(m): dict(vars(m)) for m in model.modules()}
         model.train()
         seed_everything(subject.seed)
@@ -112,18 +205,17 @@ def _train(
         values: dict[str, tuple[nn.Module, str, Any]] = {}
         for prefix, module in model.named_modules():
             old = before.get(id(module), {})
-            for key, value in list(vars(module).items()):
+            for key, value in [*vars(module).items(), *module._buffers.items()]:
                 name = f"{prefix}.{key}" if prefix else key
                 if name in names:
-                    values[name] = (module, key, value)
-                elif key in _REGISTRIES:
+                    values[name] = (module, key, _copy(value))
+                elif key in _REGISTRIES or key in module._buffers:
                     continue
                 elif key not in old:
                     del vars(module)[key]
                 elif old[key] is not value:
                     vars(module)[key] = old[key]
-        outputs = outputs_of(subject, model, _other(subject))
-        return outputs, saved, values
+        return _after(subject, model), saved, values
 
 
 def _other(subject: Subject) -> Batch:
@@ -138,15 +230,27 @@ def _other(subject: Subject) -> Batch:
 _REGISTRIES = {"_parameters", "_buffers", "_modules", "training"}
 
 
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return copy.deepcopy(value) if plain(value) is not None else value
+
+
 def _restored(
     subject: Subject, saved: dict[str, Any], carried: dict[str, tuple[nn.Module, str, Any]]
-) -> Outputs:
-    """Load a state dict into the pristine model, carry some attributes over, and evaluate another batch."""
+) -> _After:
+    """Load a state dict into the pristine model, carry some values over, and do what :func:`_after` does."""
     with subject.pristine(steps=True) as model:
         model.load_state_dict(saved, strict=False)
         for module, key, value in carried.values():
-            vars(module)[key] = value
-        return outputs_of(subject, model, _other(subject))
+            held = module._buffers.get(key)
+            if held is not None and isinstance(value, torch.Tensor) and held.shape == value.shape:
+                held.data.copy_(value)
+            elif key in module._buffers:
+                module._buffers[key] = value
+            else:
+                vars(module)[key] = value
+        return _after(subject, model)
 
 
 def drawn_anew(subject: Subject, expected: Outputs) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from .. import sources, trees
 from ..probes.holdings import holdings
+from ..state import is_lazy
 
 if TYPE_CHECKING:
     from ..findings import Location
@@ -22,10 +23,12 @@ class Piece:
 
     Attributes:
         name: Qualified name, such as ``head.mean``.
-        kind: ``buffer`` (not persistent), ``tensor`` or ``attribute`` (numbers, texts, lists of them).
+        kind: ``buffer`` (not persistent), ``left-out`` (a buffer that an overridden ``state_dict`` does not return),
+            ``tensor`` or ``attribute`` (numbers, texts, lists of them).
         owner: The module that holds it.
         key: The attribute of the owner.
         value: A copy of the tensor, or the text of a plain value.
+        saver: The function that leaves it out, where one does.
     """
 
     name: str
@@ -33,10 +36,13 @@ class Piece:
     owner: nn.Module
     key: str
     value: torch.Tensor | str
+    saver: Location | None = None
 
     @property
     def location(self) -> Location | None:
-        """The line that makes it."""
+        """The line that makes it; of what is left out, the function that does so."""
+        if self.kind == "left-out":
+            return self.saver
         if self.kind == "buffer":
             patterns = (
                 rf"register_buffer\(\s*[\"']{re.escape(self.key)}[\"']",
@@ -50,7 +56,7 @@ class Piece:
 
 def pieces(model: nn.Module) -> dict[str, Piece]:
     """Take a picture of everything outside of the state dict that could be state."""
-    found: dict[str, Piece] = {}
+    found = _left_out(model)
     for prefix, owner in model.named_modules():
         if isinstance(owner, torch.jit.ScriptModule):
             continue
@@ -61,7 +67,7 @@ def pieces(model: nn.Module) -> dict[str, Piece]:
                 copy = buffer.detach().clone()
                 found[name] = Piece(name=name, kind="buffer", owner=owner, key=key, value=copy)
         for key, value in vars(owner).items():
-            if key != "training" and not key.startswith("_") and (text := plain(value)) is not None:
+            if key not in _OWN and (text := plain(value)) is not None:
                 name = f"{prefix}.{key}" if prefix else key
                 found[name] = Piece(name=name, kind="attribute", owner=owner, key=key, value=text)
     for held in holdings(model):
@@ -71,6 +77,36 @@ def pieces(model: nn.Module) -> dict[str, Piece]:
                 name=held.path, kind="tensor", owner=held.owner, key=held.name, value=copy
             )
     return found
+
+
+def _left_out(model: nn.Module) -> dict[str, Piece]:
+    """Return the buffers that are registered to be saved, and that a ``state_dict`` of the user's does not return."""
+    savers = [
+        (name, place)
+        for name, m in model.named_modules()
+        for how in ("state_dict", "_save_to_state_dict")
+        if getattr(type(m), how) is not getattr(nn.Module, how)
+        and (place := sources.of_user_object(getattr(type(m), how))) is not None
+    ]
+    if not savers:
+        return {}
+    saved = set(model.state_dict(keep_vars=True))
+    found: dict[str, Piece] = {}
+    for prefix, owner in model.named_modules():
+        for key, buffer in owner._buffers.items():
+            name = f"{prefix}.{key}" if prefix else key
+            if buffer is None or name in saved or key in owner._non_persistent_buffers_set:
+                continue
+            saver = next((place for at, place in savers if not at or prefix.startswith(at)), None)
+            if saver is not None and not is_lazy(buffer):
+                copy = buffer.detach().clone()
+                found[name] = Piece(
+                    name=name, kind="left-out", owner=owner, key=key, value=copy, saver=saver
+                )
+    return found
+
+
+_OWN = frozenset(vars(nn.Module()))
 
 
 def plain(value: Any) -> str | None:

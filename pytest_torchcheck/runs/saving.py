@@ -17,7 +17,7 @@ from .. import sources, trees
 from ..facts import forward_facts
 from ..printable import message_of
 from ..probes.holdings import Holding, holdings
-from ..state import is_lazy
+from ..state import is_lazy, isolated, seed_everything
 from .pieces import plain
 
 if TYPE_CHECKING:
@@ -33,6 +33,35 @@ SAVE_BYTES = 64 * 2**20
 def grown_keys(subject: Subject) -> list[str]:
     """Return the keys of ``state_dict()`` that one forward adds or reshapes."""
     return list(forward_facts(subject).grown)
+
+
+def refused_after_forward(subject: Subject) -> str:
+    """Load the state after one evaluation strictly into a model as built, a new one where there is a factory.
+
+    Returns:
+        What the load says of the keys or shapes that do not fit, on one line; empty where it is taken, or where the
+        state before the evaluation is refused too.
+    """
+    with subject.pristine() as model:
+        before = _each(model.state_dict(), _cloned)
+        model.eval()
+        seed_everything(subject.seed)
+        with torch.no_grad():
+            subject.call(model, subject.batch().clone())
+        after = _each(model.state_dict(), _cloned)
+    with subject.pristine(steps=True) as model:
+        if subject.contract.is_factory:
+            with isolated():
+                model = subject.build()
+        said = []
+        for state in (before, after):
+            try:
+                model.load_state_dict(state, strict=True)
+            except RuntimeError as error:
+                said.append(" ".join(message_of(error).split()).partition(": ")[2])
+            else:
+                said.append("")
+    return "" if said[0] else said[1]
 
 
 def perturb(tensors: Iterable[torch.Tensor]) -> int:

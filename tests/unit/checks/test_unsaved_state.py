@@ -1,0 +1,273 @@
+"""What training leaves outside of the state dict: flags, statistics, tables that grow, and what sound models keep there."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from pytest_torchcheck import Contract
+
+X, Y = torch.randn(12, 6, generator=torch.Generator().manual_seed(3)) * 3 + 1, torch.arange(12) % 3
+
+
+def told(model, check="state-dict-roundtrip", **declared):
+    """Return the violated and suspicious findings of a check, the first of each code."""
+    batch = declared.pop("batch", ((X,), Y))
+    made = Contract(model=model, batch=batch, loss=F.cross_entropy, **declared)
+    found = made.check(checks=[check]).findings
+    return {f.code: f for f in found if f.status in ("violated", "suspicious", "error")}
+
+
+class Whitening(nn.Module):
+    """Shifts and scales by what its first batch was like; a flag says whether it has seen one."""
+
+    def __init__(self, dim, *, kept=False, private=False, anywhere=False):
+        super().__init__()
+        self.shift, self.size = nn.Parameter(torch.zeros(dim)), nn.Parameter(torch.ones(dim))
+        self.kept, self.anywhere = kept, anywhere
+        self.name = "_seen" if private else "seen"
+        if kept:
+            self.register_buffer(self.name, torch.tensor(False))
+        else:
+            setattr(self, self.name, False)
+
+    def forward(self, x):
+        if not getattr(self, self.name) and (self.training or self.anywhere):
+            with torch.no_grad():
+                self.shift.copy_(-x.mean(0))
+                self.size.copy_(1 / (x.std(0) + 1e-3))
+            if self.kept:
+                self.get_buffer(self.name).fill_(True)
+            else:
+                setattr(self, self.name, True)
+        return (x + self.shift) * self.size
+
+
+class Flow(nn.Module):
+    def __init__(self, **how):
+        super().__init__()
+        self.white, self.head = Whitening(6, **how), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.white(x))
+
+
+@pytest.mark.parametrize("how", [{}, {"private": True}, {"anywhere": True}], ids=str)
+def test_a_flag_of_a_first_batch_that_is_not_saved(how):
+    found = told(lambda: Flow(**how))
+    finding = found["state-unsaved"]
+    assert finding.status == "violated"
+    assert finding.culprits[0].name == ("white._seen" if how.get("private") else "white.seen")
+
+
+def test_a_flag_of_a_first_batch_that_is_a_buffer():
+    assert not told(lambda: Flow(kept=True))
+
+
+class WeightsOnly(nn.Module):
+    """Saves its parameters alone."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.head = norm, nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(x))
+
+    def state_dict(self, *args, **kwargs):
+        return {name: p.detach() for name, p in self.named_parameters()}
+
+    def load_state_dict(self, state, strict=True, assign=False):
+        return super().load_state_dict(state, strict=False)
+
+
+def test_a_state_dict_of_parameters_loses_statistics():
+    finding = told(lambda: WeightsOnly(nn.BatchNorm1d(6)))["state-unsaved"]
+    assert finding.status == "violated"
+    assert {"norm.running_mean", "norm.running_var"} <= {c.name for c in finding.culprits}
+
+
+def test_a_state_dict_of_parameters_of_a_model_without_statistics():
+    assert not told(lambda: WeightsOnly(nn.LayerNorm(6)))
+
+
+class Adapter(nn.Module):
+    """Saves what it trains, beside a frozen base that is the same for all."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(6, 6)
+        with torch.no_grad():
+            self.base.weight.copy_(torch.eye(6))
+            self.base.bias.zero_()
+        self.base.requires_grad_(False)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.base(x))
+
+    def state_dict(self, *args, **kwargs):
+        return {k: v for k, v in super().state_dict(*args, **kwargs).items() if "base" not in k}
+
+    def load_state_dict(self, state, strict=True, assign=False):
+        return super().load_state_dict(state, strict=False)
+
+
+class Rotary(nn.Module):
+    """A table that is built when it is first needed, and a mask that is not saved."""
+
+    def __init__(self, *, lazy=True):
+        super().__init__()
+        self.mix = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
+        self._table = None
+        self.lazy = lazy
+        self.register_buffer("mask", torch.tril(torch.ones(6, 6)), persistent=False)
+        self.register_buffer("place", torch.arange(6.0).cos(), persistent=False)
+
+    def forward(self, x):
+        if self._table is None or not self.lazy:
+            self._table = torch.arange(6.0).sin().to(x)
+        return self.head(self.mix(x) @ self.mask + self._table * self.place)
+
+
+class Averaged(nn.Module):
+    """Keeps an average of its weights in a copy that is registered."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 3)
+        self.slow = copy.deepcopy(self.net).requires_grad_(False)
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                for slow, fast in zip(self.slow.parameters(), self.net.parameters(), strict=True):
+                    slow.lerp_(fast, 0.1)
+            return self.net(x)
+        return self.slow(x)
+
+
+class Counting(nn.Module):
+    """Counts its calls, for a log."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.calls, self.last = nn.Linear(6, 3), 0, None
+
+    def forward(self, x):
+        self.calls += 1
+        out = self.head(x)
+        self.last = out.detach()
+        return out
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.down.weight = self.up.weight
+
+    def forward(self, x):
+        return self.head(self.down(self.up(x).tanh()))
+
+
+class Annealed(nn.Module):
+    """Its noise falls with the number of steps, which a buffer counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+        self.register_buffer("step", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        if self.training:
+            self.step += 1
+            x = x + torch.randn_like(x) / self.step
+        return self.head(x)
+
+
+SOUND = {
+    "an adapter": Adapter,
+    "a table built late": Rotary,
+    "a table built in each call": lambda: Rotary(lazy=False),
+    "a registered average": Averaged,
+    "a counter": Counting,
+    "tied weights": Tied,
+    "a counted buffer": Annealed,
+    "statistics": lambda: nn.Sequential(nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 3)),
+    "statistics of the batch": lambda: nn.Sequential(
+        nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3)
+    ),
+    "dropout": lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
+    "a spectral norm": lambda: nn.Sequential(
+        parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 3)
+    ),
+    "a weight norm": lambda: nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(6, 8)), nn.Linear(8, 3)
+    ),
+    "lazy layers": lambda: nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(3)),
+}
+
+
+@pytest.mark.parametrize("make", SOUND.values(), ids=SOUND)
+def test_sound_models_lose_nothing(make):
+    assert not told(make)
+    assert not told(make())
+
+
+class Table(nn.Module):
+    """A table of positions that is made longer when a longer input comes."""
+
+    def __init__(self, *, persistent, length=2):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+        self.persistent = persistent
+        self.stretch(length)
+
+    def stretch(self, length):
+        self.register_buffer("table", torch.arange(length).cos(), persistent=self.persistent)
+
+    def forward(self, x):
+        if len(self.table) < x.shape[1]:
+            self.stretch(x.shape[1])
+        return self.head(x + self.table[: x.shape[1]])
+
+
+@pytest.mark.parametrize("factory", [True, False])
+def test_a_saved_table_that_a_forward_makes_longer(factory):
+    make = lambda: Table(persistent=True)  # noqa: E731
+    found = told(make if factory else make())
+    finding = found["state-grows"]
+    assert finding.status == "violated"
+    assert finding.culprits[0].name == "table"
+    assert "register_buffer" in finding.location.text
+
+
+def test_tables_that_fit_are_sound():
+    assert not told(lambda: Table(persistent=False))
+    assert not told(lambda: Table(persistent=True, length=6))
+
+
+class Accepting(Table):
+    """Takes a table of any length from a checkpoint."""
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        if (saved := state.get(f"{prefix}table")) is not None:
+            self.stretch(len(saved))
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+def test_a_table_that_loads_at_any_length_is_at_most_suspicious():
+    found = told(lambda: Accepting(persistent=True))
+    assert all(f.status == "suspicious" for f in found.values())
+
+
+def test_a_write_in_evaluation_is_placed_where_the_buffer_is_replaced():
+    finding = told(lambda: Table(persistent=True), "eval-purity")["eval-writes"]
+    assert "register_buffer" in finding.location.text
