@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcheck import promises, sources
 from pytest_torchcheck.data.explaining.declared_lines import made_in_file
 from pytest_torchcheck.findings import Culprit, Finding
+from pytest_torchcheck.loop.carried_graphs import growing_graph, where_graph_is_carried
 from pytest_torchcheck.loop.recorder import record, trace_of
-from pytest_torchcheck.loop.replay import growing_graph, where_graph_is_carried
 from pytest_torchcheck.loop.traces.clipping import clipping_of
 from pytest_torchcheck.loop.traces.copied_onto_itself import copying_findings
 from pytest_torchcheck.loop.traces.modes import mode_findings
-from pytest_torchcheck.loop.traces.protocol import at, protocol_findings
+from pytest_torchcheck.loop.traces.protocol import protocol_findings
 from pytest_torchcheck.loop.traces.rate_groups import left_behind
 from pytest_torchcheck.loop.traces.rates import (
     first_rates,
@@ -23,6 +23,7 @@ from pytest_torchcheck.loop.traces.rates import (
 )
 from pytest_torchcheck.loop.traces.rates_ahead import ahead_findings
 from pytest_torchcheck.loop.traces.two_points import two_point_findings
+from pytest_torchcheck.loop.traces.wording import at
 
 from ..codes import training as explain
 from ..runs.steps import trajectory

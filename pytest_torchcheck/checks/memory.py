@@ -9,7 +9,11 @@ import torch
 
 from pytest_torchcheck.facts import forward_facts
 from pytest_torchcheck.findings import Culprit, Finding
-from pytest_torchcheck.loop.replay import given_with_graph, growing_graph, where_graph_is_carried
+from pytest_torchcheck.loop.carried_graphs import (
+    given_with_graph,
+    growing_graph,
+    where_graph_is_carried,
+)
 from pytest_torchcheck.measure.budget import (
     LargestBatch,
     describe_failure,

@@ -25,7 +25,7 @@ elsewhere = Each("data.explaining.samples:elsewhere")
 empty = One("data.explaining.samples:empty", "dataset-empty", doubtful=True)
 identical = One("data.explaining.samples:identical", "samples-identical")
 inconsistent = Each(
-    "data.explaining.samples:inconsistent", "batch-not-collatable samples-do-not-stack"
+    "data.explaining.unlike_samples:inconsistent", "batch-not-collatable samples-do-not-stack"
 )
 not_finite = Each("data.explaining.samples:not_finite", "sample-nan", doubtful=True)
 not_repeatable = One(

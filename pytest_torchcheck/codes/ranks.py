@@ -13,24 +13,24 @@ consistency = Each(
     "not-broadcast rank-dependent-init same-noise tie-split unseeded-init",
     doubtful=True,
 )
-culprits = Explainer[list[Culprit]]("ranks.explain:_culprits")
-differing = Explainer[list[str]]("ranks.explain:differing")
+culprits = Explainer[list[Culprit]]("ranks.differences:_culprits")
+differing = Explainer[list[str]]("ranks.differences:differing")
 gradients = Each(
     "ranks.explain:gradients",
     "accumulation-differs batch-coupled gradients-differ late-parameter loss-coupled loss-sum",
     doubtful=True,
 )
-line = Explainer[Location | None]("ranks.explain:_line")
-listed = Explainer[str]("ranks.explain:_listed")
+line = Explainer[Location | None]("ranks.differences:_line")
+listed = Explainer[str]("ranks.differences:_listed")
 message_of = Explainer[str]("ranks.explain:message_of")
 parameters_differ = One("ranks.explain:parameters_differ", "parameters-differ")
 root_of = Explainer[str | None]("ranks.explain:root_of")
 steps = Each(
-    "ranks.explain:steps",
+    "ranks.explain_steps:steps",
     "buffer-drift gradient-sum late-parameter loss-sum parameters-differ step-differs tie-split",
 )
 stopped_at = Explainer[str]("ranks.explain:stopped_at")
-tie_split = One("ranks.explain:tie_split", "tie-split")
+tie_split = One("ranks.differences:tie_split", "tie-split")
 unused = One("ranks.explain:unused", "unused-parameter")
 
 hung = One("ranks.explain_data:hung", "rank-raised uneven-batches wrapper-hides-attribute")

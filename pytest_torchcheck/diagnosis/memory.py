@@ -23,7 +23,7 @@ from .memory_causes import advice, find_causes, general_cause, tensor_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pytest_torchcheck.loop.replay import Carried
+    from pytest_torchcheck.loop.carried_graphs import Carried
     from pytest_torchcheck.measure.budget import LargestBatch, OutOfMemory
     from pytest_torchcheck.measure.growth import Growth
     from pytest_torchcheck.measure.steps import Tracked

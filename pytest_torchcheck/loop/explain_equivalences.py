@@ -9,7 +9,7 @@ from pytest_torchcheck.diagnosis.explanation import counted
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
 from ..verdicts import suspicious, violated
-from .traces.protocol import at, call, few
+from .traces.wording import at, call, few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import trees
-from pytest_torchcheck.data.contents import Contents, Held
-from pytest_torchcheck.data.describing import describe_leaf
+from pytest_torchcheck.data.contents import Contents
 from pytest_torchcheck.data.generators import generator_state, is_generator, set_generator_state
 from pytest_torchcheck.state import ModuleState, seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError, clear_gradients, schedulers_of
@@ -27,26 +26,13 @@ from ..runs.steps import checksums, trajectory
 from .checkpoints import CHECKPOINT, copied, pieces_of
 from .closures import ClosureState
 from .patches import listening
+from .unsaved import Missing, plain_values, unsaved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.findings import Location
 
 STEPS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
-    """A value that the run changes and the checkpoint does not hold.
-
-    Attributes:
-        path: ``model.ema``, ``optimizer.moments``.
-        location: The line that makes it.
-    """
-
-    path: str
-    location: Location | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,13 +242,13 @@ def _through(subject: Subject) -> _Through:
         try:
             model.train()
             seed_everything(subject.seed)
-            before = _plain(model)
+            before = plain_values(model)
             made = subject.make_optimizer(model)
             pieces = pieces_of(made)
-            plain = {name: _plain(thing) for name, thing in pieces.items()}
+            plain = {name: plain_values(thing) for name, thing in pieces.items()}
             held = ClosureState(contract.train_step, without=(model, *pieces.values()))
             savable = held.savable()
-            inner = {name: _plain(thing) for name, thing in savable.items()}
+            inner = {name: plain_values(thing) for name, thing in savable.items()}
             with _noting_steps() as stepped:
                 _run(subject, model, made, 0, STEPS)
             own = tuple(
@@ -273,13 +259,13 @@ def _through(subject: Subject) -> _Through:
             states = {"model": copy.deepcopy(model.state_dict())}
             states |= {name: _state(thing) for name, thing in {**pieces, **savable}.items()}
             middle = ClosureState(contract.train_step, without=(model, *pieces.values()))
-            missing = _unsaved("model", model, before, set(states["model"]))
+            missing = unsaved("model", model, before, set(states["model"]))
             for name, thing in pieces.items():
-                missing += _unsaved(name, thing, plain[name], set())
+                missing += unsaved(name, thing, plain[name], set())
             for name, thing in savable.items():
                 if isinstance(states[name], dict):
                     kept = {*states[name], *(f"_{key}" for key in states[name])}
-                    missing += _unsaved(name, thing, inner[name], kept)
+                    missing += unsaved(name, thing, inner[name], kept)
             with kept_module(model):
                 evaluated = _evaluate(subject, model)
             _run(subject, model, made, STEPS, STEPS)
@@ -369,36 +355,3 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
         return 0.0
     distance = (a.double() - b.double()).abs().nan_to_num(0.0)
     return float(distance.max()) or (0.0 if torch.equal(a.isnan(), b.isnan()) else float("inf"))
-
-
-Plain = dict[str, tuple[Any, Held | None]]
-
-
-def _plain(thing: Any) -> Plain:
-    """Return the values that an object holds outside of its ``state_dict``, by path, as digests."""
-    found: Plain = {}
-    contents = Contents(thing)
-    for held in contents.arrays:
-        found[held.path] = (describe_leaf("", held.value).digest, held)
-    for owner in contents.objects:
-        for name, value in vars(owner.value).items():
-            if isinstance(value, bool | int | float | str) and not name.startswith("_"):
-                path = f"{owner.path}.{name}" if owner.path else name
-                one = Held(
-                    path=path, kind="attribute", value=value, owner=owner.value, attribute=name
-                )
-                found[path] = (value, one)
-    return found
-
-
-def _unsaved(name: str, thing: Any, before: Plain, saved: set[str]) -> tuple[Missing, ...]:
-    """Return what an object holds, has changed, and does not save."""
-    found = []
-    for path, (value, held) in _plain(thing).items():
-        if path in saved or held is None or path.rpartition(".")[2] in ("training", "last_epoch"):
-            continue
-        if name != "model" and path.startswith(("state", "param_groups", "base_lrs", "optimizer")):
-            continue
-        if before.get(path, (None, None))[0] != value and not isinstance(held.value, nn.Parameter):
-            found.append(Missing(path=f"{name}.{path}", location=held.location))
-    return tuple(found)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
-import json
 import os
 import pickle
 import signal
@@ -22,18 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.parallel import DistributedDataParallel
 
 from pytest_torchcheck import accelerator, sources, trees
-from pytest_torchcheck.state import is_lazy, seed_everything
-from pytest_torchcheck.subject import default_optimizer, own_loss
+from pytest_torchcheck.state import seed_everything
 
-from ..callables import loss_of
 from ..printable import message_of
 from . import checkpoint, epochs, sharding, statistics
 from .comparing import (
     Gradients,
-    _cast,
     _close,
     _compare,
     _coupled,
@@ -45,13 +40,13 @@ from .comparing import (
     _output_digest,
     _plain_digests,
     _quiet,
-    _sample_mean,
     _seen,
     _still_norms,
     _worst,
     ties,
 )
-from .sending import Program, load
+from .rank import Rank, write
+from .sending import load
 
 if TYPE_CHECKING:
     from pytest_torchcheck.batches import Batch
@@ -77,37 +72,14 @@ def main(folder: str) -> None:
             "location": sources.of_error(error),
             "traceback": "".join(traceback.format_exception(error)),
         }
-        _write(place / f"error{rank}.pkl", pickle.dumps(raised))
+        write(place / f"error{rank}.pkl", pickle.dumps(raised))
         sys.stdout.flush()
         os._exit(1)  # a group whose other rank waits must not be torn down in order
     os._exit(0)
 
 
-def _write(path: Path, data: bytes) -> None:
-    part = path.with_suffix(".part")
-    part.write_bytes(data)
-    os.replace(part, path)
-
-
-class _Rank:
-    def __init__(self, folder: Path, rank: int, world: int) -> None:
-        self.folder, self.rank, self.world = folder, rank, world
-        self.stage, self.step = "start", 0.0
-        self.program: Program
-        self.dtype: torch.dtype | None = torch.float64
-        self.single: dict[str, Any] = {}
-        self.reference: Gradients = {}
-        self.micro: Gradients = {}
-
+class _Rank(Rank):
     # -- running --------------------------------------------------------------------------------
-
-    def enter(self, stage: str) -> None:
-        self.stage = stage
-        data = {"stage": stage, "step": self.step, "time": time.time()}
-        _write(self.folder / f"progress{self.rank}.json", json.dumps(data).encode())
-
-    def leave(self, **found: Any) -> None:
-        _write(self.folder / f"result-{self.stage}-{self.rank}.pkl", pickle.dumps(found))
 
     def run(self) -> None:
         torch.set_num_threads(1)
@@ -127,7 +99,7 @@ class _Rank:
         if program.train_step is not None and self.rank == 0:
             self._alone()
         self.enter("join")
-        self._join(self.rank, self.world, "all")
+        self.join(self.rank, self.world, "all")
         if program.is_factory:
             self.enter("init")
             self._init()
@@ -158,64 +130,7 @@ class _Rank:
         self.enter("end")
         dist.barrier()
 
-    def _join(self, rank: int, world: int, name: str) -> None:
-        backend = "nccl" if self.program.device == "cuda" else "gloo"
-        store = dist.FileStore(str(self.folder / f"store-{name}"), world)  # type: ignore[attr-defined]
-        device = torch.device("cuda", self.rank) if backend == "nccl" else None
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, device_id=device)
-
     # -- building -------------------------------------------------------------------------------
-
-    def build(
-        self, seed: int | None = None, *, double: bool = True, synchronised: bool = False
-    ) -> nn.Module:
-        """Build the model in training mode.
-
-        Args:
-            seed: In force while building.
-            double: Whether to convert to float64.
-            synchronised: Whether synchronised normalisations stay what they are on a CPU, where the wrapper
-                refuses them; everywhere else they use their running statistics, as plain ones do.
-        """
-        program = self.program
-        if program.is_factory:
-            seed_everything(program.seed if seed is None else seed)
-            model = program.model()
-        else:  # a copy of its own each time
-            model = load((self.folder / "program.pkl").read_bytes()).model
-        model = model.to(program.device)
-        if program.device == "cpu" and not synchronised:
-            model = statistics.plain(model)
-        if any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
-            with torch.no_grad():
-                batch = program.full.clone()
-                model(*batch.args, **batch.kwargs)
-        if double and self.dtype is not None:
-            model = _cast(model, self.dtype)
-        return model.train()  # type: ignore[no-any-return]
-
-    def batch(self, batch: Batch, *, double: bool = True) -> Batch:
-        moved = batch.to(device=self.program.device, dtype=self.dtype if double else None)
-        return moved.clone()
-
-    def wrap(self, model: nn.Module, *, unused: bool) -> nn.Module:
-        return DistributedDataParallel(model, find_unused_parameters=unused)
-
-    def loss(self, output: Any, batch: Batch) -> torch.Tensor:
-        loss = self.program.loss
-        if loss is None:
-            return _sample_mean(output, self.program.seed)
-        if loss == "output":
-            return own_loss(output)
-        value: torch.Tensor = loss_of(loss, output, batch.targets)
-        return value
-
-    def once(self, model: nn.Module, batch: Batch, scale: float = 1.0) -> Any:
-        seed_everything(self.program.seed)
-        batch = self.batch(batch)
-        output = model(*batch.args, **batch.kwargs)
-        (self.loss(output, batch) * scale).backward()
-        return output
 
     # -- stages ---------------------------------------------------------------------------------
 
@@ -232,15 +147,15 @@ class _Rank:
         program = self.program
         began = time.perf_counter()
         try:
-            self._gradients(program.shards[self.rank])
+            self.gradients(program.shards[self.rank])
         except Exception:  # float64 may be refused in any words; the model's own dtype is then used
             self.dtype = None
-            self._gradients(program.shards[self.rank])
+            self.gradients(program.shards[self.rank])
         dtypes: list[Any] = [None] * self.world
         dist.all_gather_object(dtypes, self.dtype is None)
         if any(dtypes):
             self.dtype = None
-        model, gradients, _ = self._gradients(program.shards[self.rank])
+        model, gradients, _ = self.gradients(program.shards[self.rank])
         self.step = time.perf_counter() - began
         missing = [n for n, p in model.named_parameters() if p.requires_grad and n not in gradients]
         everyone: list[Any] = [None] * self.world
@@ -251,41 +166,27 @@ class _Rank:
         self.leave(**found)
         return sorted({name for names in everyone for name in names})
 
-    def _gradients(
-        self, batch: Batch, *, seed: int | None = None
-    ) -> tuple[nn.Module, Gradients, Any]:
-        model = _quiet(self.build())
-        output = self.once(model, batch) if seed is None else self._once_seeded(model, batch, seed)
-        return model, _gradients_of(model), output
-
-    def _once_seeded(self, model: nn.Module, batch: Batch, seed: int) -> Any:
-        seed_everything(self.program.seed + seed)
-        batch = self.batch(batch)
-        output = model(*batch.args, **batch.kwargs)
-        self.loss(output, batch).backward()
-        return output
-
     def _reference(self) -> dict[str, Any]:
         """The full batch's gradient and the mean of the shards', in one process."""
         program = self.program
-        model, full, output = self._gradients(program.full)
-        again = self._gradients(program.full, seed=7)[1]
+        model, full, output = self.gradients(program.full)
+        again = self.gradients(program.full, seed=7)[1]
         parts, outputs = [], []
         for shard in program.shards:
-            _, gradients, part = self._gradients(shard)
+            _, gradients, part = self.gradients(shard)
             parts.append(gradients)
             outputs.append(part)
         self.reference = _mean(parts)
         self.micro = (
-            _mean([self._gradients(m)[1] for halves in program.micro for m in halves])
+            _mean([self.gradients(m)[1] for halves in program.micro for m in halves])
             if program.micro
             else {}
         )
         error, ratio, across = _compare(self.reference, full)
         uneven: dict[str, Any] = {}
         if program.uneven_full is not None:
-            means = _mean([self._gradients(part)[1] for part in program.uneven])
-            uneven["uneven"] = _compare(means, self._gradients(program.uneven_full)[1])[0]
+            means = _mean([self.gradients(part)[1] for part in program.uneven])
+            uneven["uneven"] = _compare(means, self.gradients(program.uneven_full)[1])[0]
         return uneven | {
             "noise": _compare(again, full)[0],
             "decomposes": error,
@@ -382,27 +283,11 @@ class _Rank:
             }
         )
 
-    def _step_model(self, *, unused: bool) -> tuple[nn.Module, nn.Module, Any]:
-        model = _quiet(self.build(), pinned=True)
-        wrapped = self.wrap(model, unused=unused)
-        return model, wrapped, self.optimizer(model)
-
-    def optimizer(self, model: nn.Module) -> Any:
-        made = self.program.optimizer
-        return default_optimizer(model) if made is None else made(model)
-
-    def _user_step(self, wrapped: nn.Module, optimizer: Any, batch: Batch, seed: int) -> None:
-        seed_everything(seed)
-        batch = self.batch(batch)
-        inputs: Any = batch.kwargs if batch.kwargs and not batch.args else batch.args
-        step = self.program.train_step
-        step(wrapped, optimizer, inputs, batch.targets)
-
     def _alone(self) -> None:
         """The user's step as the only rank, on everyone's batch: what the ranks together should do."""
         saved = os.environ["WORLD_SIZE"]
         os.environ["WORLD_SIZE"] = "1"
-        self._join(0, 1, "alone")
+        self.join(0, 1, "alone")
         try:
             try:
                 self.single = self._alone_step()
@@ -418,9 +303,9 @@ class _Rank:
             os.environ["WORLD_SIZE"] = saved
 
     def _alone_step(self) -> dict[str, Any]:
-        model, wrapped, optimizer = self._step_model(unused=True)
+        model, wrapped, optimizer = self.step_model(unused=True)
         with _seen(model) as seen:
-            self._user_step(wrapped, optimizer, self.program.full, self.program.seed)
+            self.user_step(wrapped, optimizer, self.program.full, self.program.seed)
         found = {"gradients": seen[0] if seen else None, "dtype": self.dtype}
         if self.program.uneven_full is not None:
             found["uneven"] = self._first_gradients(self.program.uneven_full, unused=True)
@@ -428,22 +313,22 @@ class _Rank:
 
     def _first_gradients(self, batch: Batch, *, unused: bool) -> Gradients | None:
         """What the optimizer sees in the first of the user's steps, from a fresh model."""
-        model, wrapped, optimizer = self._step_model(unused=unused)
+        model, wrapped, optimizer = self.step_model(unused=unused)
         with _seen(model) as seen:
-            self._user_step(wrapped, optimizer, batch, self.program.seed)
+            self.user_step(wrapped, optimizer, batch, self.program.seed)
         return seen[0] if seen else None
 
     def _steps(self, *, unused: bool) -> None:
         """The user's own step on every rank's shard; parameters and buffers afterwards."""
         program = self.program
-        model, wrapped, optimizer = self._step_model(unused=unused)
+        model, wrapped, optimizer = self.step_model(unused=unused)
         before = set(dict(model.named_parameters(remove_duplicate=False)))
         found: dict[str, Any] = {"steps": [], "ties": ties(model)}
         with _seen(model) as seen:
             for step in range(STEPS):
                 shard = program.shards[(self.rank + step) % self.world]
                 count = len(seen)
-                self._user_step(
+                self.user_step(
                     wrapped, optimizer, shard, program.seed + 1000 * (self.rank + 1) + step
                 )
                 taken = seen[count] if len(seen) > count else None
@@ -485,13 +370,7 @@ class _Rank:
         with watched.active():
             self.program.epochs(wrapped, optimizer)
         self.leave(passes=watched.passes, probes=watched.probes(self.program.seed))
-        self._meet("epochs")
-
-    def _meet(self, name: str) -> None:
-        """Wait for the other ranks without any collective: they may have one of their own left."""
-        (self.folder / f"met-{name}-{self.rank}").touch()
-        while not all((self.folder / f"met-{name}-{r}").exists() for r in range(self.world)):
-            time.sleep(0.05)
+        self.meet("epochs")
 
     def _unused(self) -> None:
         """Two steps with DDP's own default, which does not look for unused parameters."""

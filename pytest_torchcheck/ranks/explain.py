@@ -6,12 +6,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding, Location
-from pytest_torchcheck.loop.closures import functions_of
 
 from ..verdicts import suspicious, violated
+from .differences import (
+    TIGHT,
+    culprits_of,
+    differing,
+    in_model,
+    late_parameters,
+    line,
+    listed,
+    tie_split,
+    untied,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from pytest_torchcheck.subject import Subject
 
@@ -26,7 +36,6 @@ _DURING: Final = {
     "statistics": "with synchronised batch normalisation", "unused": "in the second step with DistributedDataParallel's defaults",
     "end": "at the end",
 }  # fmt: skip
-_TIGHT = 1e-6
 
 
 def stopped_at(outcome: Outcome) -> str:
@@ -43,40 +52,6 @@ def message_of(outcome: Outcome) -> str:
         return "the ranks wait for each other for ever"
     first = outcome.failures[0]
     return f"{first.kind}: {(first.message.splitlines() or [''])[0]:.160}"
-
-
-def differing(found: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the names whose digests are not the same on all ranks, in the first rank's order."""
-    names = dict.fromkeys(name for each in found for name in each)
-    return [name for name in names if len({each.get(name) for each in found}) > 1]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _culprits(subject: Subject, names: Sequence[str], kind: Any, detail: str) -> list[Culprit]:
-    return [
-        Culprit(
-            kind=kind,
-            name=name,
-            detail=detail,
-            location=sources.of_parameter(subject.model, name.partition("[")[0]),
-        )
-        for name in names[:8]
-    ]
-
-
-def _line(thing: Any, *patterns: str) -> Location | None:
-    """Return the first line, of a user's function or those it calls, that matches; its own otherwise."""
-    if thing is None:
-        return None
-    functions = functions_of(thing)
-    for pattern in patterns:
-        for function in functions:
-            if (found := sources.search(function, pattern)) is not None:
-                return found
-    return sources.of_object(thing)
 
 
 def _at(place: Location | None) -> str:
@@ -101,32 +76,7 @@ def broken(subject: Subject, outcome: Outcome) -> Finding:
         iter(outcome.failures), None
     )
     if first is None:
-        places = [(s.rank, s.location) for s in outcome.stuck]
-        where = "; ".join(f"rank {rank} at {_at(place)}" for rank, place in places)
-        lines = {place.line if place else 0 for _, place in places}
-        ended = outcome.ranks - len(places)
-        return violated(
-            "hang",
-            f"the ranks wait for each other for ever {during}: {where}",
-            culprits=[
-                Culprit(
-                    kind="rank",
-                    name=f"rank {rank}",
-                    detail=f"waits at {_at(place)}",
-                    location=place,
-                )
-                for rank, place in places
-            ],
-            observed=f"no rank got on for {outcome.quiet:.0f} s and all were ended; {where}",
-            cause="not all ranks reach the same collective operation in the same order",
-            because=f"the stacks stand at {len(lines)} different lines"
-            if len(lines) > 1
-            else "all stacks stand at the same line"
-            if not ended
-            else f"{ended} of {outcome.ranks} ranks had already gone on and ended",
-            fix="let every rank call the same collectives (barrier, all_reduce, backward of the wrapped model), whatever its rank or its data",
-            evidence=evidence,
-        )
+        return _hang(outcome, during, evidence)
     location = first.location
     alone = len({f.rank for f in outcome.failures if not f.follows}) < outcome.ranks
     hidden = "'DistributedDataParallel' object has no attribute" in first.message
@@ -157,6 +107,36 @@ def broken(subject: Subject, outcome: Outcome) -> Finding:
     )
 
 
+def _hang(outcome: Outcome, during: str, evidence: dict[str, Any]) -> Finding:
+    """Explain ranks that wait for each other for ever."""
+    places = [(s.rank, s.location) for s in outcome.stuck]
+    where = "; ".join(f"rank {rank} at {_at(place)}" for rank, place in places)
+    lines = {place.line if place else 0 for _, place in places}
+    ended = outcome.ranks - len(places)
+    return violated(
+        "hang",
+        f"the ranks wait for each other for ever {during}: {where}",
+        culprits=[
+            Culprit(
+                kind="rank",
+                name=f"rank {rank}",
+                detail=f"waits at {_at(place)}",
+                location=place,
+            )
+            for rank, place in places
+        ],
+        observed=f"no rank got on for {outcome.quiet:.0f} s and all were ended; {where}",
+        cause="not all ranks reach the same collective operation in the same order",
+        because=f"the stacks stand at {len(lines)} different lines"
+        if len(lines) > 1
+        else "all stacks stand at the same line"
+        if not ended
+        else f"{ended} of {outcome.ranks} ranks had already gone on and ended",
+        fix="let every rank call the same collectives (barrier, all_reduce, backward of the wrapped model), whatever its rank or its data",
+        evidence=evidence,
+    )
+
+
 def unused(subject: Subject, names: list[str], outcome: Outcome) -> Finding:
     """Name the parameters for which DistributedDataParallel waits in vain."""
     local = outcome.stages["local"]
@@ -170,14 +150,14 @@ def unused(subject: Subject, names: list[str], outcome: Outcome) -> Finding:
         else ("the ranks wait for each other for ever" if stopped else "")
     )
     by_rank = ", ".join(
-        f"rank {rank}: {_listed(sorted(found)) or 'none'}" for rank, found in enumerate(sets)
+        f"rank {rank}: {listed(sorted(found)) or 'none'}" for rank, found in enumerate(sets)
     )
     return violated(
         "unused-parameter",
-        f"{_listed(names)} {'gets' if len(names) == 1 else 'get'} no gradient"
+        f"{listed(names)} {'gets' if len(names) == 1 else 'get'} no gradient"
         + (" on some ranks only" if varies else "")
         + ", for which DistributedDataParallel waits in vain",
-        culprits=_culprits(subject, names, "parameter", "grad is None"),
+        culprits=culprits_of(subject, names, "parameter", "grad is None"),
         observed=f"without a gradient from its shard: {by_rank}"
         + (f"; the second step fails: {said}" if said else ""),
         cause="the forward takes another branch, by rank or by data, or never uses them"
@@ -199,7 +179,7 @@ def root_of(outcome: Outcome) -> str | None:
     init = outcome.stages.get("init")
     if init is None or stopped_at(outcome) != "ddp":
         return None
-    if _untied(init):
+    if untied(init):
         return "rank-consistency/tie-split"
     apart = len({tuple(sorted(each["first"])) for each in init}) > 1
     return "rank-consistency/rank-dependent-init" if apart else None
@@ -210,7 +190,7 @@ def gradients(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Find
     local, ddp = outcome.stages["local"][0], outcome.stages["ddp"]
     first, ranks = ddp[0], outcome.ranks
     if first["late"]:
-        yield _late(subject, first["late"], outcome)
+        yield late_parameters(subject, first["late"], outcome)
         return
     bound = max(exact, 10 * local["noise"])
     uneven = differing([found["gradients"] for found in ddp])
@@ -219,7 +199,7 @@ def gradients(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Find
         yield violated(
             "gradients-differ",
             f"the gradients that {ranks} ranks average are not the mean of the ranks' gradients (worst: {names[0]})",
-            culprits=_culprits(
+            culprits=culprits_of(
                 subject,
                 names,
                 "parameter",
@@ -237,15 +217,20 @@ def gradients(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Find
             "accumulation-differs",
             f"gradients accumulated under no_sync are not those of the whole shard's halves (relative error {accumulated:.3g})",
             observed=f"relative error {accumulated:.3g}, ratio {first['accumulated_ratio']:.4g}",
-            culprits=_culprits(subject, first["worst"], "parameter", "differs when accumulated"),
+            culprits=culprits_of(subject, first["worst"], "parameter", "differs when accumulated"),
             cause="the model keeps something from one backward to the next",
             because=f"one step without accumulation is right to {first['error']:.1e}",
             fix="let forward depend on its inputs and parameters only",
         )
     if local["decomposes"] <= max(bound, exact * 10):
         return
+    yield from _not_a_mean(subject, local, ranks)
+
+
+def _not_a_mean(subject: Subject, local: Mapping[str, Any], ranks: int) -> Iterator[Finding]:
+    """Explain a loss or a model whose gradient on the whole batch is not the mean over its shards."""
     coupled, ratio = local["coupled"], local["ratio"]
-    if coupled == coupled and coupled > _TIGHT:
+    if coupled == coupled and coupled > TIGHT:
         # the outputs themselves change with the batch: no bug of the loss, nor of the ranks
         yield suspicious(
             "batch-coupled",
@@ -260,9 +245,9 @@ def gradients(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Find
         return
     loss = subject.contract.loss
     where = (
-        None if loss is None or isinstance(loss, str) else _line(loss, r"\.sum\(", r"reduction\s*=")
+        None if loss is None or isinstance(loss, str) else line(loss, r"\.sum\(", r"reduction\s*=")
     )
-    if abs(ratio * ranks - 1) < _TIGHT and local["across"] < _TIGHT:
+    if abs(ratio * ranks - 1) < TIGHT and local["across"] < TIGHT:
         yield violated(
             "loss-sum",
             f"{getattr(loss, '__name__', None) or 'the loss'} is a sum over samples, so that {ranks} ranks train with 1/{ranks} "
@@ -303,8 +288,8 @@ def parameters_differ(subject: Subject, names: list[str], outcome: Outcome) -> F
     """Name the parameters that ranks disagree on after plain SGD steps."""
     return violated(
         "parameters-differ",
-        f"{_listed(names)} {'differs' if len(names) == 1 else 'differ'} between ranks after two steps",
-        culprits=_culprits(subject, names, "parameter", "not bit-equal on all ranks"),
+        f"{listed(names)} {'differs' if len(names) == 1 else 'differ'} between ranks after two steps",
+        culprits=culprits_of(subject, names, "parameter", "not bit-equal on all ranks"),
         observed=f"{len(names)} parameters differ over {outcome.ranks} ranks after two SGD steps",
         cause="the wrapper neither sent their start nor averaged their gradient",
         because="the digests of all ranks were compared after the step",
@@ -314,43 +299,9 @@ def parameters_differ(subject: Subject, names: list[str], outcome: Outcome) -> F
 
 def consistency(subject: Subject, outcome: Outcome) -> Iterator[Finding]:
     """Explain ranks that start with other models, or draw the same noise."""
-    init, ranks = outcome.stages.get("init"), outcome.ranks
-    factory = subject.contract.model if subject.contract.is_factory else None
-    if init is not None:
-        unseeded = [n for n in init[0]["first"] if init[0]["first"][n] != init[0]["second"].get(n)]
-        split = _untied(init)
-        names = [
-            n for n in differing([found["first"] for found in init]) if n not in (*unseeded, *split)
-        ]
-        if names:
-            place = _line(factory, r"[rR][aA][nN][kK]", r"manual_seed")
-            yield violated(
-                "rank-dependent-init",
-                f"{_listed(names)} {'starts' if len(names) == 1 else 'start'} with other values on each rank, from the same seed",
-                culprits=_culprits(subject, names, "parameter", "not bit-equal on all ranks"),
-                location=_in_model(subject, r"get_rank|RANK") or place,
-                observed=f"{len(names)} of {len(init[0]['first'])} tensors differ over {ranks} ranks before wrapping",
-                cause="the initialisation depends on the rank",
-                because="every rank was seeded alike, and rank 0 builds the same model twice",
-                fix="initialise from one seed on all ranks; let only data and dropout depend on the rank",
-            )
-        elif unseeded:
-            yield suspicious(
-                "unseeded-init",
-                f"{_listed(unseeded)} {'is' if len(unseeded) == 1 else 'are'} not decided by torch's seed, so that ranks start apart",
-                culprits=_culprits(
-                    subject, unseeded, "parameter", "another value at each building"
-                ),
-                observed=f"rank 0 built the model twice from one seed; {len(unseeded)} tensors differ",
-                cause="the factory draws from a source of its own",
-                because="the same seed was set before each building",
-                fix="draw from torch's generator, or seed your own one with a number from the configuration",
-            )
-    if init is not None and _untied(init):
-        yield tie_split(
-            subject, [each["ties"] for each in init], "one tensor on some ranks only, after building",
-            "the factory ties them on some ranks only", _line(factory, r"[rR][aA][nN][kK]"),
-        )  # fmt: skip
+    ranks = outcome.ranks
+    if "init" in outcome.stages:
+        yield from _built_apart(subject, outcome)
     found = outcome.stages.get("consistency")
     if found is None:
         return
@@ -361,9 +312,9 @@ def consistency(subject: Subject, outcome: Outcome) -> Iterator[Finding]:
         )
         yield violated(
             "not-broadcast",
-            f"{_listed(names) or 'state outside parameters and buffers'} differs between ranks after wrapping, and so do the outputs",
-            culprits=_culprits(subject, names, "tensor", "not sent by the wrapper"),
-            observed=f"{_listed(apart)} of the same batch in eval mode differs between {ranks} ranks",
+            f"{listed(names) or 'state outside parameters and buffers'} differs between ranks after wrapping, and so do the outputs",
+            culprits=culprits_of(subject, names, "tensor", "not sent by the wrapper"),
+            observed=f"{listed(apart)} of the same batch in eval mode differs between {ranks} ranks",
             cause="DistributedDataParallel sends parameters and buffers of rank 0; this is neither",
             because="all ranks ran the same batch with the same seed, having built the model with seeds of their own",
             fix=f"register_buffer({names[0].rpartition('.')[2]!r}, ...) in place of a plain attribute"
@@ -377,8 +328,8 @@ def consistency(subject: Subject, outcome: Outcome) -> Iterator[Finding]:
             yield violated(
                 "same-noise",
                 f"{name} drops the same elements on every rank and in every step",
-                culprits=_culprits(subject, [name], "module", "the same noise on every rank"),
-                location=_in_model(subject, r"manual_seed|fork_rng|set_rng_state|set_state"),
+                culprits=culprits_of(subject, [name], "module", "the same noise on every rank"),
+                location=in_model(subject, r"manual_seed|fork_rng|set_rng_state|set_state"),
                 observed=f"training outputs of one batch are bit-equal on {ranks} ranks whose seeds differ",
                 cause="the forward sets the random state itself",
                 because=f"rank 0 with two seeds gives {'equal' if drawn[0][0] == drawn[0][1] else 'different'} outputs",
@@ -386,210 +337,39 @@ def consistency(subject: Subject, outcome: Outcome) -> Iterator[Finding]:
             )
 
 
-def _in_model(subject: Subject, pattern: str) -> Location | None:
-    for module in subject.model.modules():
-        place = sources.of_object(type(module))
-        own = place is not None and sources.rank(place.file) == 2
-        if own and (found := sources.search(type(module), pattern)) is not None:
-            return found
-    return None
-
-
-def steps(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]:
-    """Explain ranks that part company in the user's own training step."""
-    found = outcome.stages["steps"]
-    step = subject.contract.train_step
-    late = sorted({name for each in found for name in each["late"]})
-    if late:
-        told = "ddp" in outcome.stages and bool(outcome.stages["ddp"][0]["late"])
-        finding = _late(subject, late, outcome)
-        yield finding.replace(root="ddp-equivalence/late-parameter") if told else finding
-    if any(set(each["ties"]) - set(each["tied"]) for each in found):
-        yield tie_split(
-            subject, [each[key] for each in found for key in ("ties", "tied")],
-            "one tensor before the train step and two after it",
-            "the step puts another tensor in the place of one of them",
-            _line(step, r"assign\s*=\s*True", r"nn\.Parameter\(", r"\.weight\s*="),
-        )  # fmt: skip
-        return  # what is split also trains apart
-    for index in range(len(found[0]["steps"])):
-        rows = [each["steps"][index] for each in found]
-        names = [n for n in differing([row["parameters"] for row in rows]) if n not in late]
-        if names:
-            yield _apart(subject, names, rows, index)
-            break
-    else:
-        if late:
-            return  # what is never averaged changes the gradient too
-        yield from _factor(subject, outcome, exact)
-    norms = set(found[0]["norms"])
-    drifting = [
-        name
-        for name in differing([each["steps"][-1]["buffers"] for each in found])
-        if name not in norms and not subject.is_promised("MayChange", name)
+def _built_apart(subject: Subject, outcome: Outcome) -> Iterator[Finding]:
+    """Explain factories that do not build the same model on every rank."""
+    init, ranks = outcome.stages["init"], outcome.ranks
+    factory = subject.contract.model if subject.contract.is_factory else None
+    unseeded = [n for n in init[0]["first"] if init[0]["first"][n] != init[0]["second"].get(n)]
+    split = untied(init)
+    names = [
+        n for n in differing([found["first"] for found in init]) if n not in (*unseeded, *split)
     ]
-    if drifting:
+    if names:
+        place = line(factory, r"[rR][aA][nN][kK]", r"manual_seed")
         yield violated(
-            "buffer-drift",
-            f"{_listed(drifting)} {'holds' if len(drifting) == 1 else 'hold'} other values on each rank after {len(found[0]['steps'])} steps",
-            culprits=_culprits(subject, drifting, "buffer", "not bit-equal on all ranks"),
-            location=_in_model(subject, rf"self\.{drifting[0].rpartition('.')[2]}\b.*(\w_\(|[-+*/]?=[^=])(?!.*register)")
-            or _line(step, rf"\b{drifting[0].rpartition('.')[2]}\b"),
-            observed=f"{len(drifting)} buffers differ over {outcome.ranks} ranks",
-            cause="each rank updates it from its own shard; rank 0's then overwrites the others, whose data is lost",
-            because="the digests of all ranks were compared after the step; batch normalisation is not counted",
-            fix="all_reduce what the update is made from, or promise MayChange with the reason",
+            "rank-dependent-init",
+            f"{listed(names)} {'starts' if len(names) == 1 else 'start'} with other values on each rank, from the same seed",
+            culprits=culprits_of(subject, names, "parameter", "not bit-equal on all ranks"),
+            location=in_model(subject, r"get_rank|RANK") or place,
+            observed=f"{len(names)} of {len(init[0]['first'])} tensors differ over {ranks} ranks before wrapping",
+            cause="the initialisation depends on the rank",
+            because="every rank was seeded alike, and rank 0 builds the same model twice",
+            fix="initialise from one seed on all ranks; let only data and dropout depend on the rank",
+        )
+    elif unseeded:
+        yield suspicious(
+            "unseeded-init",
+            f"{listed(unseeded)} {'is' if len(unseeded) == 1 else 'are'} not decided by torch's seed, so that ranks start apart",
+            culprits=culprits_of(subject, unseeded, "parameter", "another value at each building"),
+            observed=f"rank 0 built the model twice from one seed; {len(unseeded)} tensors differ",
+            cause="the factory draws from a source of its own",
+            because="the same seed was set before each building",
+            fix="draw from torch's generator, or seed your own one with a number from the configuration",
+        )
+    if untied(init):
+        yield tie_split(
+            subject, [each["ties"] for each in init], "one tensor on some ranks only, after building",
+            "the factory ties them on some ranks only", line(factory, r"[rR][aA][nN][kK]"),
         )  # fmt: skip
-
-
-def tie_split(
-    subject: Subject,
-    groups: Sequence[Sequence[tuple[str, ...]]],
-    what: str,
-    cause: str,
-    place: Location | None,
-    fix: str = "tie them again after every operation that makes new tensors, on every rank",
-) -> Finding:
-    """Name parameters that are one tensor here and two there; ``groups`` of names, as seen in turn."""
-    names = next(
-        (g for one in groups for g in sorted(one) if any(g not in other for other in groups)),
-        ("parameters",),
-    )
-    return violated(
-        "tie-split",
-        f"{' and '.join(names[:3])} are {what}",
-        culprits=_culprits(subject, names, "parameter", "no longer tied"),
-        location=place,
-        observed="names that are one tensor: "
-        + "; ".join(_groups(each) for each in dict.fromkeys(tuple(map(tuple, g)) for g in groups)),
-        cause=cause,
-        because="the parameters were compared by identity before and after, on every rank",
-        fix=fix,
-    )
-
-
-def _untied(init: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the names that are tied on some ranks and not, or to others, on other ranks."""
-    groups: list[set[tuple[str, ...]]] = [{tuple(g) for g in each["ties"]} for each in init]
-    apart = {group for one in groups for other in groups for group in one - other}
-    return {name for group in apart for name in group}
-
-
-def _groups(ties: Sequence[tuple[str, ...]]) -> str:
-    return ", ".join(" = ".join(names) for names in ties[:4]) or "none"
-
-
-def _late(subject: Subject, late: list[str], outcome: Outcome) -> Finding:
-    owner = subject.model
-    for part in late[0].split(".")[:-1]:
-        owner = getattr(owner, part, owner)
-    attribute = late[0].split(".")
-    place = next(
-        (p for name in reversed(attribute) if (p := sources.of_assignment(owner, name))), None
-    ) or _line(subject.contract.train_step, rf"\b{attribute[0]}\b")
-    return violated(
-        "late-parameter",
-        f"{_listed(late)} {'is' if len(late) == 1 else 'are'} made after wrapping, so that the ranks never average "
-        f"{'its gradient' if len(late) == 1 else 'their gradients'}",
-        culprits=[
-            Culprit(kind="parameter", name=name, detail="not there when wrapped", location=place)
-            for name in late[:8]
-        ],
-        location=place,
-        observed=f"{len(late)} parameters are there after the first steps that were not there at wrapping",
-        cause="DistributedDataParallel knows only the parameters that the model has when it is wrapped",
-        because="the names of all parameters were compared before and after the steps",
-        fix="make the parameter in __init__ (or run one batch before wrapping)",
-    )
-
-
-def _apart(subject: Subject, names: list[str], rows: list[dict[str, Any]], index: int) -> Finding:
-    step = subject.contract.train_step
-    gradients_ = [row["gradients"] or {} for row in rows]
-    uneven = differing(gradients_)
-    sizes = ", ".join(
-        f"rank {rank}: {row['norm']:.4g}"
-        for rank, row in enumerate(rows)
-        if row["norm"] is not None
-    )
-    steppers = sum(row["gradients"] is not None for row in rows)
-    ranked = r"get_rank\(\)|\brank\b\s*(==|!=|>|<)|not\s+rank\b|\bRANK\b|is_main"
-    if steppers < len(rows):
-        cause, place = (
-            f"only {steppers} of {len(rows)} ranks step the optimizer",
-            _line(step, ranked, r"\.step\("),
-        )
-        fix = "step the optimizer on every rank"
-    elif uneven:
-        cause = "the gradients are changed on one rank only after they were averaged, or are never averaged"
-        place = _line(step, ranked, r"\.module\s*\(", r"no_sync", r"clip_grad", r"\.backward\(")
-        fix = "do the same to the gradients on every rank (clipping included), and call the wrapped model, not model.module"
-    else:
-        cause, place = (
-            "the update depends on the rank, though the gradients do not",
-            _line(step, ranked, r"\.step\("),
-        )
-        fix = "make every write to parameters the same on all ranks"
-    return violated(
-        "parameters-differ",
-        f"{_listed(names)} {'differs' if len(names) == 1 else 'differ'} between ranks after step {index + 1} of the train step",
-        culprits=_culprits(subject, names, "parameter", "not bit-equal on all ranks"),
-        location=place,
-        observed=f"{len(names)} parameters differ over {len(rows)} ranks; gradient norms at the step: {sizes or 'none'}",
-        cause=cause,
-        because=f"{len(uneven)} gradients differ between ranks when the optimizer steps"
-        if uneven
-        else f"{steppers} of {len(rows)} ranks stepped, with equal gradients",
-        fix=fix,
-        evidence={"gradients that differ": uneven[:16]},
-    )
-
-
-def _factor(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]:
-    """Compare the gradient at the optimizer's step with that of a single rank on the whole batch."""
-    first, ranks = outcome.stages["steps"][0], outcome.ranks
-    error, ratio, across = first.get("error"), first.get("ratio"), first.get("across")
-    if error is None or ratio is None or across is None:
-        return
-    local = outcome.stages["local"][0]
-    if error <= max(exact, 10 * local["noise"]):
-        return
-    step = subject.contract.train_step
-    observed = f"gradient at the optimizer's step with {ranks} ranks = {ratio:.6g} x that with one rank, {across:.1e} across"
-    if across < _TIGHT and min(abs(ratio - ranks), abs(ratio * ranks - 1)) < _TIGHT * ranks:
-        sums = ratio > 1
-        yield violated(
-            "gradient-sum" if sums else "loss-sum",
-            f"{ranks} ranks train with {ranks if sums else f'1/{ranks}'} x the gradient of one process on the same batch",
-            culprits=_culprits(subject, first["worst"], "parameter", f"{ratio:.4g} x too large")
-            if sums
-            else [Culprit(kind="loss", name="loss", detail="a sum over samples")],
-            location=_line(
-                step,
-                *((r"all_reduce", r"world_size") if sums else (r"reduction\s*=", r"\.sum\(")),
-                r"\.backward\(",
-            ),
-            observed=observed,
-            cause="gradients are added over ranks instead of averaged (or the loss is multiplied once too often)"
-            if sums
-            else "the loss is a sum over samples (or divided by the ranks twice), and the ranks average",
-            because=f"the same step with the whole batch on one rank gives exactly {'1/' if sums else ''}{ranks} of it"
-            if sums
-            else f"the same step with the whole batch on one rank gives exactly {ranks} x as much",
-            fix="divide by the number of ranks after all_reduce (or use ReduceOp.AVG)"
-            if sums
-            else "use the mean over samples",
-        )
-        return
-    if subject.contract.loss is None or local["decomposes"] > 1e-9:
-        return  # the user's loss may be no mean over samples, which one process cannot be held against
-    yield suspicious(
-        "step-differs",
-        f"{ranks} ranks train with another gradient than one process on the same batch (relative difference {error:.2g})",
-        culprits=_culprits(subject, first["worst"], "parameter", "differs most"),
-        location=_line(step, r"clip_grad", r"all_reduce", r"\.backward\("),
-        observed=observed,
-        cause="the step treats shards unlike the whole batch",
-        because=f"the declared loss by itself gives the same gradient to {local['decomposes']:.1e}",
-        fix="average what the step makes of its shard over ranks",
-    )

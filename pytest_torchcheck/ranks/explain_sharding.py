@@ -8,7 +8,7 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding
 
 from ..verdicts import violated
-from .explain import _culprits, _line, _listed, tie_split
+from .differences import culprits_of, line, listed, tie_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ def _plan(subject: Subject) -> Any:
 def _place(subject: Subject, *patterns: str) -> Location | None:
     plan = _plan(subject)
     return (
-        _line(plan, *patterns, _SHARD)
+        line(plan, *patterns, _SHARD)
         if plan is not None
         else sources.of_object(type(subject.model))
     )
@@ -79,13 +79,13 @@ def _differing(
         names = found["managed"]
         yield violated(
             "not-sharded",
-            f"{_listed(names)} {'is' if len(names) == 1 else 'are'} in no unit of FSDP, so that the ranks never average "
+            f"{listed(names)} {'is' if len(names) == 1 else 'are'} in no unit of FSDP, so that the ranks never average "
             f"{'its gradient' if len(names) == 1 else 'their gradients'}",
-            culprits=_culprits(subject, names, "parameter", "in no unit"),
+            culprits=culprits_of(subject, names, "parameter", "in no unit"),
             location=_place(subject),
             observed=f"{len(names)} parameters are no DTensor after the plan; gradients differ by {found['error']:.3g} (relative)",
             cause="the plan shards some modules and not the model that holds them",
-            because=f"the units were listed after the plan had run: {_listed([name or 'the model' for name in found['units']])}",
+            because=f"the units were listed after the plan had run: {listed([name or 'the model' for name in found['units']])}",
             fix="call fully_shard(model) on the whole model last: it takes what is left",
         )
         return
@@ -97,7 +97,7 @@ def _differing(
     yield violated(
         "fsdp-differs",
         f"under FSDP the {wrong or 'gradient'} is not that of one process (worst: {names[0]})",
-        culprits=_culprits(subject, names, "parameter", "no gradient" if found["missing"] else "differs"),
+        culprits=culprits_of(subject, names, "parameter", "no gradient" if found["missing"] else "differs"),
         location=_place(subject),
         observed=", ".join(f"{name} {value:.3g}" for name, value in parts.items())
         + f" (relative differences); ratio {found['ratio']:.6g}",
@@ -113,7 +113,7 @@ def _state(subject: Subject, found: Mapping[str, Any]) -> Iterator[Finding]:
         names = sorted({*found["keys"]} ^ {*found["expected"]}) or found["unloadable"]
         yield violated(
             "sharded-state",
-            f"the state_dict under FSDP has other names than the plain model's: {_listed(names)}",
+            f"the state_dict under FSDP has other names than the plain model's: {listed(names)}",
             culprits=[Culprit(kind="tensor", name=name) for name in names[:8]],
             location=_place(subject),
             observed=f"{len(found['keys'])} names under FSDP, {len(found['expected'])} in the plain model; {len(names)} stand in one only",
@@ -125,8 +125,8 @@ def _state(subject: Subject, found: Mapping[str, Any]) -> Iterator[Finding]:
         names = found["lost"] or found["restored"]
         yield violated(
             "sharded-state",
-            f"{_listed(names)} {'does' if len(names) == 1 else 'do'} not come back from the state_dict under FSDP",
-            culprits=_culprits(subject, names, "parameter", "another value after loading"),
+            f"{listed(names)} {'does' if len(names) == 1 else 'do'} not come back from the state_dict under FSDP",
+            culprits=culprits_of(subject, names, "parameter", "another value after loading"),
             location=_place(subject),
             observed=f"{len(names)} parameters differ after "
             + ("gathering the state_dict" if found["lost"] else "loading it into a fresh sharded model"),
@@ -140,7 +140,7 @@ def meta(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]:
     """Explain what a model built on meta lacks after it was given memory and its state."""
     found = outcome.stages["meta"][0]
     materialise = next((p.meta for p in subject.contract.promised("FullyShards")), None)  # type: ignore[attr-defined]
-    place = _line(materialise, r"to_empty", r"def ") if callable(materialise) else None
+    place = line(materialise, r"to_empty", r"def ") if callable(materialise) else None
     if found["ties"] != found["tied"]:
         yield tie_split(
             subject, [found["ties"], found["tied"]], "one tensor on meta and two after they were given memory",
@@ -151,8 +151,8 @@ def meta(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]:
         names = found["on_meta"]
         yield violated(
             "meta-left",
-            f"{_listed(names)} {'stays' if len(names) == 1 else 'stay'} on meta, without values",
-            culprits=_culprits(subject, names, "tensor", "on meta"),
+            f"{listed(names)} {'stays' if len(names) == 1 else 'stay'} on meta, without values",
+            culprits=culprits_of(subject, names, "tensor", "on meta"),
             location=place or _place(subject),
             observed=f"{len(names)} tensors are on meta after the model was given memory",
             cause="what materialises the model leaves them out",
@@ -171,8 +171,8 @@ def meta(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]:
     where = sources.of_assignment(module, last) if last else None
     yield violated(
         "meta-not-restored",
-        f"{_listed(absent or lost or ['the output'])} {'has' if len(absent or lost) <= 1 else 'have'} no values after a build on meta",
-        culprits=_culprits(subject, absent or lost, "buffer" if absent else "tensor", "not in the state_dict" if absent else "another value"),
+        f"{listed(absent or lost or ['the output'])} {'has' if len(absent or lost) <= 1 else 'have'} no values after a build on meta",
+        culprits=culprits_of(subject, absent or lost, "buffer" if absent else "tensor", "not in the state_dict" if absent else "another value"),
         location=where or place or _place(subject),
         observed=f"built on meta, sharded, given memory and loaded: {len(lost)} tensors differ, outputs by {found['output']:.3g} (relative)",
         cause="a buffer that is no part of the state_dict is computed in __init__, where meta has no values"

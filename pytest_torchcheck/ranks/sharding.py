@@ -13,7 +13,7 @@ from pytest_torchcheck import trees
 from .comparing import _compare, _quiet, _worst, ties
 
 if TYPE_CHECKING:
-    from .stage import Rank
+    from .rank import Rank
 
 RATE = 1e-3
 Gradients = dict[str, torch.Tensor]

@@ -11,10 +11,11 @@ from torch import nn
 
 from pytest_torchcheck import trees
 
+from .batch_norms import plain
 from .comparing import _compare, _gradients_of, _sample_mean
 
 if TYPE_CHECKING:
-    from .stage import Rank
+    from .rank import Rank
 
 
 def synchronised(model: nn.Module) -> list[str]:
@@ -85,34 +86,6 @@ def _without_dropout(model: nn.Module) -> nn.Module:
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
     return model
-
-
-def plain(model: nn.Module) -> nn.Module:
-    """Put torch's ordinary batch normalisation, with the same tensors, where statistics were gathered."""
-    for name, module in list(model.named_modules()):
-        if not isinstance(module, nn.SyncBatchNorm):
-            continue
-        made = _AnyBatchNorm(
-            module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
-        )  # fmt: skip
-        made._parameters, made._buffers, made.training = (
-            module._parameters,
-            module._buffers,
-            module.training,
-        )
-        if not name:
-            return made
-        owner, _, last = name.rpartition(".")
-        setattr(model.get_submodule(owner), last, made)
-    return model
-
-
-class _AnyBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Batch normalisation of any number of dimensions, as the synchronised one takes."""
-
-    def _check_input_dim(self, input: torch.Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions; got {input.dim()}")
 
 
 def _relative(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -9,7 +9,8 @@ from pytest_torchcheck.findings import Culprit, Finding
 
 from ...verdicts import violated
 from ..trace import Backward, Clip, OptimizerStep, Trace
-from .protocol import at, call, clips_nothing
+from .clip_calls import clips_nothing
+from .wording import at, call
 
 _SHRUNK = 0.5
 """Of the clipped norm: below it, something has divided the gradients after the clipping."""

@@ -23,7 +23,7 @@ from ...verdicts import suspicious, violated
 from ..patches import listening
 from ..steps import StepWatch, take_steps
 from .kept_weights import kept_as_it_is
-from .protocol import at, few
+from .wording import at, few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,9 +13,9 @@ from pytest_torchcheck.findings import Culprit, Finding
 from ...verdicts import suspicious, violated
 from ..replay import where_gradients_go_off, where_mode_is_left
 from ..trace import Forward, Mode, Trace
-from .protocol import at, few
 from .reseeding import reseeding_findings
 from .rounded_weights import rounding_findings
+from .wording import at, few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

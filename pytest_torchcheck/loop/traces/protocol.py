@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.codes.training import used_up_near
-from pytest_torchcheck.findings import Culprit, Finding, Location
+from pytest_torchcheck.findings import Culprit, Finding
 
 from ...verdicts import violated
 from ..replay import where_loss_is_made_anew
-from ..trace import Backward, Clip, Event, Forward, LoadState, OptimizerStep, Trace
+from ..trace import Backward, Forward, LoadState, OptimizerStep, Trace
+from .clip_calls import clips
 from .kept_weights import kept_as_it_is
+from .wording import at, call, few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pytest_torchcheck.subject import Subject
-
-
-def at(place: Location | None) -> str:
-    """Return ``train.py:12``, or ``the step`` where no line is known."""
-    return "the step" if place is None else f"{place.file.rpartition('/')[2]}:{place.line}"
-
-
-def call(event: Event, detail: str = "") -> Culprit:
-    """Name a call."""
-    return Culprit(kind="call", name=event.name, detail=detail, location=event.place)
-
-
-def few(names: frozenset[str] | tuple[str, ...]) -> str:
-    """Return the first names, and how many more there are."""
-    shown = sorted(names)
-    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
 
 
 def protocol_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
@@ -46,7 +30,7 @@ def protocol_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     yield from _leaks(trace)
     yield from _counted_twice(trace)
     yield from _scaled(trace)
-    yield from _clips(trace)
+    yield from clips(trace)
     yield from _loads_itself(trace)
 
 
@@ -299,52 +283,6 @@ def _scaled(trace: Trace) -> Iterator[Finding]:
         return
 
 
-def _clips(trace: Trace) -> Iterator[Finding]:
-    """A clipping that clips nothing, or the wrong thing."""
-    for place, event in trace.of("clip"):
-        if not isinstance(event, Clip) or not math.isfinite(event.limit):
-            continue
-        before = [e for e in trace.events[:place] if e.step == event.step]
-        stepped = next((e for e in reversed(before) if isinstance(e, OptimizerStep)), None)
-        if event.scaled:
-            yield violated(
-                "clip-before-unscale",
-                f"{event.name} clips gradients that are still multiplied by the scaler's factor",
-                culprits=(call(event, f"norm {event.norm:.4g} against {event.limit:g}"),),
-                location=event.place,
-                observed=f"gradient norm {event.norm:.4g} at the clipping, limit {event.limit:g}",
-                cause="the threshold is compared with scaled gradients, so that nearly everything is clipped away",
-                because=f"no scaler.unscale_ ran before {at(event.place)}",
-                fix=f"call scaler.unscale_(optimizer) before {at(event.place)}",
-            )
-            return
-        if event.used_up:
-            yield clips_nothing(event)
-            return
-        if event.given:
-            continue  # a group that happens to be empty has nothing to clip
-        if event.pending:
-            continue
-        where = f"after {stepped.name}()" if stepped is not None else "before backward"
-        yield violated(
-            "clip-after-step" if stepped is not None else "clip-before-backward",
-            f"{event.name} runs {where}: it clips nothing that is applied",
-            culprits=(call(event, where), *((call(stepped),) if stepped is not None else ())),
-            location=event.place,
-            observed="no gradient that it clips is applied afterwards"
-            + (
-                f"; {stepped.name}() ran with norm {stepped.norm:.4g}"
-                if stepped is not None
-                else ""
-            ),
-            cause="the clipping does not stand between backward and step",
-            because=f"{at(event.place)} ran {where}"
-            + (f" at {at(stepped.place)}" if stepped is not None else ""),
-            fix="clip after backward and before the optimizer's step",
-        )
-        return
-
-
 def _loads_itself(trace: Trace) -> Iterator[Finding]:
     """A network is given its own state: a target that never follows, or a best state that was never copied."""
     for event in trace.events:
@@ -365,42 +303,3 @@ def _loads_itself(trace: Trace) -> Iterator[Finding]:
             "keep copy.deepcopy(module.state_dict())",
         )
         return
-
-
-def clips_nothing(clip: Clip) -> Finding:
-    """Explain a clipping that was given no parameter: most often an iterator that something else has used up."""
-    word = "an iterator with nothing left" if clip.used_up else "empty"
-    itself = clip.reader is not None and clip.place is not None and clip.reader == clip.place
-    by = f": {at(clip.reader)} reads it first" if clip.reader is not None and not itself else ""
-    by = " in an earlier call" if itself else by
-    repair = f" at {at(clip.made)}" if clip.made is not None else ""
-    near = (
-        used_up_near(clip.place, frozenset()) if clip.place is not None and not clip.used_up else []
-    )
-    spent = next((u for u in near if u.tested), None)
-    return violated(
-        "clip-nothing",
-        f"{clip.name} is given no parameter: {clip.given} is {word}",
-        culprits=(
-            call(clip, "0 parameters"),
-            *(spent.culprits if spent is not None else ()),
-            *(
-                Culprit(kind="call", name=clip.given, detail=detail, location=place)
-                for detail, place in (("made here", clip.made), ("read here first", clip.reader))
-                if place is not None and place != clip.place
-            ),
-        ),
-        location=spent.made if spent is not None else clip.made or clip.place,
-        observed=f"0 parameters at {at(clip.place)}, while the gradients have norm {clip.norm:.4g}",
-        cause=f"an iterator gives its elements once, and they were taken before{by}"
-        if clip.used_up
-        else spent.cause
-        if spent is not None
-        else "there is nothing in it",
-        because=f"{clip.given} gave nothing when {at(clip.place)} ran",
-        fix=f"keep a list{repair}: list(...)"
-        if clip.used_up
-        else spent.fix
-        if spent is not None
-        else f"give {clip.name} model.parameters()",
-    )

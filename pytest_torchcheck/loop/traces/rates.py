@@ -13,8 +13,8 @@ from pytest_torchcheck.record.tracing import find_line
 
 from ...verdicts import suspicious, violated
 from ..closures import functions_of
-from .protocol import at, call
 from .rate_setting import last_setting
+from .wording import at, call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

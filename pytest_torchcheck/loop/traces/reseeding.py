@@ -17,7 +17,7 @@ from pytest_torchcheck.subject import SubjectError
 
 from ...verdicts import suspicious, violated
 from ..steps import StepWatch, take_steps
-from .protocol import at
+from .wording import at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,7 +10,7 @@ from pytest_torchcheck.findings import Culprit, Finding
 
 from ...verdicts import suspicious, violated
 from ..trace import Convert, Forward
-from .protocol import at, few
+from .wording import at, few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

@@ -12,7 +12,7 @@ from pytest_torchcheck.findings import Culprit
 from ...verdicts import suspicious
 from ..recorder import record
 from ..trace import Backward
-from .protocol import at, call
+from .wording import at, call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,170 @@
+"""What is known of a training step while it runs: its optimizers, its gradients and the calls so far."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcheck import sources
+from pytest_torchcheck.subject import SubjectError, optimizers_of
+
+from .gradients import Ledger
+from .naming import name_in, user_frame
+from .steps import StepWatch
+from .trace import (
+    Backward,
+    Convert,
+    Event,
+    Forward,
+    Kind,
+    Trace,
+)
+from .traces.copied_onto_itself import Copies
+from .traces.rounded_weights import Rounded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import CodeType, FrameType
+
+    import torch
+    from torch import nn
+
+    from pytest_torchcheck.findings import Location
+
+    from .traces.rates_ahead import Ahead
+
+
+class _Deeper:
+    def __init__(self, depth: dict[str, int], kind: str) -> None:
+        self.depth, self.kind = depth, kind
+
+    def __enter__(self) -> None:
+        self.depth[self.kind] += 1
+
+    def __exit__(self, *exc: object) -> None:
+        self.depth[self.kind] -= 1
+
+
+class Notes(StepWatch):
+    """What the calls of a training step have shown so far; the trace is made of it.
+
+    Attributes:
+        within: The function below whose frames the user's own are looked for.
+    """
+
+    def __init__(self, model: nn.Module, made: Any, amplify: float, within: CodeType) -> None:
+        self.model = model
+        self.within = within
+        self.amplify = amplify
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.ledger = Ledger((name, p) for name, p in model.named_parameters())
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        self.owner_names: dict[int, str] = {}
+        self.classes: dict[int, str] = {}
+        self.scaled: dict[int, float] = {}
+        self.keep: list[Any] = [made]
+        self.iterators: dict[int, Any] = {}  # that gave parameters to a clipping
+        self.events: list[Event] = []
+        self.step = 0
+        self.error: SubjectError | None = None
+        self.grad_left_off: int | None = None
+        self.losses: list[float] = []
+        self.roots: list[tuple[int, Any]] = []
+        self.gone_through: dict[int, list[Any]] = {}  # by place of a pass that kept its graph
+        self.pairs: list[dict[tuple[str, str], float]] = []
+        self.pairs_of: Sequence[tuple[str, str]] = ()
+        self.after_step: Callable[[int, nn.Module], None] | None = None
+        self.after_backward: Callable[[nn.Module], None] | None = None
+        self.steps_schedulers = False
+        self.schedules: tuple[Ahead, ...] = ()
+        self.generators: list[dict[str, int]] = []
+        self.copies = Copies(model)
+        self.rounding = Rounded(model)
+        self.depth = {
+            "forward": 0,
+            "scheduler-step": 0,
+            "mode": 0,
+            "scaler-step": 0,
+            "scale": 0,
+            "convert": 0,
+        }
+        self._forward: tuple[Forward, dict[str, Any]] | None = None
+        for optimizer in optimizers_of(made):
+            self.known(optimizer)
+
+    def known(self, optimizer: torch.optim.Optimizer) -> int:
+        """Remember an optimizer, and return what it is kept under."""
+        key = id(optimizer)
+        if key not in self.optimizers:
+            self.optimizers[key] = optimizer
+            self.classes[key] = type(optimizer).__name__
+        return key
+
+    def parameters(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        """Return all parameters of an optimizer's groups."""
+        return [p for group in optimizer.param_groups for p in group["params"]]
+
+    def call(self, thing: Any, method: str, kind: str) -> tuple[str, Location | None]:
+        """Return the call as the user writes it, and the line."""
+        frame: FrameType | None = user_frame(within=self.within)
+        name = name_in(frame, thing)
+        known = self.owner_names.get(id(thing))
+        if name and (known is None or known == kind):
+            self.owner_names[id(thing)] = name
+        shown = name or known or kind
+        return f"{shown}.{method}" if method else shown, (
+            None if frame is None else sources.of_frame(frame)
+        )
+
+    def trace(self) -> Trace:
+        """Return what was recorded, without any tensor."""
+        for place in [place for place, ran in self.gone_through.items() if ran]:
+            event = self.events[place]
+            assert isinstance(event, Backward)
+            self.events[place] = replace(event, again=True)
+        for place, names in self.rounding.by_place.items():
+            conversion = self.events[place]
+            assert isinstance(conversion, Convert)
+            self.events[place] = replace(conversion, rounded=tuple(names))
+        return Trace(
+            events=tuple(self.events),
+            steps=len(self.losses),
+            losses=tuple(self.losses),
+            parameters={
+                key: tuple(account.name for account in self.ledger.of(self.parameters(optimizer)))
+                for key, optimizer in self.optimizers.items()
+            },
+            names={key: self.owner_names.get(key, "optimizer") for key in self.optimizers},
+            classes=dict(self.classes),
+            error=self.error,
+            grad_left_off=self.grad_left_off,
+            pairs=tuple(self.pairs),
+            schedules=self.schedules,
+            generators=tuple(self.generators),
+            copied_onto_themselves=self.copies.onto_themselves(),
+        )
+
+    def common(self, kind: Kind, thing: Any, method: str, fallback: str) -> dict[str, Any]:
+        """Return the fields that every event has."""
+        name, place = self.call(thing, method, fallback)
+        return {"kind": kind, "step": self.step, "name": name, "owner": id(thing), "place": place}
+
+    def plain(self, kind: Kind, method: str) -> Any:
+        """Return a handler that notes a call and nothing about it."""
+
+        def around(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self.keep.append(args[0])
+            self.events.append(Event(**self.common(kind, args[0], method, "scaler")))
+            return original(*args, **kwargs)
+
+        return around
+
+    def settle_rounding(self) -> None:
+        """Compare what was rounded with what the optimizers hold."""
+        self.rounding.settle(
+            {id(p) for one in self.optimizers.values() for p in self.parameters(one)}
+        )
+
+    def deeper(self, kind: str) -> Any:
+        """Return a context in which calls of this kind are not noted: they belong to the one around them."""
+        return _Deeper(self.depth, kind)

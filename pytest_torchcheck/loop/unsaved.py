@@ -1,0 +1,60 @@
+"""What a run changes and no checkpoint holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from pytest_torchcheck.data.contents import Contents, Held
+from pytest_torchcheck.data.describing import describe_leaf
+
+if TYPE_CHECKING:
+    from pytest_torchcheck.findings import Location
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A value that the run changes and the checkpoint does not hold.
+
+    Attributes:
+        path: ``model.ema``, ``optimizer.moments``.
+        location: The line that makes it.
+    """
+
+    path: str
+    location: Location | None
+
+
+Plain = dict[str, tuple[Any, Held | None]]
+
+
+def plain_values(thing: Any) -> Plain:
+    """Return the values that an object holds outside of its ``state_dict``, by path, as digests."""
+    found: Plain = {}
+    contents = Contents(thing)
+    for held in contents.arrays:
+        found[held.path] = (describe_leaf("", held.value).digest, held)
+    for owner in contents.objects:
+        for name, value in vars(owner.value).items():
+            if isinstance(value, bool | int | float | str) and not name.startswith("_"):
+                path = f"{owner.path}.{name}" if owner.path else name
+                one = Held(
+                    path=path, kind="attribute", value=value, owner=owner.value, attribute=name
+                )
+                found[path] = (value, one)
+    return found
+
+
+def unsaved(name: str, thing: Any, before: Plain, saved: set[str]) -> tuple[Missing, ...]:
+    """Return what an object holds, has changed, and does not save."""
+    found = []
+    for path, (value, held) in plain_values(thing).items():
+        if path in saved or held is None or path.rpartition(".")[2] in ("training", "last_epoch"):
+            continue
+        if name != "model" and path.startswith(("state", "param_groups", "base_lrs", "optimizer")):
+            continue
+        if before.get(path, (None, None))[0] != value and not isinstance(held.value, nn.Parameter):
+            found.append(Missing(path=f"{name}.{path}", location=held.location))
+    return tuple(found)
