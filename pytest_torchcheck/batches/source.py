@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from pytest_torchcheck.batches.axes import guess_sizes, plan_axes, read_sizes
-from pytest_torchcheck.batches.batch import Batch, clone_tensor, relayout, split_inputs
+from pytest_torchcheck.batches.batch import Batch, clone_tensor, relayout
 from pytest_torchcheck.batches.describe import describe_tensor
-from pytest_torchcheck.batches.filling import Filling, last_part
+from pytest_torchcheck.batches.filling import last_part
 from pytest_torchcheck.batches.read import is_dense, is_fixed, read
 from pytest_torchcheck.batches.recipe import Recipe
 from pytest_torchcheck.batches.resizing import IGNORED, Resizing, Rows, counted, row_indices
-from pytest_torchcheck.specs.same import shaped
 from pytest_torchcheck.specs.shapes import Expr, SpecError
-from pytest_torchcheck.specs.sizes import (
-    DEFAULT_HIGH,
-    Size,
-    SizeRange,
-    comfortable,
-    parse_sizes,
-    settle,
-)
-from pytest_torchcheck.specs.trees import as_spec_tree, spec_leaves
+
+from .declared import Declared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
-    from pytest_torchcheck.batches.resample import Dims, Plan
-    from pytest_torchcheck.specs.tensors import TensorSpec
 
-BATCH_HIGH = 8
-"""Largest size of the batch's symbol for which no range was declared."""
 _OTHER = 7919
 """Distance of the seeds of a batch and of another one of the same sizes."""
 
 
-class BatchSource:
+class BatchSource(Declared):
     """Batches of one contract.
 
     Args:
@@ -58,135 +43,7 @@ class BatchSource:
         ShapeMismatch: The real batch is not what the specs say.
     """
 
-    def __init__(
-        self,
-        inputs: Any = None,
-        targets: Any = None,
-        sizes: Mapping[str, Size] | None = None,
-        batch: Any = None,
-        batch_dim: int | None = 0,
-        *,
-        output: Any = None,
-        names: tuple[str, ...] = (),
-    ) -> None:
-        self._names = names
-        self.inputs = as_spec_tree(_by_name(inputs, batch), "inputs")
-        self.targets = as_spec_tree(targets, "targets")
-        self.output = as_spec_tree(output, "output")
-        self.batch_dim = batch_dim
-        self._declared = parse_sizes(sizes)
-        self._batch = batch
-        args, kwargs = split_inputs(self.inputs) if self.inputs is not None else ((), {})
-        form = Batch(args=args, kwargs=kwargs)
-        places = dict(zip(names, form.arg_names(), strict=False))
-        self.targets = shaped(self.targets, dict(form.input_leaves()), places)
-        self._form = Batch(args=args, kwargs=kwargs, targets=self.targets)
-        self._filling = Filling(self._form, lambda: self.grids)
-        self._specs = self._filling.specs
-        self._output_specs = list(spec_leaves(self.output, "output").values())
-        if batch is None:
-            for path, spec in self._specs.items():
-                if spec.shape is None:
-                    raise SpecError(
-                        f"{path}: {spec!r} has no shape, and there is no real batch to take it from; "
-                        "allowed: a shape such as 'B 3 H W' as its first argument"
-                    )
-            if self._specs:
-                _ = settle(dict.fromkeys(self._free(), 1), self.symbols)  # no circles of relations
-        elif is_fixed(batch):
-            _ = self._plans  # a mismatch is reported where it is declared
-        if (batch is None or is_fixed(batch)) and self.unused_sizes:
-            name = self.unused_sizes[0]
-            raise SpecError(
-                f"sizes[{name!r}]: no spec has the symbol {name!r}; symbols are: {', '.join(self.symbols) or 'none'}"
-            )
-
     # What may vary
-
-    @property
-    def has_real(self) -> bool:
-        """Whether there is a real batch."""
-        return self._batch is not None
-
-    @property
-    def declared_sizes(self) -> bool:
-        """Whether other sizes are promised to work: specs have symbols with more than one size."""
-        return bool(self._specs) and any(not span.fixed for span in self.symbols.values())
-
-    @property
-    def form(self) -> Batch | None:
-        """A batch as far as it is known without running anything: its leaves may be specs."""
-        if self._batch is None:
-            return self._form
-        return self._real_zero if is_fixed(self._batch) else None
-
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]:
-        """The spec of every tensor that has one, by its path in a batch."""
-        return self._specs
-
-    @property
-    def unused_sizes(self) -> tuple[str, ...]:
-        """The symbols in ``sizes`` that stand in no spec, neither of inputs, targets nor output."""
-        used = {*self.symbols, *(name for spec in self._output_specs for name in spec.symbols())}
-        stems = {name.partition("[")[0].lstrip("*") for name in used}
-        return tuple(name for name in self._declared if name not in used and name not in stems)
-
-    @cached_property
-    def symbols(self) -> dict[str, SizeRange]:
-        """Every symbol of the specs and what it may be.
-
-        Besides names there are ``*batch`` and ``...`` (how many axes), ``batch[0]`` (their sizes), ``T?`` (whether the axis is
-        there) and ``#T`` (whether it is 1).
-        """
-        names: dict[str, None] = {}
-        for spec in self._specs.values():
-            names.update(dict.fromkeys(spec.symbols()))
-        real = self._real_sizes if self.has_real else {}
-        if self.batch_symbol is not None:
-            names.setdefault(self.batch_symbol)
-        names.update(dict.fromkeys(name for name in real if "[" in name))
-        for span in self._declared.values():
-            if span.relation is not None:
-                names.update(dict.fromkeys(span.relation.symbols()))
-        return {name: self._range(name, real) for name in names}
-
-    def _range(self, name: str, real: Mapping[str, int]) -> SizeRange:
-        stem = name.partition("[")[0]  # every axis of *batch has the range of ``batch``
-        for declared in (name, stem):
-            if declared in self._declared:
-                return self._declared[declared]
-        if name in real:
-            if name == self.batch_symbol:
-                high = max(real[name], BATCH_HIGH) if self._specs else real[name]
-                return SizeRange(low=min(1, real[name]), high=high, declared=False)
-            return SizeRange(low=real[name], high=real[name], declared=False)
-        if name.endswith("?") or name.startswith("#"):
-            return SizeRange(low=0, high=1, declared=False)
-        if _is_rank(name):
-            return SizeRange(low=0, high=2, declared=False)
-        return SizeRange(
-            low=1, high=BATCH_HIGH if name == self.batch_symbol else DEFAULT_HIGH, declared=False
-        )
-
-    @cached_property
-    def batch_symbol(self) -> str | None:
-        """The symbol of the batch's axis, or None if there is none."""
-        if self.batch_dim is None:
-            return None
-        inputs = dict(self._form.input_leaves())
-        for path, spec in self._specs.items():
-            if spec.shape is None or path not in inputs:
-                continue
-            axes = spec.shape.axes[: self.batch_dim + 1]
-            if any(axis.kind != "plain" for axis in axes):
-                return None
-            if len(axes) > self.batch_dim:  # else a scalar beside the batch
-                size = axes[-1].size
-                return size.name if size.op == "symbol" else None
-        if self.has_real and guess_sizes(self._real_zero, self.batch_dim):
-            return "B"
-        return None
 
     def axes(self, symbol: str) -> dict[str, int]:
         """The axis of each tensor (inputs and targets, by path) whose size is exactly this symbol."""
@@ -194,12 +51,6 @@ class BatchSource:
         dims = {path: self._dims_at(path, base.sizes) or () for path in base.tensors()}
         wanted = Expr("symbol", name=symbol)
         return {path: found.index(wanted) for path, found in dims.items() if wanted in found}
-
-    def widest(self) -> dict[str, SizeRange]:
-        """The symbols, with one for every axis that a variadic one may stand for."""
-        return self._spread(
-            {name: span.top for name, span in self.symbols.items() if _is_rank(name)}
-        )
 
     def describe(self) -> str:
         """What was declared and what was inferred, one tensor a line."""
@@ -398,49 +249,6 @@ class BatchSource:
 
     # How they are made
 
-    def _free(self) -> Iterator[str]:
-        return (name for name, span in self.symbols.items() if span.relation is None)
-
-    def complete(self, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
-        """Add comfortable sizes for the symbols that have none, and what follows from relations."""
-        given = sizes or {}
-        free: dict[str, int] = {}
-        spread = self._spread(given)
-        for name, span in spread.items():
-            if name in given:
-                free[name] = given[name]
-            elif span.relation is None:
-                taken = set(free.values())
-                free[name] = comfortable(
-                    span, batch=name == self.batch_symbol, taken=taken, rank=_is_rank(name)
-                )
-        return settle(free, {name: span for name, span in spread.items() if name not in free})
-
-    @cached_property
-    def _typical(self) -> dict[str, int]:
-        return self.complete()
-
-    def _spread(self, sizes: Mapping[str, int]) -> dict[str, SizeRange]:
-        """The symbols, and one for every axis of the variadic ones at the rank in ``sizes``."""
-        spread = dict(self.symbols)
-        for name, span in self.symbols.items():
-            if _is_rank(name):
-                stem = name.lstrip("*")
-                for i in range(sizes.get(name, comfortable(span, rank=True))):
-                    spread.setdefault(f"{stem}[{i}]", self._range(f"{stem}[{i}]", {}))
-        return spread
-
-    def _random_sizes(self, seed: int) -> dict[str, int]:
-        rng = random.Random(seed)
-        sizes: dict[str, int] = {}
-        for _ in range(2):  # the sizes of variadic axes once their number is known
-            for name, span in self._spread(sizes).items():
-                if name not in sizes and not span.fixed:
-                    way = rng.random()
-                    edge = span.low if way < 0.15 else span.top if way < 0.3 else None
-                    sizes[name] = rng.choice(span.values) if edge is None else edge
-        return sizes
-
     def simplest(self, batch: Batch, path: str) -> Tensor | None:
         """The simplest tensor that may stand at a path of a batch; None where only the drawn one may."""
         return self._filling.simplest(batch, path)
@@ -449,74 +257,7 @@ class BatchSource:
         """The batch with those tensors made again that follow from others, such as the mask of token ids."""
         return self._filling.consistent(batch)
 
-    @cached_property
-    def grids(self) -> dict[str, tuple[int, ...]]:
-        """The largest shape of every tensor whose size varies."""
-        tops = {name: span.top for name, span in self.widest().items() if span.relation is None}
-        try:
-            sizes = self.complete(tops)
-            return {
-                path: spec.shape.resolve(sizes)
-                for path, spec in self._specs.items()
-                if spec.shape is not None and any(not self.symbols[n].fixed for n in spec.symbols())
-            }
-        except SpecError:  # a relation has no value where all symbols are at their largest
-            return {}
-
     # The real batch
-
-    def _measured(self, made: Batch) -> Batch:
-        if made.args and not made.kwargs and not made.names and self._form.kwargs:
-            made = replace(made, names=self._positional(made))
-        if self._specs:
-            sizes = read_sizes(self._specs, made, self._declared)
-            if not sizes:  # specs without shapes
-                sizes = guess_sizes(made, self.batch_dim)
-        else:
-            sizes = guess_sizes(made, self.batch_dim)
-        return replace(made, sizes=sizes, origin="real")
-
-    def _positional(self, made: Batch) -> tuple[str, ...]:
-        """Name the positional arguments of a real batch as the specs do, which go by the names of ``forward``."""
-        count, named = len(made.args), tuple(self._form.kwargs)
-        known = self._names[:count]
-        if len(known) == count and set(named) <= set(known):
-            return known
-        return named if len(named) == count else ()
-
-    @cached_property
-    def _real_zero(self) -> Batch:
-        return self._measured(read(self._batch, 0))
-
-    @property
-    def _real_sizes(self) -> dict[str, int]:
-        return self._real_zero.sizes
-
-    @cached_property
-    def _plans(self) -> dict[str, Plan]:
-        symbol = self.batch_symbol
-        axis: tuple[Expr, int] | None = None
-        if symbol is not None and self.batch_dim is not None and symbol in self._real_sizes:
-            axis = (Expr("symbol", name=symbol), self.batch_dim)
-        return plan_axes(self._specs, self._real_zero, axis, self._output_specs)
-
-    def _follow(self, old: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, int]:
-        """The sizes that result from changing some of the old ones."""
-        related = {name for name, span in self.symbols.items() if span.relation is not None}
-        free = {
-            name: size
-            for name, size in {**old, **sizes}.items()
-            if name not in related or name in sizes
-        }
-        spread = self._spread(free)
-        for name, span in spread.items():
-            if name not in free and span.relation is None:
-                free[name] = comfortable(span)
-        return settle(free, {name: span for name, span in spread.items() if name not in free})
-
-    def _knows(self, old: Mapping[str, int], new: Mapping[str, int]) -> bool:
-        changed = {name for name, size in new.items() if old.get(name) != size}
-        return all(plan.known(changed, self.batch_symbol) for plan in self._plans.values())
 
     def _resized(self, batch: Batch, new: dict[str, int], seed: int, rows: Rows) -> Batch:
         old = batch.sizes
@@ -556,13 +297,6 @@ class BatchSource:
             made[path] = made[last_part(path)] = change(path, leaves[path], made)
         return batch.map(lambda path, leaf: made.get(path, leaf), packed=False)
 
-    def _dims_at(self, path: str, sizes: Mapping[str, int]) -> Dims | None:
-        """The axes of the tensor at a path; None if nothing is known of it."""
-        spec = self._specs.get(path)
-        if spec is not None and spec.shape is not None:
-            return spec.shape.dims(sizes)
-        return self._plans[path].dims if self.has_real and path in self._plans else None
-
     def _mixed_symbol(self, batch: Batch) -> str | None:
         """The symbol along which rows change places: the batch's, or the first with two rows."""
         symbol = self.batch_symbol
@@ -571,18 +305,6 @@ class BatchSource:
         return next(
             (name for name, size in batch.sizes.items() if size > 1 and name[0].isalpha()), None
         )
-
-
-def _by_name(inputs: Any, batch: Any) -> Any:
-    """Return specs in a tuple under the names of a real batch whose inputs are a dict, in its order."""
-    if not isinstance(inputs, tuple) or hasattr(inputs, "_fields") or not is_fixed(batch):
-        return inputs
-    given = read(batch, 0).kwargs if batch is not None else {}
-    return dict(zip(given, inputs, strict=True)) if len(given) == len(inputs) > 0 else inputs
-
-
-def _is_rank(name: str) -> bool:
-    return name.startswith("*") or name == "..."
 
 
 def _derangement(size: int, seed: int) -> Tensor:

@@ -12,7 +12,7 @@ from pytest_torchcheck.measure.budget import search
 from pytest_torchcheck.measure.memory import attempt
 from pytest_torchcheck.measure.steps import track
 from pytest_torchcheck.probes.memory.fake import Unmeasurable
-from pytest_torchcheck.probes.memory.profile import MemoryProfile, build_profile
+from pytest_torchcheck.probes.memory.replay import build_profile
 from pytest_torchcheck.subject import SubjectError
 from pytest_torchcheck.units import format_bytes, format_flops
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pytest_torchcheck.measure.growth import Growth
     from pytest_torchcheck.measure.steps import Tracked
     from pytest_torchcheck.probes.leaks import Leak
+    from pytest_torchcheck.probes.memory.profile import MemoryProfile
     from pytest_torchcheck.probes.tensor_caches import TensorCache
     from pytest_torchcheck.subject import Subject
 

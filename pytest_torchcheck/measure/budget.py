@@ -13,8 +13,9 @@ from pytest_torchcheck.contracts import Contract, DeclarationError
 from pytest_torchcheck.findings import ContractViolation
 from pytest_torchcheck.measure.memory import attempt
 from pytest_torchcheck.measure.steps import StepFailed, StepKind, Tracked, subject_for, track
-from pytest_torchcheck.probes.memory.profile import Holding, MemoryProfile, build_profile
-from pytest_torchcheck.probes.memory.tracker import OutOfBudget
+from pytest_torchcheck.probes.memory.allocations import OutOfBudget
+from pytest_torchcheck.probes.memory.profile import Holding, MemoryProfile
+from pytest_torchcheck.probes.memory.replay import build_profile
 from pytest_torchcheck.units import parse_bytes
 
 from ..printable import message_of

@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pytest_torchcheck.contracts import Contract, DeclarationError
 from pytest_torchcheck.probes.memory.fake import Unmeasurable
-from pytest_torchcheck.probes.memory.profile import (
-    NOWHERE,
-    Holding,
-    MemoryProfile,
-    build_profile,
-    location_of,
-)
+from pytest_torchcheck.probes.memory.profile import NOWHERE, Holding, MemoryProfile
+from pytest_torchcheck.probes.memory.replay import build_profile, location_of
 
 from .fit import Law, fit_power
 from .memory import attempt
@@ -24,8 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pytest_torchcheck.findings import Location
+    from pytest_torchcheck.probes.memory.allocations import Allocation
     from pytest_torchcheck.probes.memory.profile import Category
-    from pytest_torchcheck.probes.memory.tracker import Allocation, MemoryTracker
+    from pytest_torchcheck.probes.memory.tracker import MemoryTracker
     from pytest_torchcheck.subject import Subject
 
 _POINTS = 6

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pytest_torchcheck.probes.memory.allocations import OutOfBudget
 from pytest_torchcheck.probes.memory.fake import Unmeasurable, explain
-from pytest_torchcheck.probes.memory.tracker import OutOfBudget
 
 from .steps import StepFailed, StepKind, Tracked, subject_for, track
 

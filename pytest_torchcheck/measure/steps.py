@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_torchcheck import trees
 from pytest_torchcheck.contracts import DTYPES, Contract, DeclarationError
+from pytest_torchcheck.probes.memory.allocations import STOPS
 from pytest_torchcheck.probes.memory.fake import (
     Unmeasurable,
     as_fake,
@@ -22,8 +23,8 @@ from pytest_torchcheck.probes.memory.fake import (
     fake_mode,
     fake_tensor,
 )
-from pytest_torchcheck.probes.memory.profile import MemoryProfile, build_profile
-from pytest_torchcheck.probes.memory.tracker import STOPS, MemoryTracker
+from pytest_torchcheck.probes.memory.replay import build_profile
+from pytest_torchcheck.probes.memory.tracker import MemoryTracker
 from pytest_torchcheck.state import isolated, seed_everything
 from pytest_torchcheck.subject import (
     Subject,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from pytest_torchcheck.batches import Batch
+    from pytest_torchcheck.probes.memory.profile import MemoryProfile
 
 StepKind = Literal["training", "inference"]
 _REAL_BATCH = (

@@ -19,14 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchcheck.probes.holders import Link, Roots, blame, hook_line, lines_run
-from pytest_torchcheck.probes.memory.profile import location_of
-from pytest_torchcheck.probes.memory.tracker import (
-    STOPS,
-    Allocation,
-    MemoryTracker,
-    named_tensors,
-    storages,
-)
+from pytest_torchcheck.probes.memory.allocations import STOPS, Allocation, named_tensors, storages
+from pytest_torchcheck.probes.memory.replay import location_of
+from pytest_torchcheck.probes.memory.tracker import MemoryTracker
 
 from ..record.modes import KernelObserver
 

@@ -12,7 +12,8 @@ from pytest_torchcheck.specs.kinds import (
     UnitVectors,
 )
 from pytest_torchcheck.specs.same import Same
-from pytest_torchcheck.specs.shapes import Shape, ShapeMismatch, SpecError, parse_shape
+from pytest_torchcheck.specs.shape_parsing import parse_shape
+from pytest_torchcheck.specs.shapes import Shape, ShapeMismatch, SpecError
 from pytest_torchcheck.specs.sizes import SizeRange, parse_sizes
 from pytest_torchcheck.specs.structures import Nested, Packed, Sparse
 from pytest_torchcheck.specs.tensors import Floats, Ints, Labels, Mask, TensorSpec, Tokens

@@ -17,7 +17,8 @@ from pytest_torchcheck.specs.domains import (
     default_domain,
 )
 from pytest_torchcheck.specs.sequences import ClassLabels, Masks, TokenIds
-from pytest_torchcheck.specs.shapes import Shape, ShapeMismatch, SpecError, parse_shape
+from pytest_torchcheck.specs.shape_parsing import parse_shape
+from pytest_torchcheck.specs.shapes import Shape, ShapeMismatch, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Collection

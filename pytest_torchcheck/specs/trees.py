@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_torchcheck.specs.shapes import SpecError, parse_shape
+from pytest_torchcheck.specs.shape_parsing import parse_shape
+from pytest_torchcheck.specs.shapes import SpecError
 from pytest_torchcheck.specs.tensors import TensorSpec
 from pytest_torchcheck.specs.walk import rebuild, walk
 

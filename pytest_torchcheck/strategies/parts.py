@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from pytest_torchcheck.batches.layouts import LAYOUTS
 from pytest_torchcheck.batches.source import BatchSource
-from pytest_torchcheck.specs.shapes import SpecError, parse_shape
+from pytest_torchcheck.specs.shape_parsing import parse_shape
+from pytest_torchcheck.specs.shapes import SpecError
 from pytest_torchcheck.specs.tensors import TensorSpec, parse_dtype
 
 if TYPE_CHECKING:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from .profile import CATEGORIES, NOWHERE, Holding, MemoryProfile, Timeline, build_profile
-from .tracker import PHASES, MemoryTracker, OutOfBudget
+from .allocations import PHASES, OutOfBudget
+from .profile import CATEGORIES, NOWHERE, Holding, MemoryProfile, Timeline
+from .replay import build_profile
+from .tracker import MemoryTracker
 
 __all__ = [
     "CATEGORIES",

@@ -15,11 +15,7 @@ return the same sizes, so the count is the same with nothing allocated.
 from __future__ import annotations
 
 import gc
-import sys
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import CodeType, FrameType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,89 +26,29 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcheck import sources
-
-from .flops import formulas
-
-Phase = Literal["forward", "loss", "backward", "optimizer"]
-PHASES: tuple[Phase, ...] = ("forward", "loss", "backward", "optimizer")
-
-Site = tuple[CodeType, int]
-"""A line of source while a step runs; it becomes a Location only when it is shown."""
-
-STOPS: set[CodeType] = set()
-"""Functions that run the user's step: lines outside them are not part of it."""
-
-_CUDA_BLOCK = (
-    512  # kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp; requests are rounded up to it
+from .allocations import (
+    Allocation,
+    Phase,
+    Site,
+    is_wrapper,
+    named_tensors,
+    room,
+    storages,
+    user_site,
 )
-_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+from .flops import formulas
+from .storage_log import StorageLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+
 _current_node = torch._C._current_autograd_node
 _graph_task = torch._C._current_graph_task_id
 _sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
-_ranks: dict[CodeType, int] = {}
-_wrappers: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
-
-class Allocation:
-    """One storage: what it is and when it lived.
-
-    Attributes:
-        size: Bytes, as the device's allocator rounds them.
-        shape, dtype, device: Of the first tensor seen on it.
-        op: The operation that returned it; empty where it was there before.
-        phase: The phase in which it was born.
-        module: Qualified name of the innermost module that made it.
-        site: The user's line that made it, where there is one.
-        category: Parameters, buffers, ..., once known; None leaves it to the replay.
-        name: Qualified name, of what has one.
-        born: Place in the log; -1 for what was there at the start.
-        died: Place in the log; None for what is still there at the end.
-    """
-
-    __slots__ = (
-        "born", "category", "device", "died", "dtype", "module", "name", "op", "phase", "shape",
-        "site", "size",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        tensor: Tensor,
-        size: int,
-        born: int,
-        op: str,
-        phase: Phase,
-        module: str,
-        site: Site | None,
-    ) -> None:
-        self.size = size
-        self.shape = tuple(tensor.shape)
-        self.dtype = tensor.dtype
-        self.device = tensor.device
-        self.op = op
-        self.phase = phase
-        self.module = module
-        self.site = site
-        self.category: str | None = None
-        self.name = ""
-        self.born = born
-        self.died: int | None = None
-
-
-class _StorageRef(weakref.ref[Any]):
-    """A weak reference to a storage that knows its allocation and its address."""
-
-    __slots__ = ("address", "allocation")
-    allocation: Allocation | None
-    address: int
-
-
-class OutOfBudget(torch.OutOfMemoryError):
-    """The simulated out-of-memory error: live bytes would go over the tracker's budget."""
-
-
-class MemoryTracker(TorchDispatchMode):
+class MemoryTracker(StorageLog, TorchDispatchMode):
     """Log the birth and death of every storage while a step runs; use it as a context manager.
 
     Nothing of the model is changed: modules and optimizers are watched by global hooks, which are
@@ -127,16 +63,12 @@ class MemoryTracker(TorchDispatchMode):
         flops: Count floating-point operations too, by the formulas of ``torch.utils.flop_counter``.
         correct: Mends what an operation returned: ``(operation, arguments, result) -> result``.
 
-    Attributes:
-        before: What was there at the start, each with its bytes.
-        log: Whose bytes changed by how much, in order.
+    Attributes, beside those of the log:
         phases: Places in the log at which a phase begins.
         steps: Places in the log at which a step begins.
         recomputed: Spans of the log in which modules ran inside backward, as checkpointing makes them.
-        live_bytes: Bytes live now.
         operations: How many operations were seen.
         running: The operation that is running; after an error, the one that raised.
-        failed_at: Place in the log at which the first operation raised, or None.
         flops: Phase, count, module and line of every operation that counts, of the last step; or None.
     """
 
@@ -150,24 +82,19 @@ class MemoryTracker(TorchDispatchMode):
         flops: bool = False,
         correct: Callable[[Any, tuple[Any, ...], Any], Any] | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        StorageLog.__init__(self, budget)
+        TorchDispatchMode.__init__(self)
         self.model = model
-        self.budget = budget
-        self.before: list[tuple[Allocation, int]] = []
-        self.log: list[tuple[Allocation, int]] = []
         self.phases: list[tuple[int, Phase]] = []
         self.steps: list[int] = [0]
         self.recomputed: list[tuple[int, int]] = []
-        self.live_bytes = 0
         self.operations = 0
         self.running: Any = None
-        self.failed_at: int | None = None
         self._correct = correct
         self.flops: list[tuple[Phase, int, str, Site | None]] | None = [] if flops else None
         self._formulas = formulas() if flops else {}
         self._inputs = inputs
         self._optimizers: dict[int, Optimizer] = {id(o): o for o in optimizers}
-        self._live: dict[int, _StorageRef] = {}
         self._modules = {} if model is None else {id(m): name for name, m in model.named_modules()}
         self._parameters: dict[int, str] = {}
         self._stack: list[str] = []
@@ -208,9 +135,9 @@ class MemoryTracker(TorchDispatchMode):
         if self._collecting:
             gc.enable()
         self._name_owned()
-        for reference in self._live.values():
+        for reference in self.live.values():
             reference.allocation = None  # what dies from now on is not part of the step
-        self._live = {}
+        self.live = {}
         self._made_by = {}
         self._stack = []
         self._inputs = ()
@@ -260,7 +187,7 @@ class MemoryTracker(TorchDispatchMode):
 
     def addresses(self) -> dict[int, Allocation]:
         """Return what lives now by the address of its storage (``untyped_storage()._cdata``)."""
-        return {a: r.allocation for a, r in self._live.items() if r.allocation is not None}
+        return {a: r.allocation for a, r in self.live.items() if r.allocation is not None}
 
     # ------------------------------------------------------------------ one operation
 
@@ -272,7 +199,7 @@ class MemoryTracker(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         for kind in types:
-            if _is_wrapper(kind):  # the subclass unpacks itself, and its parts come back here
+            if is_wrapper(kind):  # the subclass unpacks itself, and its parts come back here
                 return NotImplemented
         if (
             torch.is_inference_mode_enabled()
@@ -296,7 +223,7 @@ class MemoryTracker(TorchDispatchMode):
             node = _current_node()
         elif phase != "optimizer" and (number := _sequence_number()) not in self._made_by:
             # the first operation seen after a graph node was numbered is the one that made the node
-            site = _site()
+            site = user_site()
             self._made_by[number] = (self._stack[-1] if self._stack else "", site)
         self._see_inputs(args, phase)
         if kwargs:
@@ -324,7 +251,7 @@ class MemoryTracker(TorchDispatchMode):
         """Return the module and the line that an operation belongs to, a backward one's by its node."""
         module = self._stack[-1] if self._stack else ""
         if site is None:
-            site = _site()
+            site = user_site()
         if node is not None and site is None:  # no line of the user's below backward()
             return self._made_by.get(node._sequence_nr() + 1, (module, None))
         return module, site
@@ -351,14 +278,14 @@ class MemoryTracker(TorchDispatchMode):
         return phase
 
     def _see_inputs(self, values: Iterable[Any], phase: Phase) -> None:
-        live = self._live
+        live = self.live
         for value in values:
             if isinstance(value, Tensor):
                 for storage in storages(value):
                     if storage._cdata not in live and storage.nbytes():
                         # made out of sight, such as by from_numpy or before the step: its line is
                         # the one that first uses it
-                        self._add(value, storage, "", phase, "", _site()).category = "other"
+                        self.add(value, storage, "", phase, "", user_site()).category = "other"
             elif isinstance(value, list | tuple):
                 self._see_inputs(value, phase)
 
@@ -370,15 +297,15 @@ class MemoryTracker(TorchDispatchMode):
         if not isinstance(out, Tensor):
             return
         for storage in storages(out):
-            reference = self._live.get(storage._cdata)
+            reference = self.live.get(storage._cdata)
             if reference is not None:
                 allocation = reference.allocation
                 assert allocation is not None
-                if (size := _room(out, storage)) != allocation.size:
-                    self._resize(allocation, size)
+                if (size := room(out, storage)) != allocation.size:
+                    self.resize(allocation, size)
             elif storage.nbytes():
                 module, site = self._maker(node, site)
-                allocation = self._add(out, storage, str(func), phase, module, site)
+                allocation = self.add(out, storage, str(func), phase, module, site)
             else:
                 continue
             if (
@@ -399,43 +326,6 @@ class MemoryTracker(TorchDispatchMode):
 
     # ------------------------------------------------------------------ storages
 
-    def _add(
-        self, tensor: Tensor, storage: Any, op: str, phase: Phase, module: str, site: Site | None
-    ) -> Allocation:
-        size = _room(tensor, storage)
-        allocation = Allocation(tensor, size, len(self.log), op, phase, module, site)
-        self._watch(storage, allocation)
-        self.log.append((allocation, size))
-        if self.budget is not None and self.live_bytes > self.budget:
-            self.failed_at = len(self.log)
-            raise OutOfBudget(
-                f"simulated out of memory: {op or 'the step'} takes {size} bytes, which makes"
-                f" {self.live_bytes} live bytes where {self.budget} are allowed"
-            )
-        return allocation
-
-    def _watch(self, storage: Any, allocation: Allocation) -> None:
-        reference = _StorageRef(storage, self._forget)
-        reference.allocation = allocation
-        reference.address = storage._cdata
-        self._live[reference.address] = reference
-        self.live_bytes += allocation.size
-
-    def _forget(self, reference: weakref.ref[Any]) -> None:
-        assert isinstance(reference, _StorageRef)
-        allocation = reference.allocation
-        if allocation is None:
-            return
-        del self._live[reference.address]
-        allocation.died = len(self.log)
-        self.log.append((allocation, -allocation.size))
-        self.live_bytes -= allocation.size
-
-    def _resize(self, allocation: Allocation, size: int) -> None:
-        self.log.append((allocation, size - allocation.size))
-        self.live_bytes += size - allocation.size
-        allocation.size = size
-
     def _register(self, tensor: Tensor, category: str, name: str, *, new: bool = False) -> None:
         """Give a tensor's storage its category.
 
@@ -446,19 +336,19 @@ class MemoryTracker(TorchDispatchMode):
             new: Whether what was not seen until now was made just now, out of sight, or was there before.
         """
         for storage in storages(tensor):
-            reference = self._live.get(storage._cdata)
+            reference = self.live.get(storage._cdata)
             if reference is None:
                 if not storage.nbytes():
                     continue
                 if new:
-                    made = self._add(tensor, storage, "", self._phase, "", _site())
+                    made = self.add(tensor, storage, "", self._phase, "", user_site())
                     made.category, made.name = category, name
                     continue
                 allocation = Allocation(
-                    tensor, _room(tensor, storage), -1, "", "forward", name.rpartition(".")[0], None
+                    tensor, room(tensor, storage), -1, "", "forward", name.rpartition(".")[0], None
                 )
                 allocation.category, allocation.name = category, name
-                self._watch(storage, allocation)
+                self.watch(storage, allocation)
                 self.before.append((allocation, allocation.size))
             elif (known := reference.allocation) is not None and known.category in (None, "other"):
                 known.category, known.name = category, name
@@ -506,76 +396,3 @@ class MemoryTracker(TorchDispatchMode):
         self._stepping = max(0, self._stepping - 1)
         self._forward_seen = False
         self._register_state(optimizer, new=True)
-
-
-def named_tensors(values: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Iterate over the tensors of nested dicts, lists, tuples and dataclass-like objects, with names."""
-    if isinstance(values, Tensor):
-        yield prefix, values
-    elif isinstance(values, Mapping):
-        for key, value in values.items():
-            yield from named_tensors(value, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(values, list | tuple):
-        for place, value in enumerate(values):
-            yield from named_tensors(value, f"{prefix}[{place}]" if prefix else str(place))
-    elif hasattr(values, "__dict__") and not isinstance(values, type | nn.Module):
-        for key, value in vars(values).items():
-            if isinstance(value, Tensor | list | tuple | dict):
-                yield from named_tensors(value, f"{prefix}.{key}" if prefix else key)
-
-
-def _is_wrapper(kind: type) -> bool:
-    known = _wrappers.get(kind)
-    if known is None:
-        known = _wrappers[kind] = hasattr(kind, "__tensor_flatten__")
-    return known
-
-
-def storages(tensor: Tensor) -> tuple[Any, ...]:
-    """Return the untyped storages of a tensor, those of its parts for sparse layouts and wrappers."""
-    try:
-        return (tensor.untyped_storage(),)
-    except (
-        NotImplementedError,
-        RuntimeError,
-    ):  # sparse layouts, wrapper subclasses: their parts have them
-        return tuple(storage for part in _parts(tensor) for storage in storages(part))
-
-
-def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    if tensor.layout is torch.sparse_coo:
-        return tensor._indices(), tensor._values()
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
-    if _is_wrapper(type(tensor)):
-        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-        return tuple(part for name in names if isinstance(part := getattr(tensor, name), Tensor))
-    return ()
-
-
-def _room(tensor: Tensor, storage: Any) -> int:
-    size: int = storage.nbytes()
-    if tensor.device.type == "cuda":
-        return -(-size // _CUDA_BLOCK) * _CUDA_BLOCK
-    return size
-
-
-def _site() -> Site | None:
-    """Return the user's innermost line between the running operation and the start of the step."""
-    frame: FrameType | None = sys._getframe(1)
-    fallback: Site | None = None
-    while frame is not None:
-        code = frame.f_code
-        value = _ranks.get(code)
-        if value is None:
-            value = _ranks[code] = sources.rank(code.co_filename)
-        if value == 2:
-            return code, frame.f_lineno
-        if value == 1 and fallback is None:
-            fallback = code, frame.f_lineno
-        if code is _ENGINE or code in STOPS:
-            break
-        frame = frame.f_back
-    return fallback

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcheck.specs.shapes import ShapeMismatch, SpecError, parse_relation, parse_shape
+from pytest_torchcheck.specs.shape_parsing import parse_relation, parse_shape
+from pytest_torchcheck.specs.shapes import ShapeMismatch, SpecError
 
 
 @pytest.mark.parametrize(
