@@ -13,7 +13,8 @@ import torch
 
 from . import trees
 from .functions.discovery import recording
-from .probes.leaks import LiveBytes, count_hooks
+from .probes.leaks import count_hooks
+from .probes.live_bytes import LiveBytes
 from .state import is_lazy, seed_everything
 from .subject import SubjectError
 

@@ -13,7 +13,7 @@ from ..contracts import DTYPES, FULL_PRECISION
 from ..diagnosis.explanation import counted
 from ..findings import Culprit, Finding, Location
 from ..printable import message_of
-from ..probes.placement import IMPLICIT_SYNCS, Placement, Sync
+from ..probes.device_rules import IMPLICIT_SYNCS
 from ..runs.portability import Portability, portability
 from ..state import seed_everything
 from ..subject import Subject, SubjectError
@@ -21,6 +21,8 @@ from ..verdicts import explained, inconclusive, not_applicable, passed, suspicio
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ..probes.placement import Placement, Sync
 
 
 _LARGE_BYTES = 64 * 2**20

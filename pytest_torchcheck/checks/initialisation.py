@@ -12,7 +12,7 @@ from torch import nn
 from .. import sources, trees
 from ..codes import initialisation as explain
 from ..findings import Culprit, Finding
-from ..probes.signals import LINEAR, Rectified, Squashed
+from ..probes.signals import LINEAR
 from ..runs import layers
 from ..runs.observation import observe
 from ..runs.stuck import equal_rows
@@ -23,7 +23,7 @@ from .devices import on_meta
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..probes.signals import Tap
+    from ..probes.signal_facts import Rectified, Squashed, Tap
     from ..subject import Subject
 
 HUGE = 1e15

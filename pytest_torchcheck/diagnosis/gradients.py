@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..probes.aliasing import Alias
-    from ..probes.finiteness import NonFinite
+    from ..probes.nonfinite import NonFinite
     from ..probes.provenance import GraphCut
     from ..subject import Subject
     from .siblings import Sibling

@@ -9,8 +9,8 @@ import torch
 
 from .. import sources
 from ..findings import Culprit, Finding, Location
-from ..probes.divergence import find_recompute_divergence
 from ..probes.provenance import find_cut, find_zero_gradients
+from ..probes.recompute_divergence import find_recompute_divergence
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
 from ..verdicts import violated

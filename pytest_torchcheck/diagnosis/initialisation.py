@@ -19,7 +19,7 @@ from .losses import initialisation_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..probes.signals import Rectified, Squashed, Tap
+    from ..probes.signal_facts import Rectified, Squashed, Tap
     from ..subject import Subject
 
 _GAIN = 3.0

@@ -8,7 +8,7 @@ import torch
 
 from .. import sources
 from ..findings import Culprit, Finding
-from ..probes.finiteness import NonFinite, find_overflow
+from ..probes.finiteness import find_overflow
 from ..runs.numerics import Trouble, in_double, watched
 from ..state import seed_everything
 from ..verdicts import explained
@@ -18,6 +18,7 @@ from .gradients import evidence_of, remedy, writers
 if TYPE_CHECKING:
     from ..batches import Batch
     from ..findings import Location, Status
+    from ..probes.nonfinite import NonFinite
     from ..subject import Subject, SubjectError
 
 

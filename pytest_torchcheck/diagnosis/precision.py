@@ -12,7 +12,7 @@ from ..verdicts import suspicious, violated
 from .numerics import culprits_of, overflowing, place_of
 
 if TYPE_CHECKING:
-    from ..probes.finiteness import NonFinite
+    from ..probes.nonfinite import NonFinite
     from ..subject import Subject
 
 

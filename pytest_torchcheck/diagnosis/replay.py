@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 )
 
 from .. import sources
-from ..probes.watch import gradients_off_line
+from ..probes.gradients_off import gradients_off_line
 from ..record.modes import Observer
 from .freed import FreedGraphs
 from .history import Call, Fact, Op, Replay, arguments_of, name_of, tensors_in

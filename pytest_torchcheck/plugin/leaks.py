@@ -85,7 +85,8 @@ def _repeating(
 ) -> Callable[..., None]:
     from torch import nn
 
-    from ..probes.leaks import LiveBytes, find_leak
+    from ..probes.leaks import find_leak
+    from ..probes.live_bytes import LiveBytes
     from ..state import isolated
 
     def repeating(**arguments: Any) -> None:

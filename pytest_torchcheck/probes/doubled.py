@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .recording import Call, Recorder, Value
+from .recording import Recorder
 from .steps import gradients_kept, record_step
 from .watch import readable, storage_of, tensors_in
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..findings import Location
+    from .values import Call, Value
     from .watch import Op
 
 _JOINING = ("cat", "stack", "concat", "concatenate", "hstack", "vstack", "dstack", "column_stack")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -10,59 +10,14 @@ from torch import Tensor, nn
 
 from ..record.modes import KernelObserver
 from .domains import backward_domain, forward_domain
+from .nonfinite import NonFinite, Origin, any_nonfinite, holds_nonfinite, readable_values
 from .steps import gradients_kept
-from .watch import Op, Watch, describe, in_backward, name_of, readable, storage_of, tensors_in
+from .watch import Op, Watch, describe, in_backward, name_of, storage_of, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch.autograd.graph import Node
-
-    from ..findings import Location
-
-Origin = Literal["computed", "constant", "given", "uninitialised"]
-"""Where a non-finite number comes from: ``computed`` by an operation on finite ones (or on infinities
-written on purpose); ``constant`` written on purpose, as a mask's -inf; ``given`` with an input, parameter or
-buffer; ``uninitialised`` memory of ``torch.empty`` that was never written."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NonFinite:
-    """The operation at which numbers stop being finite.
-
-    Attributes:
-        kind: What it made.
-        phase: Whether it ran in the forward or in the backward.
-        origin: See :data:`Origin`.
-        op: The operation; in the backward the forward operation whose gradient it computes.
-        location: The user's line of ``op``.
-        module: Qualified name of the module in whose forward it runs.
-        kernel: The operator below it, such as ``aten.div`` in the backward of a square root.
-        fact: What it was given, as a clause: ``sqrt of 0 in 3 of 8 elements``.
-        result: Dtype and shape of what it made, such as ``float16 [8, 7, 24]``.
-        count: How many elements of it are not finite.
-        upward: Whether an infinity of plus is among it.
-        then: Where an infinity became the NaN that was seen, the operation that did this.
-        written: Where an infinity that was written on purpose, or given, became the NaN (``0 * inf``; a row of
-            nothing but -inf), the event that brought it in.
-        hidden: Where only gradients are not finite: the forward operation that dropped what ``op`` gave, so that the
-            outputs are finite (``torch.where``, a mask, an index).
-    """
-
-    kind: Literal["nan", "inf"]
-    phase: Literal["forward", "backward"]
-    origin: Origin
-    op: Op
-    location: Location | None
-    module: str
-    kernel: str
-    fact: str
-    result: str
-    count: int
-    upward: bool = False
-    then: Op | None = None
-    written: NonFinite | None = None
-    hidden: Op | None = None
 
 
 def find_nonfinite(run: Callable[[], object], module: nn.Module | None = None) -> NonFinite | None:
@@ -86,13 +41,13 @@ def find_nonfinite(run: Callable[[], object], module: nn.Module | None = None) -
                 result = list(tensors_in(run()))
                 ran = watch.backward_ran
                 live = [t for t in result if t.requires_grad]
-                finite = not _bad_result(result)
+                finite = not any_nonfinite(result)
                 if live and finite and not ran:
                     torch.autograd.backward(live, [torch.ones_like(t) for t in live])
             gradients = [p.grad for p in parameters.values() if p.grad is not None]
             for tensor in (*result, *gradients):
-                if _bad(tensor) and (event := watch.kernels.behind(tensor)) is not None:
-                    return event if _bad_result(result) else watch.kernels.with_hidden(event)
+                if holds_nonfinite(tensor) and (event := watch.kernels.behind(tensor)) is not None:
+                    return event if any_nonfinite(result) else watch.kernels.with_hidden(event)
         return watch.kernels.first_backward if module is None else None
     finally:
         watch.release()
@@ -235,13 +190,13 @@ class _Kernels(KernelObserver):
         with torch._C.DisableTorchFunction():
             overwrites = func.overloadpacket.__name__ in _OVERWRITING
             read = (args[1:] if overwrites else args, kwargs)
-            given = [t for t in tensors_in(read) if _readable(t)]
+            given = [t for t in tensors_in(read) if readable_values(t)]
             mutates = func._schema.is_mutable
             before = [t.clone() for t in given] if mutates else given
             result = func(*args, **kwargs)
             shared = set() if overwrites else {storage_of(t) for t in given}
             for tensor in tensors_in(result):
-                if _readable(tensor):
+                if readable_values(tensor):
                     key = storage_of(tensor)
                     if not mutates and key in shared:
                         continue  # a view has no numbers of its own
@@ -280,11 +235,11 @@ class _Kernels(KernelObserver):
     ) -> None:
         if key is None:
             return
-        if not _bad(made):
+        if not holds_nonfinite(made):
             if self._origins and not in_backward():
                 for tensor in given:
                     event = self._origins.get(storage_of(tensor) or -1)
-                    if event is not None and event.phase == "forward" and _bad(tensor):
+                    if event is not None and event.phase == "forward" and holds_nonfinite(tensor):
                         self._dropping.setdefault(event.op.index, self._watch.current())
             if made.numel() * made.element_size() >= made.untyped_storage().nbytes():
                 self._origins.pop(key, None)
@@ -303,7 +258,7 @@ class _Kernels(KernelObserver):
                 self._origins[key] = event
             return
         event = self._event(func, kernel, call, given, before, made, "nan" if has_nan else "inf")
-        infinite = [now for old, now in zip(before, given, strict=True) if _bad(old)]
+        infinite = [now for old, now in zip(before, given, strict=True) if holds_nonfinite(old)]
         found = [self._origins.get(storage_of(t) or -1) or self._given(t) for t in infinite]
         self._parents[id(event)] = [parent for parent in found if parent is not None]
         self._origins[key] = event
@@ -408,23 +363,6 @@ class _Kernels(KernelObserver):
             count=1,
             upward=bool(number.isposinf()),
         )
-
-
-def _readable(tensor: Tensor) -> bool:
-    """Say whether a tensor has floating numbers that can be looked at."""
-    return (
-        (tensor.is_floating_point() or tensor.is_complex())
-        and readable(tensor)
-        and tensor.numel() > 0
-    )
-
-
-def _bad_result(tensors: list[Tensor]) -> bool:
-    return any(_bad(tensor) for tensor in tensors)
-
-
-def _bad(tensor: Tensor) -> bool:
-    return _readable(tensor) and not bool(tensor.detach().isfinite().all())
 
 
 def _replaced(thing: Any, swapped: Mapping[int, Tensor]) -> Any:

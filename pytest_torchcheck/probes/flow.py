@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from .gradient_paths import Ahead
-from .recording import DERIVATIVE, IMPORTS, Call, Recorder, Value
+from .recording import DERIVATIVE, IMPORTS, Recorder
 from .steps import values_behind
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.autograd.graph import Node
+
+    from .values import Call, Value
 
 CutKind = Literal[
     "never-used",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from .recording import Call, Value
+    from .values import Call, Value
 
 _AMPLIFIED = 30
 """What layers between the parameter and the operation may make of the rounding that it leaves."""

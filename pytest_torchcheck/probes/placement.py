@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import sources
+from .device_rules import EACH_ALONE, FIRST_DECIDES, ONE_DEVICE, SYNCS
 from .watch import Watch, in_backward, name_of, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from ..findings import Location
 
@@ -33,173 +34,6 @@ StrayKind = Literal["attribute", "factory", "literal", "fixed", "unknown"]
 without ``device=``; by a call or ``.to``/``.cpu`` that names the CPU by ``literal``; by one whose device was
 ``fixed`` elsewhere (a global, an attribute); ``unknown`` where no call of torch made it (NumPy)."""
 
-ONE_DEVICE = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "true_divide",
-        "truediv",
-        "floor_divide",
-        "floordiv",
-        "fmod",
-        "remainder",
-        "mod",
-        "pow",
-        "rsub",
-        "radd",
-        "rmul",
-        "rtruediv",
-        "rpow",
-        "iadd",
-        "isub",
-        "imul",
-        "itruediv",
-        "ipow",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "logical_and",
-        "logical_or",
-        "logical_xor",
-        "and",
-        "or",
-        "xor",
-        "maximum",
-        "minimum",
-        "max",
-        "min",
-        "atan2",
-        "lerp",
-        "addcmul",
-        "addcdiv",
-        "addmm",
-        "addbmm",
-        "baddbmm",
-        "addmv",
-        "matmul",
-        "rmatmul",
-        "mm",
-        "bmm",
-        "mv",
-        "dot",
-        "outer",
-        "inner",
-        "tensordot",
-        "einsum",
-        "cross",
-        "linear",
-        "bilinear",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "conv_transpose3d",
-        "embedding",
-        "embedding_bag",
-        "gather",
-        "take_along_dim",
-        "scatter",
-        "scatter_add",
-        "scatter_reduce",
-        "index_select",
-        "index_add",
-        "index_copy",
-        "masked_fill",
-        "masked_scatter",
-        "where",
-        "cat",
-        "concat",
-        "concatenate",
-        "stack",
-        "hstack",
-        "vstack",
-        "dstack",
-        "scaled_dot_product_attention",
-        "layer_norm",
-        "group_norm",
-        "batch_norm",
-        "instance_norm",
-        "rms_norm",
-        "prelu",
-        "cdist",
-        "pairwise_distance",
-        "cosine_similarity",
-        "grid_sample",
-        "l1_loss",
-        "mse_loss",
-        "smooth_l1_loss",
-        "huber_loss",
-        "cross_entropy",
-        "nll_loss",
-        "kl_div",
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "complex",
-        "polar",
-        "isclose",
-        "allclose",
-        "equal",
-        "searchsorted",
-        "bucketize",
-        "clamp",
-        "heaviside",
-        "logaddexp",
-        "hypot",
-        "baddbmm",
-        "chain_matmul",
-        "multi_head_attention_forward",
-    ]
-)
-"""Operations that need all their tensors of one or more dimensions on one device."""
-
-_FIRST = frozenset(
-    [
-        "expand_as",
-        "view_as",
-        "reshape_as",
-        "copy",
-        "setitem",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "empty_like",
-        "rand_like",
-        "randn_like",
-        "randint_like",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "new_empty",
-        "new_tensor",
-        "index_put",
-        "put",
-    ]
-)
-_EACH = frozenset({"broadcast_tensors", "meshgrid", "align_tensors"})
-_SYNCS: Mapping[str, str] = {
-    "item": ".item()", "__float__": "float()", "__int__": "int()", "__bool__": "bool()", "__index__": "an index",
-    "__complex__": "complex()", "tolist": ".tolist()", "cpu": ".cpu()", "nonzero": ".nonzero()",
-    "unique": ".unique()", "masked_select": ".masked_select()", "__repr__": "print()", "__format__": "a formatted string",
-}  # fmt: skip
-IMPLICIT_SYNCS = frozenset(
-    {
-        ".item()",
-        "float()",
-        "int()",
-        "bool()",
-        "an index",
-        ".tolist()",
-        "print()",
-        "a formatted string",
-    }
-)
-"""Synchronisations that turn a tensor into a Python number or a text; the others are data-dependent shapes or are spelt out."""
 
 _WHERE = {"device", "is_cuda", "is_cpu", "get_device"}
 _MOST = 64
@@ -357,8 +191,8 @@ class Pretend(Watch):
         if name in ("numpy", "__array__"):
             self._mixture(full, None)
             return
-        if name in _SYNCS and self._is_moved(given[0]):
-            self._sync(_SYNCS[name])
+        if name in SYNCS and self._is_moved(given[0]):
+            self._sync(SYNCS[name])
             return
         if name == "__getitem__" and any(
             t.dtype == torch.bool and t.dim() and self._is_moved(t) for t in given[1:]
@@ -433,11 +267,11 @@ class Pretend(Watch):
             self._strand(outputs, kind, full)
         elif name == "tensor" or not given:
             self._strand(outputs, "factory", full)
-        elif name.strip("_") in _FIRST:
+        elif name.strip("_") in FIRST_DECIDES:
             self._like(outputs, given[0])
         elif name == "_pack_padded_sequence":
             self._move(outputs[:1])  # the batch sizes are always on the CPU
-        elif name in _EACH:
+        elif name in EACH_ALONE:
             for output, source in zip(outputs, given, strict=False):
                 self._like([output], source)
         elif name in ("type_as", "to") and len(given) > 1:

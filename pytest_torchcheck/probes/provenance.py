@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import sources
 from .flow import CutKind, Flow, Loss
-from .recording import SWITCHES, Recorder, Value
+from .recording import SWITCHES, Recorder
 from .returned import Returned
 from .steps import gradients_kept, record_step
 from .watch import Op, describe
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
     from ..findings import Location
+    from .values import Value
 
 __all__ = [
     "CutKind",

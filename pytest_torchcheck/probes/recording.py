@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ..sources import of_frame
-from .watch import Op, Watch, in_backward, name_of, readable, storage_of, tensors_in, version_of
+from .values import EXITS, Call, CallKind, Origin, Value
+from .watch import Watch, in_backward, name_of, readable, storage_of, tensors_in, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,23 +21,6 @@ if TYPE_CHECKING:
 
     from ..findings import Location
 
-Origin = Literal["parameter", "input", "op", "source"]
-"""``source``: seen for the first time as an operand (a constant, a target, data from NumPy)."""
-
-CallKind = Literal["op", "function", "alias", "graph", "module"]
-"""What the record knows of a step: ``op`` a torch function; ``function`` a custom autograd Function;
-``alias`` memory shared with a known tensor though no call made it (``nn.Parameter(x)``, NumPy);
-``graph`` known only by its grad_fn; ``module`` the outputs of a module whose inside is not Python."""
-
-SHAPE_ONLY = frozenset(
-    f"{owner}.{name}"
-    for owner in ("torch", "Tensor")
-    for name in (
-        "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
-        "randint_like", "new_zeros", "new_ones", "new_full", "new_empty",
-    )
-)  # fmt: skip
-"""Calls that read the shape of their operand and not its values."""
 
 SHAPE_OF_SECOND = frozenset(
     f"Tensor.{name}" for name in ("view_as", "expand_as", "reshape_as", "type_as")
@@ -47,13 +30,6 @@ SHAPE_OF_SECOND = frozenset(
 DERIVATIVE = "torch.autograd.grad"
 """A first derivative; only with ``create_graph=True`` does it have a graph of its own."""
 
-EXITS: Mapping[str, str] = {
-    "Tensor.item": "item", "Tensor.__float__": "item", "Tensor.__int__": "item",
-    "Tensor.__complex__": "item", "Tensor.__index__": "item", "Tensor.__bool__": "bool",
-    "Tensor.tolist": "item", "Tensor.numpy": "numpy", "Tensor.__array__": "numpy",
-    "Tensor.__dlpack__": "numpy",
-}  # fmt: skip
-"""Calls through which values leave torch, where autograd cannot follow."""
 
 SWITCHES = frozenset({"Tensor.requires_grad_", "Tensor.requires_grad.__set__"})
 """Calls that make a leaf take a gradient or none; recorded though they make no value."""
@@ -75,59 +51,6 @@ _IGNORED = frozenset(
 _HERE = os.path.dirname(torch.__file__) + os.sep
 _FUNCTION_FILE = _HERE + os.path.join("autograd", "function.py")
 _DISTRIBUTIONS = _HERE + "distributions" + os.sep
-
-
-@dataclass(eq=False, slots=True)
-class Value:
-    """What one tensor held between two writes to it.
-
-    Attributes:
-        tensor: The tensor object; holds later values too where it was written in place.
-        origin: Where it came from.
-        maker: The call that made it.
-        consumers: The calls that read it.
-        nodes: Every autograd node under which it was seen (a custom Function's output gets its
-            node only after its forward).
-        rms: Root mean square of the gradient that reached it; None where none did.
-        in_module: Whether it was first seen while a module's forward ran.
-        seen_at: Index of the next operation when it was first seen.
-    """
-
-    tensor: Tensor
-    origin: Origin
-    maker: Call | None = None
-    consumers: list[Call] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
-    rms: float | None = None
-    in_module: bool = False
-    seen_at: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class Call:
-    """One recorded step. ``nodes`` are the autograd nodes of the inputs when they were read."""
-
-    op: Op
-    kind: CallKind
-    inputs: list[Value]
-    nodes: list[Node | None]
-    outputs: list[Value] = field(default_factory=list)
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    grad_enabled: bool = True
-    region: Location | None = None
-    sampler: str = ""
-    left: Any = None
-
-    @property
-    def exit(self) -> str:
-        """How values leave torch here: ``item``, ``numpy``, ``bool``; ``""`` where they do not."""
-        return EXITS.get(self.op.name, "") if self.kind == "op" else ""
-
-    @property
-    def shape_only(self) -> bool:
-        """Whether only the shape of the operand matters."""
-        return self.kind == "op" and self.op.name in SHAPE_ONLY
 
 
 class Recorder(Watch):

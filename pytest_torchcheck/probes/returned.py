@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..findings import Location
-    from .recording import Call, Recorder, Value
+    from .recording import Recorder
+    from .values import Call, Value
 
 
 class Returned:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from torch.autograd.graph import Node
 
-    from .recording import Recorder, Value
+    from .recording import Recorder
+    from .values import Value
 
 
 @contextmanager

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .recording import Call, Recorder, Value
+from .recording import Recorder
 from .watch import Op, readable, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from .values import Call, Value
 
 LIMIT_BYTES = 512 * 2**20
 """What a trace may hold; beyond it only fingerprints are kept, which tell equal from different."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from .gradient_paths import Ahead, Stopped
-from .recording import Call, Recorder, Value
+from .recording import Recorder
 from .steps import gradients_kept, record_step, values_behind
 from .watch import Op, describe, tensors_in
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..findings import Location
+    from .values import Call, Value
 
 ZeroKind = Literal[
     "inactive",

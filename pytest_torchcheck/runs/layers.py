@@ -12,7 +12,7 @@ from torch import nn
 
 from .. import trees
 from ..facts import outputs
-from ..probes.signals import Rectified, Signals, SignalWatch, Tap
+from ..probes.signals import SignalWatch
 from ..state import seed_everything
 from ..subject import SubjectError
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..batches import Batch
+    from ..probes.signal_facts import Rectified, Signals, Tap
     from ..subject import Subject
 
 DEPTH = 5

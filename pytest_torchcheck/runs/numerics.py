@@ -10,7 +10,7 @@ import torch
 
 from .. import trees
 from ..diagnosis.explanation import listed
-from ..probes.finiteness import NonFinite, find_nonfinite
+from ..probes.finiteness import find_nonfinite
 from ..specs.domains import Uniform
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..batches import Batch
+    from ..probes.nonfinite import NonFinite
     from ..subject import Subject
 
 

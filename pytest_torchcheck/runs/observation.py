@@ -12,7 +12,7 @@ from .. import trees
 from ..functions.discovery import RecordedCall, recording
 from ..probes.holdings import Holding, graph_leaves, holdings
 from ..probes.recomputation import watch_checkpointing
-from ..probes.signals import Signals, SignalWatch
+from ..probes.signals import SignalWatch
 from ..state import seed_everything
 from ..subject import clear_gradients
 from .loss import LossSight
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..batches import Batch
     from ..findings import Location
+    from ..probes.signal_facts import Signals
     from ..subject import Subject
 
 

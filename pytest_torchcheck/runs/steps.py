@@ -18,7 +18,8 @@ from ..functions.discovery import is_compiled
 from ..loop.checkpoints import keep_checkpoint
 from ..loop.closures import carried_graphs
 from ..loop.traces.rebound_parameters import Rebinding, is_trained
-from ..probes.leaks import LiveBytes, count_hooks
+from ..probes.leaks import count_hooks
+from ..probes.live_bytes import LiveBytes
 from ..probes.watch import version_of
 from ..state import seed_everything
 from ..stepping import take_step

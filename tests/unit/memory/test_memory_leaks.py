@@ -9,7 +9,8 @@ import torch
 from memory_zoo import ZOO
 from torch import nn
 
-from pytest_torchcheck.probes.leaks import LiveBytes, count_hooks, find_leak
+from pytest_torchcheck.probes.leaks import count_hooks, find_leak
+from pytest_torchcheck.probes.live_bytes import LiveBytes
 
 KEPT: list[object] = []
 

@@ -10,13 +10,13 @@ from torch.utils.checkpoint import checkpoint
 
 from pytest_torchcheck.probes import tracing
 from pytest_torchcheck.probes.divergence import (
-    find_recompute_divergence,
     first_divergence,
     first_mixing,
     first_place_dependence,
     first_spread,
     record,
 )
+from pytest_torchcheck.probes.recompute_divergence import find_recompute_divergence
 
 B, T, D = 4, 6, 8
 
