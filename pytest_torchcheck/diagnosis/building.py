@@ -167,7 +167,7 @@ def _parameters(function: ast.FunctionDef) -> set[str]:
 
 
 def _line(filename: str, offset: int, function: str, node: ast.expr) -> Location:
-    return sources._make(filename, offset + node.lineno, function)
+    return sources.of_line(filename, offset + node.lineno, function)
 
 
 def _owners(model: nn.Module, name: str) -> list[tuple[str, nn.Module]]:

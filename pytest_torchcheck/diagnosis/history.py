@@ -71,12 +71,12 @@ class Op:
         """The user's line that called it."""
         if self.frame is None:
             return None
-        return sources._make(*self.frame)
+        return sources.of_line(*self.frame)
 
     @property
     def callers(self) -> tuple[Location, ...]:
         """The user's lines that called the helper in which it ran, the innermost first."""
-        return tuple(sources._make(*frame) for frame in self.outer)
+        return tuple(sources.of_line(*frame) for frame in self.outer)
 
 
 @dataclass(slots=True, eq=False)

@@ -162,7 +162,7 @@ def calls_in_code(code: CodeType, name: str) -> list[Location]:
     except (OSError, TypeError, SyntaxError):
         return []
     return [
-        sources._make(code.co_filename, start + node.lineno - 1, getattr(code, "co_qualname", ""))
+        sources.of_line(code.co_filename, start + node.lineno - 1, getattr(code, "co_qualname", ""))
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == name
     ]
@@ -237,7 +237,7 @@ def assignment_in_code(code: CodeType, name: str) -> tuple[str, Location] | None
     while wanted:
         for target, value, line in _assignments(tree):
             if ast.unparse(target) == wanted and not _drops_graph(value):
-                return wanted, sources._make(
+                return wanted, sources.of_line(
                     code.co_filename, start + line - 1, getattr(code, "co_qualname", "")
                 )
         if "[" not in wanted:
@@ -279,7 +279,7 @@ def kept_attributes(model: nn.Module | None) -> tuple[Holder, ...]:
                 and target.value.id == "self"
             ) and not _drops_graph(value):
                 name = f"{path}.{target.attr}" if path else target.attr
-                place = sources._make(
+                place = sources.of_line(
                     code.co_filename, start + line - 1, getattr(code, "co_qualname", "")
                 )
                 found.append(Holder(name=name, root=name, grad_fn="", location=place))
@@ -325,7 +325,7 @@ def kept_variables(frames: list[FrameType]) -> tuple[Holder, ...]:
         for target, value, line in _assignments(tree):
             name = ast.unparse(target)
             if _root_name(target) in outliving and name in read and not _drops_graph(value):
-                place = sources._make(
+                place = sources.of_line(
                     code.co_filename, start + line - 1, getattr(code, "co_qualname", "")
                 )
                 found.append(Holder(name=name, root=name, grad_fn="", location=place))

@@ -54,10 +54,10 @@ def _spoken(lines: list[str], start: int, place: Location) -> Location | None:
     tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
     assert isinstance(tree, ast.FunctionDef)
     if any(argument.arg == "device" for argument in (*tree.args.args, *tree.args.kwonlyargs)):
-        return sources._make(place.file, start, place.function)
+        return sources.of_line(place.file, start, place.function)
     for node in tree.body[1:] if ast.get_docstring(tree) else tree.body:
         if _DEVICES.search(ast.unparse(node)):
-            return sources._make(place.file, start - 1 + node.lineno, place.function)
+            return sources.of_line(place.file, start - 1 + node.lineno, place.function)
     return None
 
 

@@ -251,7 +251,7 @@ def _read_anomaly(replay: Replay, caught: list[warnings.WarningMessage]) -> None
         packages = [place for place in found if sources.rank(place[0]) == 1]
         best = (own or packages)[-1:]
         for filename, line, function in best:
-            replay.saved_at = sources._make(filename, int(line), function)
+            replay.saved_at = sources.of_line(filename, int(line), function)
         return
 
 

@@ -105,7 +105,7 @@ def _repetitions(value: ast.expr, filename: str, offset: int) -> Iterator[Repeat
         made = _multiplied(node) or _comprehension(node)
         if made is not None:
             kind, fix = made
-            location = sources._make(filename, offset + node.lineno, "")  # type: ignore[attr-defined]
+            location = sources.of_line(filename, offset + node.lineno, "")  # type: ignore[attr-defined]
             yield Repeated(kind=kind, location=location, fix=fix)
 
 

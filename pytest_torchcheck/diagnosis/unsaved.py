@@ -329,7 +329,9 @@ def draws_at_random(owner: nn.Module, key: str) -> Location | None:
         made = list(_making(tree, key))
         for node in made:
             if _RANDOM.search(ast.unparse(node)):
-                return sources._make(filename, offset + node.lineno, f"{cls.__qualname__}.__init__")
+                return sources.of_line(
+                    filename, offset + node.lineno, f"{cls.__qualname__}.__init__"
+                )
         if made:
             return None  # the most derived constructor that makes it has the last word
     return None

@@ -269,7 +269,7 @@ def numpy_line(place: Location | None) -> Location | None:
             r"from_numpy\(|torch\.(Float|Long|Double|Int|Bool)?Tensor\(|from_dlpack\(", text
         ):
             moved = re.search(r"\.to\(|\.cuda\(|device", text)
-            return None if moved else sources._make(place.file, line, place.function)
+            return None if moved else sources.of_line(place.file, line, place.function)
         if re.match(r"\s*(async\s+)?def ", text):
             return None
     return None

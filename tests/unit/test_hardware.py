@@ -3,12 +3,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_torchcheck import hardware
+from pytest_torchcheck.hardware import layers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +65,7 @@ def test_what_others_hold_leaves_out_this_process() -> None:
 
 
 def probing(code: str, timeout_s: float = 120.0) -> hardware.Probe:
-    return hardware._run_probe([sys.executable, "-c", code], "xpu", timeout_s)
+    return layers._run_probe([sys.executable, "-c", code], "xpu", timeout_s)
 
 
 def test_a_probe_that_hangs_meets_its_deadline() -> None:
@@ -79,7 +81,7 @@ def test_a_probe_that_dies_says_how() -> None:
         in probing("import sys; print('boom', file=sys.stderr); sys.exit(3)").reason
     )
     assert "exit status 0: no output" in probing("").reason
-    missing = hardware._run_probe(["/no/such/program"], "cuda", 1.0)
+    missing = layers._run_probe(["/no/such/program"], "cuda", 1.0)
     assert "did not start" in missing.reason
 
 
@@ -131,6 +133,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from pytest_torchcheck import hardware
+from pytest_torchcheck.hardware import layers
 
 exclusive, log, seconds = sys.argv[1] == "True", Path(sys.argv[2]), float(sys.argv[3])
 with hardware.holding(("0", "MIG-GPU-1/2/3"), run="run", exclusive=exclusive):
@@ -166,7 +169,7 @@ def test_exclusive_holders_are_alone_and_others_share(tmp_path: Path) -> None:
 
 
 def test_a_killed_holder_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     worker = _holder(tmp_path, True, 600.0)
     log, deadline = tmp_path / "log", time.monotonic() + 120
     while not (log.exists() and log.read_text()) and time.monotonic() < deadline:

@@ -63,7 +63,7 @@ def worker(scene: Scene, match: re.Match[str]) -> Explanation | None:
     place = None
     if own:
         filename, line, function = own[-1]
-        place = sources._make(filename, int(line), function)
+        place = sources.of_line(filename, int(line), function)
     lines = [text for text in scene.message.splitlines() if text.strip()]
     message = lines[-1].strip() if lines else scene.first_line
     name, getitem = _getitem(scene)

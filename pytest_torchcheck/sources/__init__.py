@@ -1,0 +1,33 @@
+"""Which line of the user's code: from a frame, a traceback, an object or a name in a class."""
+
+from __future__ import annotations
+
+from .arguments import giving_call as giving_call
+from .assignments import called as called
+from .assignments import is_no_tools_class as is_no_tools_class
+from .assignments import of_assignment as of_assignment
+from .assignments import of_attribute as of_attribute
+from .assignments import of_parameter as of_parameter
+from .locations import is_own_class as is_own_class
+from .locations import of_error as of_error
+from .locations import of_frame as of_frame
+from .locations import of_line as of_line
+from .locations import of_object as of_object
+from .locations import of_own_class as of_own_class
+from .locations import of_traceback as of_traceback
+from .locations import of_user_object as of_user_object
+from .owners import count_as_own as count_as_own
+from .owners import rank as rank
+from .searching import deciding_lines as deciding_lines
+from .searching import file_matches as file_matches
+from .searching import line_above as line_above
+from .searching import matches as matches
+from .searching import search as search
+from .syntax import assigned_name as assigned_name
+from .syntax import function_around as function_around
+from .syntax import names_read as names_read
+from .syntax import statement as statement
+from .syntax import tree_of as tree_of
+from .syntax import uncalled as uncalled
+from .untaken import untaken_in as untaken_in
+from .untaken import untaken_lines as untaken_lines

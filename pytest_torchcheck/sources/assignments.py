@@ -1,0 +1,178 @@
+"""Where a class assigns an attribute, a submodule or a parameter."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from ..weak import by_class
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..findings import Location
+from .locations import of_line
+from .owners import rank
+
+
+def of_assignment(module: Any, name: str, *, plain: bool = False) -> Location | None:
+    """Return the line of a module's class (or its bases) that assigns ``self.name``.
+
+    Plain, annotated, augmented and tuple assignments count, ``register_buffer("name", ...)`` and its like, also where
+    the name comes from a loop over names, and last a class attribute.
+
+    Args:
+        module: An ``nn.Module`` or any object.
+        name: Attribute name, without dots.
+        plain: It is registered nowhere: lines that register it are those of another branch.
+    """
+    return of_attribute(type(module), name, plain=plain)
+
+
+def of_attribute(owner: type, name: str, *, plain: bool = False) -> Location | None:
+    """Return the line of a class (or its bases) that assigns an attribute, as :func:`of_assignment` does."""
+    written = [
+        (cls, filename)
+        for cls in owner.__mro__
+        if (filename := _file_of(cls)) is not None and rank(filename)
+    ]
+    for on_class in (False, True):
+        for cls, filename in written:
+            if line := _assignments(cls, plain)[on_class].get(name):
+                return of_line(filename, line, cls.__qualname__)
+    return None
+
+
+_SETTING = frozenset({"setattr", "__setattr__"})
+_REGISTERING = _SETTING | {"register_buffer", "register_parameter", "register_module", "add_module"}
+
+
+@by_class
+def _assignments(cls: type, plain: bool) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the line that assigns each attribute in a class's methods, and in its body.
+
+    The first line counts; of a name that no ``__init__`` assigns as such, and that stands in one as a text, the line
+    that registers under a name from a variable.
+    """
+    try:
+        lines, start = inspect.getsourcelines(cls)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (TypeError, OSError, SyntaxError):
+        return {}, {}
+    body = next((node.body for node in tree.body if isinstance(node, ast.ClassDef)), [])
+    first = next(
+        (node for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__"),
+        None,
+    )
+    calls = _SETTING if plain else _REGISTERING
+    found = _assigned(tree, calls)
+    if first is not None:
+        known = _assigned(first, calls)
+        looped = _registered_by_variable(first, calls)
+        found |= {name: line for name, line in looped.items() if name not in known}
+    own = {
+        target.id: node.lineno
+        for node in reversed(body)
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and node.value is not None
+    }
+    return (
+        {name: start + line - 1 for name, line in found.items()},
+        {name: start + line - 1 for name, line in own.items()},
+    )
+
+
+def _assigned(tree: ast.AST, calls: frozenset[str]) -> dict[str, int]:
+    """Return the first line of a tree that assigns each attribute by its name, itself or by one of some calls."""
+    found: dict[str, int] = {}
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Assign):
+            names = [n for target in node.targets for n in _attributes(target)]
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign):
+            names = list(_attributes(node.target))
+        elif isinstance(node, ast.Call) and called(node) in calls:
+            names = [
+                a.value
+                for a in node.args[:2]
+                if isinstance(a, ast.Constant) and isinstance(a.value, str)
+            ]
+        for name in names:
+            line = getattr(node, "lineno", 1)
+            found[name] = min(line, found.get(name, line))
+    return found
+
+
+def _registered_by_variable(function: ast.FunctionDef, calls: frozenset[str]) -> dict[str, int]:
+    """Return the texts of a function that may be names, to its line that registers or sets under a variable's name."""
+    line = min(
+        (
+            node.lineno
+            for node in ast.walk(function)
+            if isinstance(node, ast.Call)
+            and called(node) in calls
+            and not any(
+                isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+                for argument in node.args[:2]
+            )
+        ),
+        default=None,
+    )
+    if line is None:
+        return {}
+    return {
+        node.value: line
+        for node in ast.walk(function)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.isidentifier()
+    }
+
+
+def called(node: ast.AST) -> str:
+    """Return the last name of what a call calls: ``BCELoss`` for ``nn.BCELoss()``; empty for no call, or no name."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return str(getattr(function, "attr", getattr(function, "id", "")))
+
+
+def _attributes(target: ast.expr) -> Iterator[str]:
+    if isinstance(target, ast.Attribute):
+        yield target.attr
+    elif isinstance(target, ast.Tuple | ast.List):
+        for element in target.elts:
+            yield from _attributes(element)
+
+
+def _file_of(cls: type) -> str | None:
+    try:
+        return inspect.getsourcefile(cls)
+    except (TypeError, OSError):  # OSError: a class that was typed at a prompt
+        return None
+
+
+def is_no_tools_class(cls: type) -> bool:
+    """Say whether a class is the user's own, or an installed package's: its file is asked, and no line looked for."""
+    filename = _file_of(cls)
+    return filename is not None and rank(filename) > 0
+
+
+def of_parameter(root: Any, qualified: str) -> Location | None:
+    """Return the line that makes a parameter, buffer or submodule, by its qualified name.
+
+    The innermost owner written by the user counts: for ``encoder.0.weight`` of an ``nn.Sequential``
+    that is the line that assigns ``self.encoder``.
+    """
+    parts = qualified.split(".")
+    owners = [root]
+    for part in parts[:-1]:
+        following = getattr(owners[-1], part, None)
+        if following is None:
+            break
+        owners.append(following)
+    for depth in range(len(owners) - 1, -1, -1):
+        if depth < len(parts) and (found := of_assignment(owners[depth], parts[depth])):
+            return found
+    return None
