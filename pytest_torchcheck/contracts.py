@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from .declared_names import UnknownNameError
     from .findings import Location, Report
-    from .promises import _Names
+    from .promises.parameters import Names
 
 DEVICE_TYPES: Final = ("cpu", "cuda", "meta", "xpu", "mps")
 DTYPES: Final = {
@@ -360,7 +360,7 @@ class Contract:
             p for p in self.promises if any(cls.__name__ == kind for cls in type(p).__mro__)
         )
 
-    def promised_names(self, kind: str) -> tuple[_Names, ...]:
+    def promised_names(self, kind: str) -> tuple[Names, ...]:
         """Return the promises of a class that name parameters by globs."""
         return self.promised(kind)  # type: ignore[return-value]
 
