@@ -36,7 +36,7 @@ def pytest_load_initial_conftests() -> None:
 def pytest_cmdline_main(config: pytest.Config) -> Any:
     """Prepare a process that was started for one test."""
     if "TORCHCHECK_TASK" in os.environ:
-        part("isolation").enter(config)
+        part("tasks").enter(config)
         config.stash[_TASK] = True
     yield
 

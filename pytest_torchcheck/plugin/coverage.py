@@ -9,7 +9,7 @@ import pytest
 from ..findings import Location
 from ..render.evidence import Table
 from ..render.text import place
-from . import isolation, options
+from . import options, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,7 +158,7 @@ def lines(
 
 def register(config: pytest.Config) -> None:
     """Show the table in the process that the user looks at."""
-    if hasattr(config, "workerinput") or isolation.inside(config):
+    if hasattr(config, "workerinput") or tasks.inside(config):
         return
     ledger = config.pluginmanager.get_plugin("torchcheck-reports")
     if ledger is not None:

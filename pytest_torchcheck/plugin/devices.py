@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from .. import hardware
 from ..printable import message_of
 from ..units import format_bytes
-from . import isolation, markers, options
+from . import alone, isolation, markers, options, tasks
 from .collection import CheckItem, Explained
+from .device_notes import NOTE, NOTE_KEY, Note, lack_of, note_of
 from .parts import TorchcheckWarning
 
 if TYPE_CHECKING:
@@ -22,93 +22,8 @@ if TYPE_CHECKING:
     from .markers import DeviceNeed
     from .options import Options
 
-Lack = Literal["", "none", "few", "busy", "small", "old"]
-"""Why a test cannot run here: no device, too few, memory taken by others, too little of it, too old."""
 
-NOTE: Final = "torchcheck_device"
-"""Attribute of a report under which a :class:`Note` travels, as plain types."""
 SHARE_ENV: Final = "TORCHCHECK_GPU_WORKERS"  # how many workers have this worker's GPU
-
-
-@dataclass(slots=True, kw_only=True)
-class Note:
-    """What is known of one test on an accelerator.
-
-    Attributes:
-        kind: Type of the accelerator.
-        min_gpus: How many devices the test asked for.
-        ran: Whether it allocated memory there: a test that did not has not used the device.
-        lack: Why it was skipped.
-        lost: What was raised when its context was lost; empty while it works.
-        fatal: Whether this process can compute nothing more on its devices.
-        done: Whether its body ended well.
-        baseline: Allocations, and bytes held, when the test began.
-    """
-
-    kind: str = ""
-    min_gpus: int = 0
-    ran: bool = False
-    lack: Lack = ""
-    lost: str = ""
-    fatal: bool = False
-    done: bool = False
-    baseline: tuple[int, int] = (0, 0)
-    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-
-    def plain(self) -> dict[str, Any]:
-        """Return what crosses to the controller."""
-        return {
-            "kind": self.kind,
-            "min_gpus": self.min_gpus,
-            "ran": self.ran,
-            "lack": self.lack,
-            "lost": self.lost,
-            "fatal": self.fatal,
-        }
-
-
-_NOTE: Final = pytest.StashKey[Note]()
-
-
-def note_of(item: pytest.Item) -> Note:
-    """Return the item's note; a new one for a new attempt at the item."""
-    return item.stash.setdefault(_NOTE, Note())
-
-
-def lack_of(need: DeviceNeed, *, share: float = 1.0) -> tuple[Lack, str]:
-    """Return why a machine cannot run a test, as a kind and a sentence; two empty texts where it can.
-
-    Args:
-        need: What the test asks.
-        share: The part of a device's memory that this process may use.
-    """
-    layer = hardware.layer()
-    count = layer.count(need.kind)
-    if count == 0:
-        return "none", f"needs {need}; there is no {need.kind} device"
-    if count < need.min_gpus:
-        return "few", f"needs {need}; this process sees {count}"
-    for index in range(need.min_gpus):
-        found = layer.capability(need.kind, index)
-        if need.capability is not None and (found is None or found < need.capability):
-            shown = "none" if found is None else "{}.{}".format(*found)
-            return "old", f"needs {need}; {need.kind}:{index} has capability {shown}"
-    if need.memory:
-        layer.collect()  # what nobody uses any more counts as free
-    for index in range(need.min_gpus if need.memory else 0):
-        memory = layer.memory(need.kind, index)
-        if need.memory > memory.total * share:
-            return (
-                "small",
-                f"needs {need}; {need.kind}:{index} has {format_bytes(memory.total * share)} in all",
-            )
-        if need.memory > memory.free:
-            return "busy", (
-                f"needs {need}; {need.kind}:{index} has {format_bytes(memory.free)} free of "
-                f"{format_bytes(memory.total)}: this process holds {format_bytes(memory.own)}, "
-                f"others {format_bytes(memory.others)}"
-            )
-    return "", ""
 
 
 class _Preparation:
@@ -126,12 +41,12 @@ class _Preparation:
                 f"not run: the device's context was lost by {self.watch.lost_by}", pytrace=False
             )
         need = markers.device_need(item)
-        if need is None or isolation.replaying(self.config):
+        if need is None or tasks.replaying(self.config):
             return
         note = note_of(item)
         note.kind, note.min_gpus = need.kind, need.min_gpus
         wider = isolation.gpus_for(need)
-        if wider or (need.isolated and not isolation.inside(self.config)):
+        if wider or (need.isolated and not tasks.inside(self.config)):
             # the other process looks at its own devices; this one only keeps them free for it
             note.resources.enter_context(self._holding(wider or self._own(need), exclusive=True))
             isolation.divert(item, gpus=wider)
@@ -184,8 +99,8 @@ class _Watch:
     @pytest.hookimpl(tryfirst=True, hookwrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Any:
         """Charge a context that a fixture loses to the test that asked for it."""
-        if item.stash.get(_NOTE, None) is not None:
-            del item.stash[_NOTE]  # a second attempt at the same item starts anew
+        if item.stash.get(NOTE_KEY, None) is not None:
+            del item.stash[NOTE_KEY]  # a second attempt at the same item starts anew
         outcome = yield
         if not self.lost_by:
             self._watch(item, outcome)
@@ -195,7 +110,7 @@ class _Watch:
         """Wait for the device at the end of the test, so that what it broke is charged to it."""
         outcome = yield
         self._watch(item, outcome)
-        note = item.stash.get(_NOTE, None)
+        note = item.stash.get(NOTE_KEY, None)
         if note is None or not note.kind or isolation.is_diverted(item):
             return
         layer = hardware.layer()
@@ -214,7 +129,7 @@ class _Watch:
 
     def _watch(self, item: pytest.Item, outcome: Any) -> None:
         layer = hardware.layer()
-        if self.lost_by or not layer.started() or isolation.replaying(self.config):
+        if self.lost_by or not layer.started() or tasks.replaying(self.config):
             return
         if isinstance(outcome.exception, KeyboardInterrupt | pytest.exit.Exception):
             return  # the run ends, and must not wait for a device
@@ -228,10 +143,10 @@ class _Watch:
         text = (message_of(error).strip().splitlines() or [""])[0]
         note.lost = f"{type(error).__name__}: {text}"
         own = outcome.exception
-        if own is None and isolation.saw_device_error(self.config):
+        if own is None and alone.saw_device_error(self.config):
             return  # the test expected the error: it ran in a process of its own and caught it there
         self.lost_by = item.nodeid
-        note.fatal = not isolation.inside(self.config)
+        note.fatal = not tasks.inside(self.config)
         failed = isinstance(own, Exception | pytest.fail.Exception)  # a skip must not hide the loss
         finding = isolation.explain_loss(item, note.lost, own if failed else None)
         if failed and finding.code == "context-lost":
@@ -249,7 +164,7 @@ class _Watch:
             f"this process holds {format_bytes(memory.own)}, others {format_bytes(memory.others)}"
         )
         item.add_report_section("call", "torchcheck", told)
-        if memory.others < memory.total * 0.05 or isolation.inside(self.config):
+        if memory.others < memory.total * 0.05 or tasks.inside(self.config):
             return
         layer.collect()
         retried = isolation.run(item)
@@ -275,7 +190,7 @@ class _Watch:
                 outcome.force_result(None)
         else:
             self._watch(item, outcome)
-        note = item.stash.get(_NOTE, None)
+        note = item.stash.get(NOTE_KEY, None)
         if note is None:
             return
         try:
@@ -315,7 +230,7 @@ class _Watch:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Attach the note to the report."""
         report = yield
-        note = item.stash.get(_NOTE, None)
+        note = item.stash.get(NOTE_KEY, None)
         if note is not None and (note.kind or note.lost):
             setattr(report, NOTE, note.plain())
         return report
@@ -343,7 +258,7 @@ class _Enforcement:
     def pytest_sessionstart(self) -> None:
         """Probe the required devices before anything is collected."""
         require = self.settings.require
-        if require is None or isolation.inside(self.config):
+        if require is None or tasks.inside(self.config):
             return
         self.probe = hardware.layer().probe(require.device, self.settings.probe_timeout)
         count = len(self.probe.devices)

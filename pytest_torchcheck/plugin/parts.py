@@ -18,7 +18,7 @@ _PREPARING: Final = ("markers", "fixtures", "declared")
 _WATCHING: Final = (
     "collection",
     "models",
-    "isolation",
+    "alone",
     "devices",
     "reporting",
     "known",

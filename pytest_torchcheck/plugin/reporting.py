@@ -15,7 +15,7 @@ from ..findings import Finding, Report, strict_json
 from ..printable import message_of, printable
 from ..render.html import render_html
 from ..render.terminal import render_finding
-from . import collection, isolation, options
+from . import collection, options, tasks
 from .coverage import page_table
 from .summary import Tally, is_red, standing, summary
 
@@ -260,6 +260,6 @@ def _escape(text: str, *, field: bool = False) -> str:
 
 def register(config: pytest.Config) -> None:
     """Tell what was found, in the process that the user looks at."""
-    if hasattr(config, "workerinput") or isolation.inside(config):
+    if hasattr(config, "workerinput") or tasks.inside(config):
         return
     config.pluginmanager.register(Ledger(config), "torchcheck-reports")

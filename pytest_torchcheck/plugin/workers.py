@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from .. import hardware
-from . import devices, isolation, markers, options
+from . import device_notes, devices, isolation, markers, options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -147,7 +147,7 @@ class _Controller:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note which worker is about to leave, and with which item."""
-        note = getattr(report, devices.NOTE, None)
+        note = getattr(report, device_notes.NOTE, None)
         node = getattr(report, "node", None)
         if note is not None and note["fatal"] and node is not None:
             self.lost[node] = report.item_index
