@@ -183,7 +183,10 @@ class _File:
     def _call(self) -> str:
         path = ".".join(self.target.path)
         named = [f"{name}={value!r}" for name, value in self.target.kwargs.items()]
-        arguments = ", ".join([*map(repr, self.target.args), *named])
+        given = [*map(repr, self.target.args), *named]
+        arguments = ", ".join(given)
+        if len(arguments) > WIDTH - 40:
+            arguments = "".join(f"\n        {argument}," for argument in given) + "\n    "
         if _is_of_config(self.inferred.model):
             return f"{path}({path}.config_class({arguments}))"
         return f"{path}({arguments})"

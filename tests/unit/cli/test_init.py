@@ -143,6 +143,20 @@ def test_what_is_broken_already_is_set_aside_by_name(
     capsys.readouterr()
 
 
+def test_a_long_call_is_written_in_lines(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ", ".join(f"option_{n}={n * 1000}" for n in range(8))
+    write(
+        project,
+        "long_of_test",
+        "from torch import nn\ndef make(width, **options): return nn.Linear(width, 2)\n",
+    )
+    assert main(["init", f"long_of_test:make(4, {options})", "-o", "found.py", "--runs", "1"]) == 0
+    text = (project / "found.py").read_text()
+    assert "    return make(\n        4,\n        option_0=0,\n" in text
+    assert load(project / "found.py").check(["backward"]).ok
+    capsys.readouterr()
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
