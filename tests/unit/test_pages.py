@@ -1,0 +1,71 @@
+"""Every code block of README and docs runs, or says why it does not; each page runs in one process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pages import Block, blocks_of, shown
+
+ROOT = Path(__file__).resolve().parents[2]
+# the gallery is made of programs that tests/gallery runs, one by one
+PAGES = [
+    page
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if page != ROOT / "docs" / "gallery.md" and blocks_of(page)
+]
+LEFT_OUT = [(page, block) for page in PAGES for block in blocks_of(page) if block.reason]
+
+
+def label(value: object) -> str:
+    if isinstance(value, Path):
+        return value.relative_to(ROOT).as_posix()
+    return str(value.line) if isinstance(value, Block) else str(value)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_a_page_runs_from_its_first_block_to_its_last(page: Path, tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "110",
+        "OMP_NUM_THREADS": "1",
+        "PY_COLORS": "0",
+        "CI": "",
+        "GITHUB_ACTIONS": "",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.pages", str(page)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize(("page", "block"), LEFT_OUT, ids=label)
+def test_a_block_that_is_not_run_says_why(page: Path, block: Block) -> None:
+    assert len(block.reason.split()) >= 2
+    pytest.skip(f"{label(page)}:{block.line}: {block.reason}")
+
+
+def test_what_a_page_shows_must_be_what_was_printed() -> None:
+    printed = "one\ntwo in 1.25s\nthree\nfour   \n==== end ====\n"
+    assert shown("two in 9.99s\nthree\n", printed)
+    assert shown("one\n...\nfour\n========= end =========\n", printed)
+    assert not shown("one\nthree\n", printed)
+    assert not shown("four\n...\none\n", printed)
+
+
+def test_a_page_that_shows_something_else_fails(tmp_path: Path) -> None:
+    page = tmp_path / "wrong.md"
+    page.write_text("```python\nprint('a 1')\n```\n\n```text\na 2\n```\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.pages", str(page)],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "wrong.md:6 is not what is printed" in done.stderr
