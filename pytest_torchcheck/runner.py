@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from . import compiler, deadline, outcomes, sources, verdicts
+from . import artifacts, compiler, deadline, outcomes, sources, verdicts
 from .adapters import LoopUnavailableError
 from .blame import compiled_by_itself, only_observed, raised_by_observer
 from .catalogue import Check, catalogue
@@ -206,8 +206,6 @@ class Runner:
 
     def _kept(self, case: Case, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
         """Save the batch of a failure and say where, or why not."""
-        from . import artifacts
-
         assert self.artifacts is not None
         path = artifacts.path_of(self.artifacts, self.contract.name, case.id)
         try:

@@ -19,6 +19,7 @@ from .contracts import DTYPES, Contract
 from .declared_names import unknown_inputs, unknown_names
 from .heard import Ear
 from .interrupts import UserCodeError, interrupts, kept_in
+from .loop.closures import keeps_something, kept
 from .modes import give_modes, has_modes, own_trains
 from .peek import attribute
 from .printable import message_of
@@ -401,8 +402,6 @@ class Subject:
         """Put back what the user's own step keeps between calls: a carried state, a scheduler, a counter."""
         if self.contract.train_step is None and self.contract.optimizer is None:
             return contextlib.nullcontext()
-        from .loop.closures import kept
-
         return kept(self.contract.train_step, self.contract.optimizer, without=(self.model,))
 
     def restore(self) -> None:
@@ -778,8 +777,6 @@ class Subject:
 
     def _made_again(self, model: nn.Module, optimizer: Any) -> Any:
         """Call an optimizer function again that keeps something for the step, such as a second optimizer."""
-        from .loop.closures import keeps_something
-
         if self.contract.optimizer is None or not keeps_something(self.contract.optimizer):
             return optimizer
         return self.make_optimizer(model)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 from torch import nn
 
+from ..batches import Batch
+from ..batches.read import read
 from ..subject import optimizers_of, own_loss, schedulers_of
 from .base import Adapted, AdapterError, Declared
 from .lightning_trainer import loop_of, module_of, promises_of, trainer_of
@@ -22,7 +24,6 @@ from .lightning_trainer import loop_of, module_of, promises_of, trainer_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..batches import Batch
 
 CLASSES: Final = (
     "lightning.pytorch.core.module:LightningModule",
@@ -142,8 +143,6 @@ def _place(model: Any) -> tuple[int, ...]:
 
 
 def _of_loader(model: Any, seed: int) -> Any:
-    from ..batches.read import read
-
     with _attached(model, None):
         loader = model.train_dataloader()
     return read(loader, seed)
@@ -224,8 +223,6 @@ def _step_of(cls: Any) -> Any:
 
 def _step(model: Any, made: Any, inputs: Any, targets: Any) -> torch.Tensor | None:
     """Do one training step with the module's hooks, in the order of a Trainer."""
-    from ..batches import Batch
-
     by_name = isinstance(inputs, dict)
     batch = _form(
         Batch(args=() if by_name else inputs, kwargs=inputs if by_name else {}, targets=targets)

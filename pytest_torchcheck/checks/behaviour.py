@@ -231,7 +231,7 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
     tried = 0
     crash = None
     if subject.source.declared_sizes:
-        from ..strategies import examples
+        from ..strategies import examples  # spares importing Hypothesis
 
         for drawn in examples(subject.source, subject.examples, subject.seed):
             batch = subject.place(drawn)
@@ -537,7 +537,7 @@ def output_spec(subject: Subject) -> Iterator[Finding]:
     """Compare the outputs of the base batch and of drawn sizes with the declared spec."""
     batches = [subject.batch()]
     if subject.source.declared_sizes:
-        from ..strategies import examples
+        from ..strategies import examples  # spares importing Hypothesis
 
         batches += [
             subject.place(b)

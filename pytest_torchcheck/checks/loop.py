@@ -6,7 +6,6 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import promises, sources
-from pytest_torchcheck.data.explaining.declared_lines import made_in_file
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.loop.carried_graphs import growing_graph, where_graph_is_carried
 from pytest_torchcheck.loop.recorder import record, trace_of
@@ -243,7 +242,7 @@ def _ahead(subject: Subject, trace: Trace) -> Iterator[Finding]:
     for one in trace.schedules:
         place = (
             sources.search(inspect.unwrap(made), rf"\b{one.name}\b") if callable(made) else None
-        ) or made_in_file(subject.contract.location, one.name)
+        ) or explain.made_in_file(subject.contract.location, one.name)
         yield from (_placed(subject, finding) for finding in ahead_findings(one, place))
 
 

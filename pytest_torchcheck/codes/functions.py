@@ -13,3 +13,6 @@ ENTAILS = (
     ),
 )
 """What follows from findings of this family."""
+
+NEVER = "never checked"
+"""Status of a Function that no contract applied."""

@@ -21,6 +21,7 @@ parted = One("loop.explain_equivalences:parted", "replicas-differ")
 stepped_each = One("loop.explain_equivalences:stepped_each", "accumulation-missing")
 stepped_early = Maybe("loop.explain_equivalences:stepped_early", "accumulation-early")
 
+made_in_file = Explainer[Location | None]("data.explaining.declared_lines:made_in_file")
 holds = Explainer[bool]("diagnosis.assigned:holds")
 making = Explainer[Any]("diagnosis.making:making")
 optimizer_line = Explainer[Location | None]("diagnosis.optimizers:optimizer_line")

@@ -13,6 +13,8 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchcheck import sources
+
 from ..printable import message_of
 
 if TYPE_CHECKING:
@@ -70,8 +72,8 @@ def _serve(payload: Path, request: dict[str, Any], report: _Report, progress: _P
     from torch.utils.data import default_collate
     from torch.utils.data._utils import worker
 
-    from .relations.worker_agreement import tell
-    from .simulation import seed_worker
+    from .relations.worker_agreement import tell  # needed in a worker alone
+    from .simulation import seed_worker  # needed in a worker alone
 
     torch.set_num_threads(1)
     seed_worker(request["seed"], 0)
@@ -133,8 +135,6 @@ def _load(name: str, file: str) -> None:
 
 
 def _describe(error: BaseException, progress: _Progress) -> dict[str, Any]:
-    from pytest_torchcheck import sources
-
     place = sources.of_error(error)
     lines = message_of(error).strip().splitlines()
     unlike = [] if progress.index is not None else _unlike(progress.read)
@@ -150,7 +150,7 @@ def _describe(error: BaseException, progress: _Progress) -> dict[str, Any]:
 
 def _unlike(samples: list[tuple[int, Any]]) -> list[tuple[int, str]]:
     """Return the first sample and the first that differs from it in shape, type or structure."""
-    from .describing import describe
+    from .describing import describe  # needed in a worker alone
 
     described = [
         (

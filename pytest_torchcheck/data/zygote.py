@@ -127,7 +127,7 @@ def serve() -> None:
 
     from pytest_torchcheck import Contract  # noqa: F401  # as modules that declare one do
 
-    from . import served
+    from . import served  # needed in the zygote alone
 
     gc.freeze()  # a worker's collections would copy every page of what was imported here
     for line in sys.stdin.buffer:

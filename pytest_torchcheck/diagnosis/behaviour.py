@@ -207,7 +207,7 @@ def _explained(subject: Subject, batch: Batch, error: SubjectError) -> Explanati
 
 def _smallest(subject: Subject, batch: Batch, error: SubjectError) -> tuple[Batch, SubjectError]:
     """Shrink a batch at which the model raises, sizes first; return it with its own error."""
-    from ..strategies.minimise import minimise
+    from ..strategies.minimise import minimise  # spares importing Hypothesis
 
     raised = {_kind(error): error}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..codes.functions import NEVER
 from ..findings import Culprit, Finding, Location, Plain
 from .discovery import defined_in
 
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 
 CHECKED = ("passed", "violated", "suspicious", "not-applicable")
 """Verdicts that leave nothing open; not-applicable: no gradient is ever asked of it."""
-
-NEVER = "never checked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

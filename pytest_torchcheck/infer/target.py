@@ -185,7 +185,7 @@ def attribute(target: Target, folder: str | None = None) -> Any:
 
 
 def _kind(found: Any) -> str:
-    from ..contracts import Contract
+    from ..contracts import Contract  # spares importing torch
 
     if isinstance(found, Contract):
         return "a Contract already: collect its file with pytest --torchcheck instead"

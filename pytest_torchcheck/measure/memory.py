@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pytest_torchcheck.probes.memory.allocations import OutOfBudget
 from pytest_torchcheck.probes.memory.fake import Unmeasurable, explain
 
+from .allocator import allocator_peak
 from .steps import StepFailed, StepKind, Tracked, subject_for, track
 
 if TYPE_CHECKING:
@@ -58,8 +59,6 @@ def measure_memory(
         tracked = attempt(lambda: track(subject, at=at, fake=fake, step=step))
         profile = tracked.profile
         if allocator and not fake and profile.allocator_peak_bytes is None:
-            from .allocator import allocator_peak
-
             profile = profile.replace(
                 allocator_peak_bytes=allocator_peak(subject, at=at, step=step)
             )

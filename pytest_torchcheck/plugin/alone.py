@@ -71,7 +71,7 @@ class _ErrorWatch:
             return
         import torch
 
-        from ..record.modes import Functions
+        from ..record.modes import Functions  # spares importing torch
 
         def noting(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             try:
@@ -161,8 +161,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _devices_become_cpu(raised: list[Exception]) -> Iterator[None]:
     import torch
 
-    from ..record.modes import Functions
-    from ..state import is_range_error
+    from ..record.modes import Functions  # spares importing torch
+    from ..state import is_range_error  # spares importing torch
 
     def on_cpu(value: Any) -> Any:
         if isinstance(value, torch.device):

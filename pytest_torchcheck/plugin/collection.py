@@ -125,7 +125,7 @@ class ContractNode(pytest.Collector):
     def runner(self) -> Runner:
         """Runs this contract's cases; what they share is kept until the last one is done."""
         if self._runner is None:
-            from ..runner import Runner
+            from ..runner import Runner  # spares importing torch
 
             settings, own = self.settings, markers.item_settings(self)
             self._runner = Runner(
@@ -166,7 +166,7 @@ class ContractNode(pytest.Collector):
 
     def collect(self) -> list[pytest.Item | pytest.Collector]:
         """Return one item per case."""
-        from ..runner import cases
+        from ..runner import cases  # spares importing torch
 
         own = markers.item_settings(self)
         places = own.devices or self.settings.devices or None
@@ -233,8 +233,8 @@ class CheckItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run the case and raise what its findings come to."""
-        from ..heard import say_again
-        from ..runner import environment
+        from ..heard import say_again  # spares importing torch
+        from ..runner import environment  # spares importing torch
 
         node = self.parent
         self.findings = node.runner.run(self.case)
@@ -414,7 +414,7 @@ class _Contracts:
         if replayed is not None:
             if obj.name != replayed.contract:
                 return None
-            from ..artifacts import with_batch
+            from ..artifacts import with_batch  # spares importing torch
 
             obj = with_batch(obj, replayed.batch)
         return ContractNode.from_parent(collector, name=name, contract=obj, replayed=replayed)
@@ -424,7 +424,7 @@ class _Contracts:
         if self.settings.replay is None:
             return None
         if self._artifact is None:
-            from ..artifacts import load
+            from ..artifacts import load  # spares importing torch
 
             try:
                 self._artifact = load(self.settings.replay)

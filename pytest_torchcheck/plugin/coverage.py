@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+from ..codes.functions import NEVER
 from ..findings import Location
 from ..render.evidence import Table
 from ..render.text import place
@@ -51,15 +52,13 @@ class Coverage:
             if not wanted and not any("coverage" in finding.evidence for finding in found):
                 self._rows = []
             else:
-                from ..functions.coverage import table
+                from ..functions.coverage import table  # spares importing torch
 
                 self._rows = table(found, self.settings.packages if wanted else ())
         return self._rows
 
     def unchecked(self) -> list[CoverageRow]:
         """Return the Functions that no contract checked, in a run that left out none on purpose."""
-        from ..functions.coverage import NEVER
-
         option = self.config.option
         partial = (
             any("::" in str(argument) for argument in self.config.args)
@@ -110,8 +109,6 @@ def page_table(rows: Sequence[CoverageRow]) -> Table:
 
 
 def _by_urgency(rows: Sequence[CoverageRow]) -> list[CoverageRow]:
-    from ..functions.coverage import NEVER
-
     rank = ("violated", "error", NEVER, "inconclusive", "suspicious", "passed", "not-applicable")
     return sorted(rows, key=lambda row: rank.index(row.status) if row.status in rank else 0)
 
@@ -133,8 +130,6 @@ def lines(
     Returns:
         Lines with their markup.
     """
-    from ..functions.coverage import NEVER
-
     order = _by_urgency(rows)
     shown = order if most is None else order[:most]
     cells = [_cells(row) for row in shown]

@@ -113,7 +113,7 @@ class Torchcheck:
             seed: Decides sizes and values; this test's seed by default.
             specs: Specs by name, as in ``@pytest.mark.batches``.
         """
-        from ..batches import BatchSource
+        from ..batches import BatchSource  # spares importing torch
 
         source = BatchSource(specs or None, targets=targets, sizes=sizes)
         chosen = self.seed if seed is None else seed
@@ -129,7 +129,7 @@ class Torchcheck:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("assert_"):
-            from .. import assertions
+            from .. import assertions  # spares importing torch
 
             function = getattr(assertions, name, None)
             if callable(function):
@@ -291,7 +291,7 @@ def as_property(
     import hypothesis
     import hypothesis.strategies as strategies_of_hypothesis
 
-    from .. import strategies
+    from .. import strategies  # spares importing torch
 
     anywhere = strategies.batches(**wanted.specs, sizes=wanted.sizes or None)
 

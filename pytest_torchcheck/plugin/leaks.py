@@ -85,9 +85,9 @@ def _repeating(
 ) -> Callable[..., None]:
     from torch import nn
 
-    from ..probes.leaks import find_leak
-    from ..probes.live_bytes import LiveBytes
-    from ..state import isolated
+    from ..probes.leaks import find_leak  # spares importing torch
+    from ..probes.live_bytes import LiveBytes  # spares importing torch
+    from ..state import isolated  # spares importing torch
 
     def repeating(**arguments: Any) -> None:
         __tracebackhide__ = True

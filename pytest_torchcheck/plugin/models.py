@@ -65,7 +65,7 @@ class NamedModel(pytest.Collector):
             replayed = _replayed(self.config)
             if replayed is None or contract.name != replayed.contract:
                 return []
-            from ..artifacts import with_batch
+            from ..artifacts import with_batch  # spares importing torch
 
             contract = with_batch(contract, replayed.batch)
         node = ModelNode.from_parent(
@@ -75,10 +75,10 @@ class NamedModel(pytest.Collector):
         return [node]
 
     def _contract(self) -> tuple[Contract, Inferred]:
-        from ..contracts import DeclarationError
-        from ..infer.code import parse_specs
-        from ..infer.inference import Uninferable, infer
-        from ..specs import SpecError
+        from ..contracts import DeclarationError  # spares importing torch
+        from ..infer.code import parse_specs  # spares importing torch
+        from ..infer.inference import Uninferable, infer  # spares importing torch
+        from ..specs import SpecError  # spares importing torch
 
         target = parse_target(self.text)
         try:

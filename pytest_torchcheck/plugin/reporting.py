@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from .. import __version__
 from ..codes import folding
 from ..files import write_whole
 from ..findings import Finding, Report, strict_json
@@ -114,8 +115,6 @@ class Ledger:
 
     def document(self, reports: Sequence[tuple[str, Report]]) -> dict[str, Any]:
         """Return what the JSON file holds."""
-        from .. import __version__
-
         records, tallies = self._by_node(), self.tallies()
         contracts = []
         for node, report in reports:

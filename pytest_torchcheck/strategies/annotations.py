@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from pytest_torchcheck.batches.source import BatchSource
 from pytest_torchcheck.specs.annotations import (
     Signature,
     spec_from_annotation,
@@ -30,8 +31,7 @@ def register(*annotations: Any, **options: Any) -> None:
     from hypothesis import strategies as st
     from hypothesis.strategies._internal import types
 
-    from pytest_torchcheck.batches.source import BatchSource
-    from pytest_torchcheck.strategies.drawing import tensors
+    from pytest_torchcheck.strategies.drawing import tensors  # spares importing Hypothesis
 
     for annotation in annotations:
         spec = spec_from_annotation(annotation)

@@ -1,0 +1,118 @@
+"""Where the rules of the house are not kept yet; every list may only shrink."""
+
+TYPES_UPWARDS = {
+    ("promises.base", "subject"): "Promise.verify is given a Subject, which users' own promises name",
+    ("declarations", "contracts"): "a log of contracts that a contract writes to",
+    ("fields", "contracts"): "the type of one field is declared beside the contract",
+}
+"""Imports for types alone that lead from a lower layer to a higher one, with the reason."""
+
+IMPORTS_INSIDE_FUNCTIONS = 32
+"""How many there may be."""
+
+MODES = frozenset(
+    {
+        "probes.memory.tracker",
+        "record.modes",
+    }
+)
+"""Modules that subclass a mode of torch's."""
+
+FILES = frozenset(
+    {
+        "adapters.lightning",
+        "assertions",
+        "checks.autograd",
+        "checks.behaviour",
+        "checks.functions",
+        "checks.initialisation",
+        "contracts",
+        "data.validity",
+        "diagnosis.behaviour",
+        "diagnosis.entries.dtypes",
+        "diagnosis.entries.graph",
+        "diagnosis.given",
+        "diagnosis.gradients",
+        "diagnosis.losses",
+        "diagnosis.memory",
+        "diagnosis.optimizers",
+        "diagnosis.places",
+        "diagnosis.scene",
+        "functions.discovery",
+        "measure.steps",
+        "plugin.collection",
+        "runner",
+        "runs.steps",
+        "state",
+        "subject",
+    }
+)
+"""Files above 400 lines."""
+
+FUNCTIONS = frozenset(
+    {
+        "checks.amp:grad_scaler",
+        "checks.autograd:gradients_exist",
+        "checks.averages:_average",
+        "checks.behaviour:batch_independence",
+        "checks.cuda:graph_capture",
+        "checks.determinism:deterministic_algorithms",
+        "checks.labels:label_range",
+        "checks.promised:_causal",
+        "checks.promised:_padding",
+        "checks.ranks:ddp_equivalence",
+        "contracts:__init__",
+        "data.explaining.unlike_samples:_not_collatable",
+        "diagnosis.complex_cast:complex_cast",
+        "diagnosis.entries.calls:signature",
+        "diagnosis.entries.convolutions:channels",
+        "diagnosis.entries.devices:pair",
+        "diagnosis.entries.dtypes:pair",
+        "diagnosis.entries.graph:no_graph",
+        "diagnosis.entries.graph:second_backward",
+        "diagnosis.entries.indexing:_table",
+        "diagnosis.entries.inplace:saved",
+        "diagnosis.entries.linear:linear",
+        "diagnosis.entries.reshapes:dimension",
+        "diagnosis.entries.state:state_dict",
+        "diagnosis.entries.targets:label_range",
+        "diagnosis.gradients:_missing",
+        "diagnosis.gradients:zero",
+        "diagnosis.groups:groups_overlap",
+        "diagnosis.memory:leaks",
+        "diagnosis.optimizers:drifted",
+        "diagnosis.optimizers:missing",
+        "diagnosis.optimizers:standstill",
+        "diagnosis.placement:_attribute",
+        "diagnosis.promised:padding",
+        "diagnosis.state:explain_lost",
+        "functions.explanation:_finding",
+        "loop.explain_equivalences:not_accumulated",
+        "loop.traces.clipping:_unclipped",
+        "loop.traces.rates:_relation",
+        "loop.traces.rates:schedule_finding",
+        "measure.growth:grow",
+        "measure.savings:assert_saves",
+        "probes.lengthening:first_lengthening",
+        "probes.memory.replay:build_profile",
+        "probes.spread:first_spread",
+        "render.timeline:timeline_svg",
+        "runs.loss:describe",
+        "runs.observation:passes",
+        "runs.steps:_steps",
+        "strategies.drawing:batches",
+    }
+)
+"""Functions above 60 lines."""
+
+FOLDERS = frozenset(
+    {
+        ".",
+        "checks",
+        "diagnosis",
+        "diagnosis/entries",
+        "probes",
+        "runs",
+    }
+)
+"""Folders of more than 20 files."""
