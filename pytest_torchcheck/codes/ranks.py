@@ -13,15 +13,15 @@ consistency = Each(
     "not-broadcast rank-dependent-init same-noise tie-split unseeded-init",
     doubtful=True,
 )
-culprits = Explainer[list[Culprit]]("ranks.differences:_culprits")
+culprits = Explainer[list[Culprit]]("ranks.differences:culprits_of")
 differing = Explainer[list[str]]("ranks.differences:differing")
 gradients = Each(
     "ranks.explain:gradients",
     "accumulation-differs batch-coupled gradients-differ late-parameter loss-coupled loss-sum",
     doubtful=True,
 )
-line = Explainer[Location | None]("ranks.differences:_line")
-listed = Explainer[str]("ranks.differences:_listed")
+line = Explainer[Location | None]("ranks.differences:line")
+listed = Explainer[str]("ranks.differences:listed")
 message_of = Explainer[str]("ranks.explain:message_of")
 parameters_differ = One("ranks.explain:parameters_differ", "parameters-differ")
 root_of = Explainer[str | None]("ranks.explain:root_of")

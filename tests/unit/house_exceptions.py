@@ -1,7 +1,10 @@
 """Where the rules of the house are not kept yet; every list may only shrink."""
 
 TYPES_UPWARDS = {
-    ("promises.base", "subject"): "Promise.verify is given a Subject, which users' own promises name",
+    (
+        "promises.base",
+        "subject",
+    ): "Promise.verify is given a Subject, which users' own promises name",
     ("declarations", "contracts"): "a log of contracts that a contract writes to",
     ("fields", "contracts"): "the type of one field is declared beside the contract",
 }
