@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -133,6 +134,8 @@ class Contract:
         devices: Where it must run; by default the CPU and CUDA where present.
         dtypes: In which floating dtypes it must run; by default the model's own.
         ranks: Also as so many data-parallel ranks.
+        budget: How many plain training steps the checks may take together; declared checks always run, and
+            what no longer fits is reported as not run.
         overfit: ``Overfit(steps=40, ratio=0.1)``, or None with a reason under ``skip``.
         batch_dim: Dimension of the batch; None where there is none (graphs).
         skip: ``{"check-name": "reason"}``; a skip that is no longer needed fails.
@@ -174,6 +177,7 @@ class Contract:
         ranks: int | None = None,
         overfit: Overfit | _Unset | None = UNSET,
         batch_dim: int | None = 0,
+        budget: float | None = None,
         skip: Mapping[str, str] | None = None,
         name: str | None = None,
     ) -> None:
@@ -197,6 +201,7 @@ class Contract:
             output = annotated if output is None else output
         self.inputs, self.targets, self.sizes, self.batch = inputs, targets, sizes, batch
         self.batch_dim = _batch_dim(batch_dim)
+        self.budget = _budget(budget)
         self.loss = _loss(loss)
         self.optimizer = _callable("optimizer", optimizer, "(model) -> Optimizer")
         self.train_step = _callable(
@@ -723,6 +728,16 @@ def _ranks(ranks: Any) -> int | None:
     ):
         raise DeclarationError(f"ranks: must be an int from 1 to 16; got {ranks!r}")
     return ranks
+
+
+def _budget(budget: Any) -> float | None:
+    if budget is None:
+        return None
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < math.inf:
+        raise DeclarationError(
+            f"budget: must be a number of plain training steps above 0, such as 30; got {budget!r}"
+        )
+    return float(budget)
 
 
 def _batch_dim(batch_dim: Any) -> int | None:

@@ -40,4 +40,5 @@ class Fields(TypedDict, total=False):
     overfit: Overfit | None
     batch_dim: int | None
     skip: Mapping[str, str] | None
+    budget: float | None
     name: str | None

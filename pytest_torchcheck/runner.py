@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from . import artifacts, compiler, deadline, outcomes, sources, verdicts
+from . import artifacts, compiler, deadline, outcomes, sources, spending, verdicts
 from .adapters import LoopUnavailableError
 from .blame import compiled_by_itself, only_observed, raised_by_observer
 from .catalogue import Check, catalogue
@@ -66,12 +66,15 @@ def real_devices(contract: Contract, devices: Sequence[str] | None = None) -> tu
     return tuple(device for device in wanted if device != "meta") or ("cpu",)
 
 
-def cases(contract: Contract, *, devices: Sequence[str] | None = None) -> tuple[Case, ...]:
+def cases(
+    contract: Contract, *, devices: Sequence[str] | None = None, cheapest_first: bool = False
+) -> tuple[Case, ...]:
     """Return the cases that apply by declaration, in the order in which they run.
 
     Args:
         contract: The contract.
         devices: Run on these devices instead of those declared.
+        cheapest_first: Order by estimated cost, as under a budget, instead of by the catalogue.
     """
     places = real_devices(contract, devices)
     declared = contract.dtypes or ("float32",)
@@ -98,7 +101,10 @@ def cases(contract: Contract, *, devices: Sequence[str] | None = None) -> tuple[
                     check=check, device=device, dtype=dtype, id=f"{check.name}[{device}-{dtype}]"
                 )
                 rest.setdefault((device, dtype), []).append(made)
-    found = (*once, *(case for group in rest.values() for case in group))
+    groups = [once, *rest.values()]
+    if cheapest_first:
+        groups = [sorted(g, key=lambda c: spending.estimated_steps(c.check)) for g in groups]
+    found = tuple(case for group in groups for case in group)
     first = next((case for case in found if case.check.leads), None)
     return found if first is None else (first, *(case for case in found if case is not first))
 
@@ -114,6 +120,8 @@ class Runner:
         artifacts: Folder for batches and states of failures, or None.
         reproduce: Makes the command that repeats a case.
         explain_seconds: Wall time that one explanation may take; a finding remains without one that takes longer.
+        budget: How many plain training steps the checks of the contract may take together; the contract's own
+            goes first. What no longer fits is reported as not run. A check that is declared always runs.
     """
 
     def __init__(
@@ -126,6 +134,7 @@ class Runner:
         artifacts: Path | None = None,
         reproduce: Callable[[Case], str] | None = None,
         explain_seconds: float = deadline.SECONDS,
+        budget: float | None = None,
     ) -> None:
         self.contract = contract
         self.seed = seed
@@ -134,6 +143,8 @@ class Runner:
         self.artifacts = artifacts
         self.reproduce = reproduce or self._command
         self.explain_seconds = explain_seconds
+        self.budget = budget if contract.budget is None else contract.budget
+        self._step: list[float | None] = []
         self.findings: list[Finding] = []
         self._heard: dict[Heard, None] = {}
         self._said: set[Heard] = set()
@@ -155,6 +166,8 @@ class Runner:
             One finding or more; those that only repeat an earlier crash point to it by ``root``.
         """
         reason = self.contract.skip.get(case.check.name)
+        if self.budget is not None and (spent := self._overspent(case)):
+            return self._over_budget(case, spent)
         start = time.perf_counter()
         try:
             with (
@@ -224,6 +237,38 @@ class Runner:
             problem = f"{type(error).__name__}: {message_of(error)}"
         note = {"batch not saved": problem} if problem else {"batch saved": str(path)}
         return tuple(f.replace(evidence={**f.evidence, **note}) for f in found)
+
+    def step_seconds(self, case: Case) -> float | None:
+        """Return the wall time of one plain training step on a case's device, measured once; None where it raises."""
+        if not self._step:
+            subject = None if self.contract.model is None else self.subject(case)
+            try:
+                step = None if subject is None else spending.plain_step_seconds(subject)
+                self._step.append(step)
+            except SubjectError:
+                self._step.append(None)
+        return self._step[0]
+
+    def _overspent(self, case: Case) -> float:
+        """Return how many plain steps were spent where the budget is used up; 0 where the case may run."""
+        if case.check.leads or spending.is_declared(case.check) or not self.findings:
+            return 0.0
+        step = self.step_seconds(case)
+        spent = 0.0 if not step else self.seconds / step
+        return spent if self.budget is not None and spent >= self.budget else 0.0
+
+    def _over_budget(self, case: Case, spent: float) -> tuple[Finding, ...]:
+        found = verdicts.inconclusive(
+            f"not run: {spent:.3g} plain steps are spent, and the budget is {self.budget:g}",
+            code="over-budget",
+        ).replace(
+            check=case.check.name,
+            contract=self.contract.name,
+            device=case.device,
+            dtype=case.dtype,
+        )
+        self.findings.append(found)
+        return (found,)
 
     def subject(self, case: Case) -> Subject:
         """Return the subject of a case; a user's own module serves one subject at a time."""
@@ -471,7 +516,7 @@ def run_contract(
     runner = Runner(contract, seed=seed, examples=examples, strict=strict)
     chosen = [
         case
-        for case in cases(contract, devices=devices)
+        for case in cases(contract, devices=devices, cheapest_first=contract.budget is not None)
         if checks is None or case.check.name in checks
     ]
     absent: list[Finding] = []

@@ -135,6 +135,7 @@ class ContractNode(pytest.Collector):
                 strict=settings.strict,
                 artifacts=settings.artifacts,
                 reproduce=self.command,
+                budget=settings.budget,
             )
             items = self.session.items
             self._runner.expect(
@@ -179,7 +180,8 @@ class ContractNode(pytest.Collector):
                 for case in found
                 if (case.check.name, case.device, case.dtype) == wanted
             ]
-        found = cases(self.contract, devices=places)
+        limited = self.settings.budget is not None or self.contract.budget is not None
+        found = cases(self.contract, devices=places, cheapest_first=limited)
         self.size = len(found)
         self._alike = Counter((case.check.name, case.device.partition(":")[0]) for case in found)
         return [self._item(case) for case in found]
@@ -217,6 +219,8 @@ class CheckItem(pytest.Item):
             Finding, ...
         ] = ()  # as the case made them: folded again once all are known
         self.environment: dict[str, str] = {}
+        self.seconds = 0.0
+        self.step_seconds: float | None = None
         self.add_marker("torchcheck")
         kind, _, index = case.device.partition(":")
         if kind in ACCELERATORS:
@@ -237,7 +241,9 @@ class CheckItem(pytest.Item):
         from ..runner import environment  # spares importing torch
 
         node = self.parent
+        before = node.runner.seconds
         self.findings = node.runner.run(self.case)
+        self.seconds = node.runner.seconds - before
         self.environment = environment(node.runner.seed)
         self.user_properties.extend(_properties(node.contract.name, self.case, self.findings))
         saved = [
@@ -252,6 +258,8 @@ class CheckItem(pytest.Item):
             self.add_report_section("call", "torchcheck", f"the batch is not saved: {problem}")
         settled = self._marked(_settle(node.runner, self.findings))
         self.findings = self._marked(self.findings)
+        if node.settings.durations:
+            self.step_seconds = node.runner.step_seconds(self.case)
         verdict = judge(settled, strict=node.settings.strict)
         if refused := say_again(node.runner.heard()):
             self.add_report_section("call", "torchcheck", f"a warning is an error here: {refused}")
@@ -631,6 +639,7 @@ def _case_record(item: CheckItem, report: pytest.TestReport) -> dict[str, Any]:
         "alike": node.alike(case),
         "ran": bool(item.findings),
         "seconds": round(report.duration, 6),
+        "spent": [round(item.seconds, 6), item.step_seconds],
         "environment": item.environment,
         "findings": [finding.to_dict() for finding in findings],
     }

@@ -23,6 +23,7 @@ from .parsing import (
     parse_seconds,
     parse_share,
     parse_size,
+    parse_steps,
     parse_target,
 )
 
@@ -62,6 +63,8 @@ class Options(NamedTuple):
         models: Models to hold to inferred contracts, such as ``package.module:name``.
         inputs: Specs of their inputs, for each of them or for all.
         loss: Name of their loss.
+        budget: Plain training steps that the checks of one contract may take together; None sets no limit.
+        durations: How many of the slowest checks are listed at the end.
         sources: Where each value came from, by field.
     """
 
@@ -88,6 +91,8 @@ class Options(NamedTuple):
     models: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     loss: str | None = None
+    budget: float | None = None
+    durations: int = 0
     sources: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -219,6 +224,16 @@ SETTINGS: Final = (
     Setting(
         name="write_baseline", flag="--torchcheck-write-baseline", kind="flag",
         help="write what this run finds to the file of --torchcheck-baseline; what did not run stays as it is",
+    ),
+    Setting(
+        name="budget", flag="--torchcheck-budget", kind="float", parse=parse_steps, metavar="STEPS",
+        ini="torchcheck_budget",
+        help="plain training steps that the checks of one contract may take, cheapest first; declared checks always "
+        "run, and what no longer fits is reported as not run",
+    ),
+    Setting(
+        name="durations", flag="--torchcheck-durations", kind="int", parse=parse_number(0), metavar="N",
+        ini="torchcheck_durations", help="list the N slowest checks, in seconds and in plain training steps (0)",
     ),
     Setting(
         name="models", flag="--torchcheck-model", kind="texts", parse=parse_target, metavar="PACKAGE.MODULE:NAME",

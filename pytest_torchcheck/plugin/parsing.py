@@ -56,6 +56,14 @@ def parse_seconds(text: str) -> float:
     return value
 
 
+def parse_steps(text: str) -> float:
+    """Return a number of training steps."""
+    try:
+        return parse_seconds(text)
+    except ValueError:
+        raise ValueError("allowed is a number of plain training steps above 0") from None
+
+
 def parse_size(text: str) -> int:
     """Return a number of bytes."""
     return parse_bytes(text, what="the size")

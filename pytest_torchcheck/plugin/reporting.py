@@ -18,7 +18,7 @@ from ..render.html import render_html
 from ..render.terminal import render_finding
 from . import collection, options, tasks
 from .coverage import page_table
-from .summary import Tally, is_red, standing, summary
+from .summary import Tally, is_red, slowest, standing, summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -89,6 +89,15 @@ class Ledger:
     def reports(self) -> list[tuple[str, Report]]:
         """Return a report per contract, with its node id."""
         return [(node, _report(records)) for node, records in self._by_node().items()]
+
+    def _spent(self) -> dict[str, tuple[float, float | None]]:
+        """Return how long each check took and how long a plain step of its model takes, in seconds, by node id."""
+        found = {}
+        for nodeid, texts in self.records.items():
+            for record in map(json.loads, texts.values()):
+                if "spent" in record:
+                    found[nodeid] = tuple(record["spent"])
+        return found
 
     def tallies(self) -> dict[str, Tally]:
         """Return what pytest counts of every contract, by node id."""
@@ -196,6 +205,8 @@ class Ledger:
             lines = summary(reports, self.tallies(), verbosity=self.config.get_verbosity())
             for text, markup in lines:
                 terminalreporter.write_line(text, **markup)
+            for text in slowest(self._spent(), self.settings.durations):
+                terminalreporter.write_line(text)
         for path in (self.settings.json, self.settings.html):
             if path is not None and path not in self.unwritten:
                 shown = printable(os.path.relpath(path))

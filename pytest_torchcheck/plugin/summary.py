@@ -85,6 +85,23 @@ def summary(
     return lines
 
 
+def slowest(spent: Mapping[str, tuple[float, float | None]], most: int) -> list[str]:
+    """Return a line for each of the slowest checks: seconds, plain training steps, and the item.
+
+    Args:
+        spent: By node id: how long the check took, and how long a plain step of its model takes, in seconds.
+        most: How many.
+    """
+    chosen = sorted(spent.items(), key=lambda item: -item[1][0])[:most]
+    if not chosen:
+        return []
+    lines = ["slowest checks: seconds, plain training steps, item"]
+    for nodeid, (seconds, step) in chosen:
+        steps = f"{seconds / step:8.1f}" if step else "       ?"
+        lines.append(f"  {seconds:8.3f} {steps}  {nodeid}")
+    return lines
+
+
 def _total(
     reports: Sequence[tuple[str, Report]], stands: Sequence[str], tallies: Mapping[str, Tally]
 ) -> str:

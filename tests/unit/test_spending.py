@@ -1,0 +1,75 @@
+"""What checks are estimated to cost, and what a budget leaves out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract, DeclarationError, promises, spending
+from pytest_torchcheck.catalogue import catalogue
+from pytest_torchcheck.runner import cases
+
+
+def contract(**fields):
+    generator = torch.Generator().manual_seed(0)
+    batch = (torch.randn(4, 7, 5, generator=generator),), torch.randint(0, 3, (4, 7))
+    return Contract(
+        model=lambda: nn.Linear(5, 3),
+        batch=batch,
+        loss=lambda o, y: F.cross_entropy(o.transpose(1, 2), y),
+        **fields,
+    )
+
+
+def test_every_check_has_an_estimate() -> None:
+    estimates = {name: spending.estimated_steps(check) for name, check in catalogue().items()}
+    assert all(0 <= steps <= 300 for steps in estimates.values())
+    assert estimates["backward"] > estimates["mode-flags"]
+
+
+def test_a_budget_leaves_out_what_no_longer_fits_and_keeps_what_is_declared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spending, "plain_step_seconds", lambda subject: 1e-9)
+    report = contract(budget=3, promises=(promises.Causal(),)).check()
+    left_out = {f.check for f in report.findings if f.code == "over-budget"}
+    assert left_out
+    assert not left_out & {"backward", "causality"}
+    assert all(f.status == "inconclusive" for f in report.findings if f.code == "over-budget")
+    assert any(f.check == "causality" and f.status == "passed" for f in report.findings)
+
+
+def test_without_a_budget_nothing_is_left_out_and_no_step_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(subject):
+        raise AssertionError("nobody asked")
+
+    monkeypatch.setattr(spending, "plain_step_seconds", never)
+    report = contract().check(checks=["backward", "mode-flags"])
+    assert {f.code for f in report.findings} == {"held"}
+
+
+def test_under_a_budget_the_cheapest_come_first_behind_the_one_that_leads() -> None:
+    ordered = [c.check for c in cases(contract(), cheapest_first=True) if c.check.axes == "once"]
+    estimates = [spending.estimated_steps(check) for check in ordered]
+    assert estimates == sorted(estimates)
+    assert cases(contract(), cheapest_first=True)[0].check.leads
+
+
+def test_a_step_that_raises_has_no_time() -> None:
+    def broken(model, optimizer, inputs, targets):
+        raise ValueError("no")
+
+    report = contract(
+        budget=1, optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1), train_step=broken
+    ).check(checks=["backward", "mode-flags"])
+    assert not any(f.code == "over-budget" for f in report.findings)
+
+
+@pytest.mark.parametrize("budget", [0, -1, "30", True, float("inf")])
+def test_a_budget_that_is_no_number_of_steps_is_refused(budget) -> None:
+    with pytest.raises(DeclarationError, match="budget: must be a number of plain training steps"):
+        contract(budget=budget)
