@@ -66,15 +66,12 @@ def real_devices(contract: Contract, devices: Sequence[str] | None = None) -> tu
     return tuple(device for device in wanted if device != "meta") or ("cpu",)
 
 
-def cases(
-    contract: Contract, *, devices: Sequence[str] | None = None, cheapest_first: bool = False
-) -> tuple[Case, ...]:
+def cases(contract: Contract, *, devices: Sequence[str] | None = None) -> tuple[Case, ...]:
     """Return the cases that apply by declaration, in the order in which they run.
 
     Args:
         contract: The contract.
         devices: Run on these devices instead of those declared.
-        cheapest_first: Order by estimated cost, as under a budget, instead of by the catalogue.
     """
     places = real_devices(contract, devices)
     declared = contract.dtypes or ("float32",)
@@ -101,12 +98,31 @@ def cases(
                     check=check, device=device, dtype=dtype, id=f"{check.name}[{device}-{dtype}]"
                 )
                 rest.setdefault((device, dtype), []).append(made)
-    groups = [once, *rest.values()]
-    if cheapest_first:
-        groups = [sorted(g, key=lambda c: spending.estimated_steps(c.check)) for g in groups]
-    found = tuple(case for group in groups for case in group)
+    found = (*once, *(case for group in rest.values() for case in group))
     first = next((case for case in found if case.check.leads), None)
     return found if first is None else (first, *(case for case in found if case is not first))
+
+
+def ordered(
+    contract: Contract, found: tuple[Case, ...], budget: float | None = None
+) -> tuple[Case, ...]:
+    """Return the cases in the order in which they run: the cheapest first where a budget may end them.
+
+    The case that leads stays in front, and cases of one device and dtype stay together.
+    """
+    if budget is None and contract.budget is None:
+        return found
+    places = list(dict.fromkeys((c.check.axes == "once", c.device, c.dtype) for c in found[1:]))
+    return (
+        *found[:1],
+        *sorted(
+            found[1:],
+            key=lambda c: (
+                places.index((c.check.axes == "once", c.device, c.dtype)),
+                spending.estimated_steps(c.check),
+            ),
+        ),
+    )
 
 
 class Runner:
@@ -516,7 +532,7 @@ def run_contract(
     runner = Runner(contract, seed=seed, examples=examples, strict=strict)
     chosen = [
         case
-        for case in cases(contract, devices=devices, cheapest_first=contract.budget is not None)
+        for case in ordered(contract, cases(contract, devices=devices))
         if checks is None or case.check.name in checks
     ]
     absent: list[Finding] = []

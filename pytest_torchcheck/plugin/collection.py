@@ -167,7 +167,7 @@ class ContractNode(pytest.Collector):
 
     def collect(self) -> list[pytest.Item | pytest.Collector]:
         """Return one item per case."""
-        from ..runner import cases  # spares importing torch
+        from ..runner import cases, ordered  # spares importing torch
 
         own = markers.item_settings(self)
         places = own.devices or self.settings.devices or None
@@ -180,8 +180,7 @@ class ContractNode(pytest.Collector):
                 for case in found
                 if (case.check.name, case.device, case.dtype) == wanted
             ]
-        limited = self.settings.budget is not None or self.contract.budget is not None
-        found = cases(self.contract, devices=places, cheapest_first=limited)
+        found = ordered(self.contract, cases(self.contract, devices=places), self.settings.budget)
         self.size = len(found)
         self._alike = Counter((case.check.name, case.device.partition(":")[0]) for case in found)
         return [self._item(case) for case in found]

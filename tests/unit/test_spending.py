@@ -9,7 +9,7 @@ from torch import nn
 
 from pytest_torchcheck import Contract, DeclarationError, promises, spending
 from pytest_torchcheck.catalogue import catalogue
-from pytest_torchcheck.runner import cases
+from pytest_torchcheck.runner import cases, ordered
 
 
 def contract(**fields):
@@ -53,10 +53,16 @@ def test_without_a_budget_nothing_is_left_out_and_no_step_is_measured(
 
 
 def test_under_a_budget_the_cheapest_come_first_behind_the_one_that_leads() -> None:
-    ordered = [c.check for c in cases(contract(), cheapest_first=True) if c.check.axes == "once"]
-    estimates = [spending.estimated_steps(check) for check in ordered]
-    assert estimates == sorted(estimates)
-    assert cases(contract(), cheapest_first=True)[0].check.leads
+    declared = contract(budget=30)
+    found = ordered(declared, cases(declared))
+    assert set(found) == set(cases(declared))
+    once = [spending.estimated_steps(c.check) for c in found[1:] if c.check.axes == "once"]
+    assert once == sorted(once)
+    assert found[0].check.leads
+
+
+def test_without_a_budget_the_order_is_the_catalogues() -> None:
+    assert ordered(contract(), cases(contract())) == cases(contract())
 
 
 def test_a_step_that_raises_has_no_time() -> None:
