@@ -116,6 +116,10 @@ def unknown_names(promises: Iterable[Promise], model: nn.Module) -> Iterator[Unk
             known = [*names[given.kind], *(modules if given.whole else ())]
             if any(_means(given, name) for name in known) or (given.whole and _holds(model, given)):
                 continue
+            if isinstance(promise, declared.Frozen | declared.MayLackGradient) and any(
+                fnmatchcase(path, given.name) for path in _hidden(model)
+            ):
+                continue
             yield UnknownNameError(given.text, given.kind, given.name, known)
 
 
@@ -133,6 +137,15 @@ def _holds(model: nn.Module, given: _Given) -> bool:
         return isinstance(operator.attrgetter(given.name)(model), torch.Tensor)
     except AttributeError:
         return False
+
+
+def _hidden(model: nn.Module) -> Iterator[str]:
+    """Yield the paths of what attributes hold and nothing registers: it may be hidden on purpose."""
+    from .probes.holdings import holdings
+
+    for holding in holdings(model):
+        yield holding.path
+        yield from (path for path, _ in holding.tensors())
 
 
 def _near(given: str, names: Sequence[str]) -> str | None:

@@ -215,9 +215,17 @@ def test_a_hidden_module_that_the_optimizer_holds_is_suspicious() -> None:
     assert {f.status for f in found} == {"suspicious"}
 
 
-def test_a_promise_keeps_hidden_modules_quiet() -> None:
-    frozen = promises.Frozen("layers*", reason="a fixed feature extractor")
-    assert find(InList, "registration", promises=[frozen])[0].status == "passed"
+@pytest.mark.parametrize("promise", [promises.Frozen, promises.MayLackGradient])
+@pytest.mark.parametrize("model", [InList, InList()], ids=["factory", "instance"])
+def test_a_promise_keeps_hidden_modules_quiet(model: Any, promise: Any) -> None:
+    fixed = promise("layers*", reason="a fixed feature extractor")
+    assert find(model, "registration", promises=[fixed])[0].status == "passed"
+
+
+def test_a_promise_that_names_no_hidden_module_either_is_refused() -> None:
+    wrong = promises.Frozen("leyers*", reason="a fixed feature extractor")
+    found = find(InList, "registration", promises=[wrong])[0]
+    assert (found.status, found.code) == ("violated", "unknown-name")
 
 
 @pytest.mark.parametrize("build", [Multiplied, Named, Shallow, InSequential])
