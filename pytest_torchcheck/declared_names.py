@@ -141,7 +141,7 @@ def _holds(model: nn.Module, given: _Given) -> bool:
 
 def _hidden(model: nn.Module) -> Iterator[str]:
     """Yield the paths of what attributes hold and nothing registers: it may be hidden on purpose."""
-    from .probes.holdings import holdings
+    from .probes.holdings import holdings  # only for a name that is registered nowhere
 
     for holding in holdings(model):
         yield holding.path

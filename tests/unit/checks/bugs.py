@@ -1007,7 +1007,7 @@ def sum_of_losses_with_graphs(buggy: bool) -> Contract:
         if buggy:
             kept["sum"] = kept["sum"] + loss
         else:
-            kept["sum"] = kept["sum"] + float(loss)
+            kept["sum"] = kept["sum"] + loss.item()
         return loss.detach()
 
     return classify(

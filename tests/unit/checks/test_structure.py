@@ -290,12 +290,35 @@ def test_a_global_layer_that_trains_is_suspicious() -> None:
     GLOBAL.zero_grad()
 
 
-def test_a_constant_table_that_stays_behind_points_to_device_portability() -> None:
-    model = Holding(torch.ones(8), lambda table, x: x * table)
+class Weighted(nn.Module):
+    """Multiplies its input by a table of its own that nothing registers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.table = nn.Linear(8, 3), torch.ones(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x * self.table)
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "root"),
+    [
+        (Weighted, "violated", "device-portability/cpu-tensor"),
+        # what its caller gives to a model is the caller's to move: nothing fails, nothing folds
+        (Holding(torch.ones(8), lambda table, x: x * table), "suspicious", None),
+    ],
+    ids=["own", "given"],
+)
+def test_a_constant_table_that_stays_behind_points_to_device_portability(
+    model: Any, status: str, root: str | None
+) -> None:
     contract = Contract(model=model, batch=((X,), None))
     report = contract.check(["device-portability", "unregistered-tensors"])
-    found = next(f for f in report.findings if f.code == "tensor-unregistered")
-    assert found.root == "device-portability/cpu-tensor"
+    found = {f.code: f for f in report.findings}
+    assert {f.status for f in report.findings} == {status}
+    assert set(found) == {"cpu-tensor", "tensor-unregistered"}
+    assert found["tensor-unregistered"].root == root
 
 
 def test_a_layer_that_is_never_called() -> None:

@@ -116,7 +116,7 @@ PROVOKED: dict[str, tuple[str, Callable[[], object], str]] = {
     "rectified": ("kernel-missing", lambda: torch.ones(2, dtype=torch.complex64).relu(), ".abs()"),
     "fractional_lengths": ("sequence-lengths", lambda: F.ctc_loss(torch.zeros(5, 1, 3), torch.ones(1, 2).long(), torch.ones(1), torch.ones(1).long()), ".long()"),
     "filled": ("size-argument", lambda: torch.zeros(3).index_fill(0, torch.tensor([1]), torch.ones(1)), "index_copy"),
-    "scatter": ("dtype-pair", lambda: torch.zeros(3, 4).scatter_(1, torch.tensor([[0, 1]]), torch.randn(2, 2).double()), ".to("),
+    "scatter": ("dtype-pair", lambda: torch.zeros(3, 4).scatter_(1, torch.tensor([[0, 1]]), torch.randn(2, 2).double()), "convert its result to the dtype"),
     "half": ("value-overflow", lambda: torch.ones(3).half().masked_fill(torch.ones(3).bool(), -1e9), "finfo"),
     "byte": ("value-overflow", lambda: torch.tensor([300], dtype=torch.uint8), "0 and 255"),
 }  # fmt: skip

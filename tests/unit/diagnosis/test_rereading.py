@@ -150,10 +150,15 @@ def test_a_view_in_its_place_passes(case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "line", "mend", "reader"),
     [
-        ("heads", "qkv.view(b, 12, t, 4)", ".view(3, 5, 12, 4).transpose(1, 2)", "chunk"),
+        ("heads", "qkv.view(b, 12, t, 4)", "write .view(b, t, 12, 4).transpose(1, 2)", "chunk"),
         ("recurrent", "x.view(t, b, d)", "write .transpose(0, 1) for this view", "gru"),
         ("points", "x.reshape(len(x), 4, -1)", "write .transpose(1, 2) for this reshape", "conv1d"),
-        ("states", "state.view(len(x), -1)", "write .transpose(0, 1).reshape(4, 12)", "linear"),
+        (
+            "states",
+            "state.view(len(x), -1)",
+            "write .transpose(0, 1).reshape(len(x), -1)",
+            "linear",
+        ),
         ("unflattened", "h.view(t, b, 3)", "transpose or permute them afterwards", "mean"),
     ],
 )
@@ -217,7 +222,7 @@ def test_a_place_in_the_set_that_is_added_is_no_view() -> None:
 )
 def test_what_is_written_instead_keeps_every_row(before, after, dim):
     rows = rereading.Rows(dim=dim, labels=torch.arange(before[dim]))
-    said = rereading._instead(before, after, rows, before[dim])
+    said = rereading._instead(before, after, rows, before[dim], [str(size) for size in after])
     ones = [1] * len(before)
     ones[dim] = -1
     owner = torch.arange(before[dim]).view(ones).expand(before)
@@ -236,4 +241,4 @@ def test_a_view_that_is_the_last_operation_is_named_too() -> None:
     assert (found.status, found.code) == ("violated", "samples-mixed")
     assert found.location is not None
     assert "state.view(len(x), -1)" in found.location.text
-    assert "write .transpose(0, 1).reshape(4, 12)" in found.fix
+    assert "write .transpose(0, 1).reshape(len(x), -1)" in found.fix
