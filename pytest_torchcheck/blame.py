@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import traceback
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .subject import SubjectError
 
 _HERE: Final = os.path.dirname(os.path.realpath(__file__)) + os.sep
+_TORCH: Final = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 _HANDED_ON: Final = "(*args, **kwargs)"  # an observer runs what it observes
 
 
@@ -66,6 +68,26 @@ def compiled_by_itself(error: SubjectError) -> str:
     )
 
 
+def unsupported_on(error: BaseException, device: str) -> str | None:
+    """Return torch's own statement that it lacks an implementation for a device, or None where it makes none.
+
+    ``flex_attention`` runs forward on a CPU and has no backward there: a fact about torch, and none about the model.
+
+    Args:
+        error: What came out of the user's model, loss or step, with its traceback.
+        device: The type of the device on which it ran, such as ``cpu``.
+    """
+    if not isinstance(error, NotImplementedError):
+        return None
+    said = message_of(error).strip().partition("\n")[0]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not frames or not _is_torchs(frames[-1]):
+        return None
+    if re.search(rf"\bnot (?:yet )?support.*\b{re.escape(device)}\b", said, re.IGNORECASE) is None:
+        return None
+    return f"torch cannot run this model on {device}: {said[:140]}"
+
+
 def _is_own(frame: FrameType) -> bool:
     return os.path.realpath(frame.f_code.co_filename).startswith(_HERE)
 
@@ -73,6 +95,8 @@ def _is_own(frame: FrameType) -> bool:
 def _is_called(frame: FrameType) -> bool:
     """Say whether a frame belongs to what the package runs: the user's code, or torch."""
     name = frame.f_code.co_filename
-    return not _is_own(frame) and (
-        sources.rank(name) > 0 or f"{os.sep}torch{os.sep}" in os.path.realpath(name)
-    )
+    return not _is_own(frame) and (sources.rank(name) > 0 or _is_torchs(frame))
+
+
+def _is_torchs(frame: FrameType) -> bool:
+    return os.path.realpath(frame.f_code.co_filename).startswith(_TORCH)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NONE: Final[dict[str, Any]] = {}
 """What an object without attributes of its own holds; never written to."""
@@ -46,6 +49,17 @@ def slots(thing: Any) -> dict[str, Any]:
                     found[name] = member.__get__(thing)
                 except AttributeError:  # declared, never assigned
                     continue
+    return found
+
+
+def entries(thing: Any) -> Iterator[Any]:
+    """Iterate over a list, tuple or frozenset, whatever its class makes of ``len()`` and ``iter()``.
+
+    Args:
+        thing: An instance of one of them, or of a subclass whose ``__len__`` may raise.
+    """
+    kind: Any = next(k for k in (tuple, list, frozenset) if isinstance(thing, k))
+    found: Iterator[Any] = kind.__iter__(thing)
     return found
 
 

@@ -14,7 +14,7 @@ import torch
 
 from . import artifacts, compiler, deadline, outcomes, sources, spending, verdicts
 from .adapters import LoopUnavailableError
-from .blame import compiled_by_itself, only_observed, raised_by_observer
+from .blame import compiled_by_itself, only_observed, raised_by_observer, unsupported_on
 from .catalogue import Check, catalogue
 from .codes import folding
 from .codes.errors import FURTHER, explain_error, own_loss_line
@@ -346,6 +346,8 @@ class Runner:
         except SubjectError as error:
             if isinstance(error.error, NothingToDifferentiate):
                 return (verdicts.not_applicable(str(error.error)), *_acting(found))
+            if lacking := unsupported_on(error.error, subject.device.type):
+                return (*_acting(found), verdicts.inconclusive(lacking, code="not-measurable"))
             if self._only_observed(error, subject):
                 reason = compiled_by_itself(error)
                 return (*_acting(found), verdicts.inconclusive(reason, code="not-measurable"))

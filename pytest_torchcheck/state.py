@@ -18,7 +18,7 @@ import torch.utils.deterministic
 from torch import nn
 
 from .held import Slots, copied, is_iterator, items_of, keeper, position, put_slots, slots_of
-from .peek import NONE, attributes
+from .peek import NONE, attributes, entries
 from .printable import message_of
 from .trees import address
 
@@ -344,7 +344,7 @@ class ModuleState:
                 if type(thing) not in _PLAIN:
                     stack.extend(self._take_object(thing))
             elif isinstance(thing, tuple | frozenset):
-                stack.extend(thing)
+                stack.extend(entries(thing))
             elif (put_back := keeper(thing)) is not None:
                 self._kept.append(put_back)
                 stack.extend(items_of(thing))

@@ -21,7 +21,7 @@ from .heard import Ear
 from .interrupts import UserCodeError, interrupts, kept_in
 from .loop.closures import keeps_something, kept
 from .modes import give_modes, has_modes, own_trains
-from .peek import attribute
+from .peek import attribute, entries
 from .printable import message_of
 from .state import ModuleState, device_loss_told, is_lazy, isolated, seed_everything
 from .stepping import take_step
@@ -1047,5 +1047,5 @@ def _instances_of(kind: type[_T], made: Any) -> list[_T]:
         elif isinstance(value, dict):
             stack.extend(value.values())
         elif isinstance(value, list | tuple):
-            stack.extend(value)
+            stack.extend(entries(value))
     return found

@@ -107,6 +107,12 @@ def batch_independence(subject: Subject) -> Iterator[Finding]:
             f"raises {type(error.error).__name__}, as one does that needs samples sorted by length"
         )
         return
+    if leaks is not None and _draws_in_eval(subject):
+        yield passed(
+            f"the first of {size} samples is unchanged by other neighbours; the output is random in eval mode, "
+            "so that another order gives samples other numbers"
+        )
+        return
     if leaks is not None:
         dim = other_batch_dim(subject)
         yield (
@@ -119,6 +125,12 @@ def batch_independence(subject: Subject) -> Iterator[Finding]:
         f"{len(rows.dims)} outputs: the first of {size} samples is unchanged by other neighbours, "
         "and samples keep their outputs in another order"
     )
+
+
+def _draws_in_eval(subject: Subject) -> bool:
+    """Say whether the output in eval mode follows the seed, whichever generator draws: torch's, one made in forward."""
+    first, other = outputs(subject), outputs(subject, seed=1)
+    return any(path not in other or not trees.same(t, other[path]) for path, t in first.items())
 
 
 def _replace(subject: Subject, batch: Batch, other: Batch, keep: torch.Tensor) -> Batch:
@@ -381,7 +393,8 @@ def eval_purity(subject: Subject) -> Iterator[Finding]:
     # of another shape than saved, it cannot be loaded into a new instance, whoever reads it
     resized = set(unpromised) & set(forward_facts(subject).grown)
     if unpromised and (moved or resized or _writes_are_read(subject)):
-        yield explain.impure(subject, changed)
+        once = not resized and _written_once(subject, unpromised)
+        yield explain.impure(subject, changed, once=once)
         return
     if moved:
         yield explain.not_repeatable(subject, moved)
@@ -395,6 +408,22 @@ def eval_purity(subject: Subject) -> Iterator[Finding]:
     yield passed(
         f"{len(before)} parameters and buffers are bit-equal after an eval forward, the output repeats"
     )
+
+
+def _written_once(subject: Subject, names: list[str]) -> bool:
+    """Say whether only the first forward writes: one of another batch after it leaves the values as they are."""
+    with subject.pristine(steps=False) as model, torch.no_grad():
+        model.eval()
+        kept = None
+        for index in (0, 1):
+            seed_everything(subject.seed)
+            subject.call(model, subject.batch(index).clone())
+            saved = model.state_dict(keep_vars=True)
+            now = {name: saved[name].detach().clone() for name in names}
+            if kept is not None and any(not trees.same(kept[name], now[name]) for name in names):
+                return False
+            kept = now
+    return True
 
 
 def _writes_are_read(subject: Subject) -> bool:

@@ -112,6 +112,8 @@ def _has_no_effect(subject: Subject, path: str) -> bool:
                 return False
             if _differ(before, after):
                 return False
+        if _changes_loss(subject, batch, other):
+            return False
         # a layer that is initialised to zero hides every input: look at other weights too
         with subject.pristine(steps=True) as model, torch.no_grad():
             model.train()
@@ -128,6 +130,23 @@ def _has_no_effect(subject: Subject, path: str) -> bool:
             if _differ(*made):
                 return False
     return changed
+
+
+def _changes_loss(subject: Subject, batch: Batch, other: Batch) -> bool:
+    """Say whether the loss differs between two batches: an output may hold what no tensor of it shows.
+
+    A flow returns a distribution that keeps its condition in a function, and the loss calls it.
+    """
+    if not callable(subject.contract.loss):
+        return False
+    losses = []
+    with subject.pristine() as model, torch.no_grad():
+        model.eval()
+        for each in (batch, other):
+            ours = each.clone()
+            seed_everything(subject.seed)
+            losses.append(subject.compute_loss(subject.call(model, ours), ours))
+    return not trees.same(*losses)
 
 
 def _differ(first: Any, second: Any) -> bool:

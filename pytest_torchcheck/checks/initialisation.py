@@ -301,14 +301,13 @@ def _judge_signal(subject: Subject, taps: list[Tap], squashed: Sequence[Squashed
         taps: The outputs of its layers with weights, in order.
         squashed: Its calls of tanh and sigmoid on the very output of a layer.
     """
-    chain = [tap for tap in taps if tap.spread][:-1]
-    if len(chain) < layers.DEPTH - 1:
+    chain, gone = layers.chain_of(taps)
+    if len(chain) + len(gone) < layers.DEPTH - 1:
         return inconclusive(
             f"only {len(chain)} layers tell the samples apart; the others give zero, as zero-initialised ones do"
         )
     forward = layers.trend([tap.spread for tap in chain], layers.noise_from(chain))
-    graded = [tap.gradient for tap in chain if tap.gradient]
-    backward = layers.trend(graded[::-1]) if len(graded) >= layers.DEPTH - 1 else 1.0
+    backward = layers.gradient_trend([*chain, *gone], forward)
     evidence: dict[str, Any] = {
         **layers.measured(taps),
         "forward_ratio": layers.short(forward),

@@ -11,7 +11,14 @@ from pytest_torchcheck.loop.recorder import trace_of
 
 from ..codes import updates as explain
 from ..loop.closures import functions_of
-from ..runs.looks import REDRAWS, rounding_noise, shared_shifts, unreached
+from ..runs.looks import (
+    REDRAWS,
+    differentiated,
+    rounding_noise,
+    shared_shifts,
+    single_positions,
+    unreached,
+)
 from ..runs.steps import lost as lost_parameters
 from ..runs.steps import trajectory
 from ..verdicts import inconclusive, not_applicable, passed
@@ -114,6 +121,7 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
         and not subject.is_promised("MayLackGradient", name)
         and not subject.is_promised("Frozen", name)
     ]
+    excused: set[str] = set()
     if still:
         first = subject.gradients()
         gradless = [
@@ -123,6 +131,12 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
         excused |= unreached(subject, set(gradless) - excused)
         excused |= shared_shifts(
             subject, [n for n in gradless if n not in excused and first.stats[n].kind == "zero"]
+        )
+        excused |= single_positions(
+            subject, [n for n in gradless if n not in excused and first.stats[n].kind == "zero"]
+        )
+        excused |= differentiated(
+            subject, [n for n in gradless if n not in excused and first.stats[n].kind == "none"]
         )
         excused |= rounding_noise(subject, set(still) - excused)
         still = [name for name in still if name not in excused]
@@ -139,7 +153,8 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
             return
     note = " (learning rates of 0 were raised to the schedule's base)" if made.warmed else ""
     yield passed(
-        f"{len(trainable)} of {len(trainable)} trainable parameters moved in {len(made.losses)} steps{note}",
+        f"{len(trainable) - len(excused)} of {len(trainable)} trainable parameters moved in "
+        f"{len(made.losses)} steps{note}",
         evidence={"losses": list(made.losses), "rates": list(made.rates)},
     )
 

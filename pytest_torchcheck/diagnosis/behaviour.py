@@ -318,10 +318,11 @@ def _size_line(subject: Subject, batch: Batch, single: Batch) -> Place | None:
     return None
 
 
-def impure(subject: Subject, changed: list[str]) -> Finding:
-    """Explain buffers or parameters that an eval forward changes."""
+def impure(subject: Subject, changed: list[str], *, once: bool = False) -> Finding:
+    """Explain buffers or parameters that an eval forward changes; ``once``: only the first forward does."""
     place = places.writing_line(subject, changed[0])
-    return violated(
+    made = suspicious if once else violated
+    return made(
         "eval-writes",
         f"a forward in eval mode changes {names_text(changed)}",
         culprits=[
@@ -336,10 +337,17 @@ def impure(subject: Subject, changed: list[str]) -> Finding:
         + [*(place.settings if place else ())],
         location=place.location if place else sources.of_parameter(subject.model, changed[0]),
         observed=f"{counted(len(changed), 'saved tensor')} {have(changed, 'differs')} after one forward in eval mode",
-        cause="statistics or a cache are updated whatever the mode"
+        cause=(
+            "the first forward initialises them, in whichever mode it runs"
+            if once
+            else "statistics or a cache are updated whatever the mode"
+        )
         + (f" ({place.ran})" if place and place.ran else ""),
-        because=place.fact if place else "the values before and after are not bit-equal",
-        fix="update only while self.training, or declare promises.MayChange(..., reason=...)",
+        because=(place.fact if place else "the values before and after are not bit-equal")
+        + ("; a second forward, of another batch, changes none of them" if once else ""),
+        fix="initialise them when the model is built, or declare promises.MayChange(..., reason=...)"
+        if once
+        else "update only while self.training, or declare promises.MayChange(..., reason=...)",
         evidence={"buffers": list(changed)},
     )
 
@@ -438,16 +446,19 @@ def _mode_setter(subject: Subject, owner: torch.nn.Module) -> Location | None:
     return next(iter(setting or lines), sources.of_object(type(owner).train))
 
 
+_NAMES_A_DRAW = re.compile(r"rand|\bnp\b|numpy|shuffle|choice|uniform|normal|gauss|sample")
+"""What a line names that draws by itself; a line without may call a library that does."""
+
+
 def unseeded(subject: Subject, moved: list[str]) -> Finding:
     """Explain a training forward that torch's seed does not repeat."""
     place = places.drawing_line(subject, train=True, global_only=True)
     if place is not None:
         source = "np.random" if "numpy" in place.fact else "random"
-        make = (
-            suspicious
-            if place.location is not None and sources.rank(place.location.file) < 2
-            else violated
+        by_library = place.location is not None and (
+            sources.rank(place.location.file) < 2 or not _NAMES_A_DRAW.search(place.location.text)
         )
+        make = suspicious if by_library else violated
         return make(
             "numpy-random" if source == "np.random" else "python-random",
             f"the training forward draws from {source}, which torch.manual_seed does not seed",
@@ -455,8 +466,12 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
             location=place.location,
             observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards under the same torch seed",
             cause=f"{source} has a global state of its own",
-            because=place.fact,
-            fix="draw with torch (torch.randint, torch.rand) on this line",
+            because=place.fact.replace("this line draws", "what this line calls draws")
+            if by_library
+            else place.fact,
+            fix=f"seed {source} too where a run is to be repeated, or pass the call a seed"
+            if by_library
+            else "draw with torch (torch.randint, torch.rand) on this line",
         )
     if (shared := _global_generator(subject)) is not None:
         return suspicious(

@@ -28,6 +28,8 @@ CAUSES = {
     "backward-none": "a custom backward returns None for it",
     "not-reaching-loss": "the loss does not use what is computed from it",
     "derivative": "autograd.grad without create_graph=True gives a gradient that has no graph itself",
+    "differentiated": "a derivative is taken of what is computed from it, and the derivative does not depend on it",
+    "dropped": "the graph of what is computed from it does not lead back to it",
     "zeroed": "only its shape is used",
     "non-differentiable": "the operation has no gradient",
 }
@@ -49,6 +51,8 @@ FIXES = {
     "backward-none": "return its gradient in backward",
     "not-reaching-loss": "use this output in the loss, or drop the part that computes it",
     "derivative": "pass create_graph=True to autograd.grad on this line",
+    "differentiated": "let the loss use the value itself too, or declare MayLackGradient({names}, reason=...)",
+    "dropped": "keep it connected on this line",
     "zeroed": "use its values",
     "non-differentiable": "replace the operation by a differentiable one",
 }

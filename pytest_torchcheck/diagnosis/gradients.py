@@ -23,7 +23,7 @@ from ..runs.tables import layer_rows
 from ..state import seed_everything
 from ..subject import SubjectError
 from ..trees import dense
-from ..verdicts import violated
+from ..verdicts import suspicious, violated
 from ..wording import have, names_text
 from . import cutting, unused
 from .cuts import CAUSES, FIXES
@@ -122,7 +122,9 @@ def _missing(
                 location=instead.line,
             )
         )
-    return violated(
+    # the last bias of an energy has no influence on its derivative: correct models have it
+    made = suspicious if kind == "differentiated" else violated
+    return made(
         "grad-none",
         f"{names_text(names)} {have(names)} no gradient ({len(names)} of {total} parameters)",
         culprits=culprits,
@@ -253,6 +255,7 @@ def _zero_parameters(subject: Subject, names: list[str]) -> list[str]:
 _ZERO_CAUSES = {
     "inactive": "a rectifier that it feeds has no positive input",
     "single-choice": "a softmax over one entry is the constant one",
+    "single-position": "an attention with one position to attend to gives it all the weight",
     "cancels": "the expression does not depend on it: its contributions cancel",
     "times-zero": "what it feeds is multiplied by zero",
     "saturated": "a clamp or squashing function that it feeds is at its bounds",
@@ -262,6 +265,7 @@ _ZERO_CAUSES = {
 LOSSES_OF_VALUES = {
     "inactive": "a rectifier that it feeds has no positive input",
     "single-choice": "a softmax over one entry is the constant one",
+    "single-position": "an attention with one position to attend to gives it all the weight",
     "times-zero": "what is computed from it is multiplied by zero",
     "saturated": "a clamp or squashing function that it feeds is at its bounds",
     "overwritten": "what is computed from it is overwritten",
@@ -271,6 +275,7 @@ LOSSES_OF_VALUES = {
 """Why the values of an input do not count, where only its gradient is known to be lost."""
 _ZERO_FIXES = {
     "inactive": "initialise the bias above zero or use a leaky rectifier",
+    "single-position": "give it an input with more positions",
     "single-choice": "normalise over more than one entry, or weight by the value before normalisation",
     "cancels": "drop the normalisation that divides it out on this line",
     "times-zero": "let the factor differ from zero",

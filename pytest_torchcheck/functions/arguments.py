@@ -11,7 +11,7 @@ from .calls import Call, is_float
 from .relations.jacobians import real_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 LARGE = 40
 """Real entries of one tensor above which it is cut down (CHECKS: at most about 30)."""
@@ -39,6 +39,27 @@ def jittered(call: Call, seed: int, size: float = 0.02) -> Call:
         return value + (size * spread * noise).to(value)
 
     return call.with_values(move(value) for value in call.values)
+
+
+def symmetric(call: Call) -> list[int]:
+    """Return the places of square matrices, batched or not, that equal their transpose."""
+    return [
+        place
+        for place, value in enumerate(call.values)
+        if isinstance(value, Tensor)
+        and is_float(value)
+        and value.dim() > 1
+        and value.shape[-1] == value.shape[-2] > 1
+        and bool(torch.equal(value, value.mT))
+    ]
+
+
+def symmetrised(call: Call, places: Collection[int]) -> Call:
+    """Return the call with the matrices at some places replaced by the mean of them and their transpose."""
+    return call.with_values(
+        0.5 * (value + value.mT) if place in places and isinstance(value, Tensor) else value
+        for place, value in enumerate(call.values)
+    )
 
 
 def degenerate(call: Call) -> str | None:

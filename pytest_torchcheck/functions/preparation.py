@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .arguments import degenerate, is_large, jittered, redrawn, reductions
+from .arguments import degenerate, is_large, jittered, redrawn, reductions, symmetrised
 from .calls import Call, is_float
 from .lines import error_line, gradient_line, head
 from .relations.jacobians import as_real, float_outputs
 from .target import Surrogate, Target, first_line
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ..findings import Finding, Location
 
 
@@ -28,6 +30,7 @@ def prepare(
     tiny: bool = False,
     surrogate: Surrogate | None = None,
     used_at: Location | None = None,
+    keep: Collection[int] = (),
 ) -> Target | Finding:
     """Bring a call into float64 and to a small size, and see that it runs.
 
@@ -38,6 +41,7 @@ def prepare(
         tiny: Whether to cut large arguments to sizes of 2 and 3 before anything larger is tried.
         surrogate: A declared estimator.
         used_at: The user's line that applies it.
+        keep: Places of matrices that stay symmetric where values are drawn anew.
 
     Returns:
         The target, or the finding that says why nothing can be checked.
@@ -63,7 +67,7 @@ def prepare(
             notes.append("sizes cut down, equal sizes kept equal")
     weak = degenerate(call)
     if redraw or weak:
-        fresh = next((c for c in _draws(call) if _runs(c) is None), None)
+        fresh = next((c for c in _draws(call, keep) if _runs(c) is None), None)
         if fresh is not None:
             call = fresh
             notes.append(f"values drawn anew{f' because {weak}' if weak else ''}")
@@ -238,8 +242,9 @@ def _on_cpu(call: Call) -> bool:
     return all(v.device.type == "cpu" for v in call.values if isinstance(v, Tensor))
 
 
-def _draws(call: Call) -> list[Call]:
-    return [redrawn(call, 0), redrawn(call, 1), jittered(call, 0)]
+def _draws(call: Call, keep: Collection[int]) -> list[Call]:
+    drawn = [redrawn(call, 0), redrawn(call, 1), jittered(call, 0)]
+    return [symmetrised(one, keep) for one in drawn] if keep else drawn
 
 
 def _follows(smaller: Call, call: Call) -> bool:

@@ -31,6 +31,8 @@ CutKind = Literal[
     "function",
     "backward-none",
     "derivative",
+    "differentiated",
+    "dropped",
     "non-differentiable",
     "not-reaching-loss",
     "zeroed",
@@ -42,8 +44,9 @@ CutKind = Literal[
 ``recreated`` a new tensor was made from the values; ``sampling`` a draw that is not reparameterised;
 ``checkpoint`` reentrant checkpointing whose inputs take no gradient; ``function`` a custom Function whose
 output takes none; ``backward-none`` a backward that returned None; ``not-reaching-loss`` the loss does not
-use what was computed; ``derivative`` an ``autograd.grad`` without ``create_graph``; ``zeroed`` only the
-shape is used (``zeros_like``); ``non-differentiable`` any other.
+use what was computed; ``derivative`` an ``autograd.grad`` without ``create_graph``; ``differentiated`` a derivative that does
+not depend on it; ``zeroed`` only the shape is used (``zeros_like``); ``dropped`` a result with a graph
+that does not lead to it; ``non-differentiable`` any other.
 """
 
 SAMPLERS = frozenset(
@@ -250,8 +253,8 @@ class Flow:
             value.tensor.is_floating_point() or value.tensor.is_complex()
         ):
             return "integer-cast"
-        if name == DERIVATIVE and not call.kwargs.get("create_graph"):
-            return "derivative"
+        if name == DERIVATIVE:
+            return "differentiated" if call.kwargs.get("create_graph") else "derivative"
         if not call.grad_enabled and call.region is not None:
             return "no-grad"
         if name == "Tensor.data":
@@ -260,6 +263,10 @@ class Flow:
             return "detach"
         if name in _RECREATING or call.kind == "alias":
             return "recreated"
+        if call.grad_enabled and call.differentiated:
+            return "differentiated"
+        if call.grad_enabled and value is not None and value.tensor.grad_fn is not None:
+            return "dropped"
         return "non-differentiable" if call.grad_enabled else "no-grad"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import sources
 from .flow import CutKind, Flow, Loss
-from .recording import SWITCHES, Recorder
+from .recording import DERIVATIVE, SWITCHES, Recorder
 from .returned import Returned
 from .steps import gradients_kept, record_step
 from .watch import Op, describe
@@ -236,8 +236,11 @@ def _backward_none(flow: Flow, name: str) -> GraphCut | None:
         return None
     op = stopped.call.op
     fact = f"{op.name} got a gradient with rms {stopped.reached:.3g} and its backward returned None"
+    derived = op.name == DERIVATIVE
+    if derived:
+        fact = f"the backward of what {op.name} gave reached other parameters, and this one not"
     return GraphCut(
-        kind="backward-none",
+        kind="differentiated" if derived else "backward-none",
         parameters=(name,),
         op=op,
         location=op.location,

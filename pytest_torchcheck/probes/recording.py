@@ -53,6 +53,17 @@ _FUNCTION_FILE = _HERE + os.path.join("autograd", "function.py")
 _DISTRIBUTIONS = _HERE + "distributions" + os.sep
 
 
+def _in_transform() -> bool:
+    """Say whether a derivative of ``torch.func`` (``grad``, ``vjp``, ``jacrev``, ``jvp``) is being taken."""
+    if torch._C._functorch.maybe_current_level() is None:
+        return False
+    kinds = {each.key() for each in torch._C._functorch.get_interpreter_stack() or ()}
+    return bool(kinds & _DERIVATIVES)
+
+
+_DERIVATIVES = {torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp}
+
+
 class Recorder(Watch):
     """Records the data flow of one run, and the gradients that reach each value.
 
@@ -169,6 +180,7 @@ class Recorder(Watch):
             grad_enabled=torch.is_grad_enabled(),
             region=self.where_gradients_stopped(),
             left=result if name in EXITS else None,
+            differentiated=_in_transform(),
         )
         if not call.grad_enabled:
             call.sampler = self._sampler()

@@ -35,6 +35,7 @@ LINEAR = (
 _SAME_VALUES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten)
 SQUASHING = frozenset({"tanh", "sigmoid"})
 _BOUND = 0.995  # tanh has 1 % of its slope left there
+_UNDERFLOW = 1e-15  # float32 squares of what is smaller lose their digits, then vanish
 _MOST = 4000
 _FEW = 16
 
@@ -314,7 +315,10 @@ def _same_function(first: Location | None, second: Location | None) -> bool:
 
 
 def _rms(values: Tensor) -> float:
-    return float(torch.linalg.vector_norm(values)) / math.sqrt(values.numel())
+    norm = float(torch.linalg.vector_norm(values))
+    if norm < _UNDERFLOW and (largest := float(values.abs().amax())):
+        norm = largest * float(torch.linalg.vector_norm(values / largest))
+    return norm / math.sqrt(values.numel())
 
 
 def _measure(tap: Tap) -> Callable[[Tensor | None], None]:

@@ -86,6 +86,7 @@ class Call:
     region: Location | None = None
     sampler: str = ""
     left: Any = None
+    differentiated: bool = False  # it ran while ``torch.func`` takes a derivative
 
     @property
     def exit(self) -> str:

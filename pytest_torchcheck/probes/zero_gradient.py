@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ZeroKind = Literal[
     "inactive",
     "single-choice",
+    "single-position",
     "saturated",
     "times-zero",
     "step",
@@ -32,7 +33,7 @@ ZeroKind = Literal[
     "other",
 ]
 """Why a gradient is zero: ``inactive`` a rectifier without a positive input; ``single-choice`` a softmax
-over one entry; ``saturated`` a clamp, squashing function or softmax at its bound; ``times-zero`` a factor
+over one entry; ``single-position`` an attention with one position to attend to; ``saturated`` a clamp, squashing function or softmax at its bound; ``times-zero`` a factor
 that is zero; ``step`` a rounding or sign, flat everywhere; ``sampling`` a draw that is not reparameterised;
 ``overwritten`` the values were replaced; ``normalised`` a normalisation removes what the gradient would
 change; ``cancels`` the contributions of several uses, or of all samples, add up to zero; ``function`` a custom
@@ -141,6 +142,7 @@ ATTENTION = "scaled_dot_product_attention"
 _SOFTMAX = ("softmax", "log_softmax", "gumbel_softmax", "softmin", "cross_entropy", "logsumexp")
 _PRODUCTS = ("mul", "mul_", "div", "div_", "matmul", "linear", "bmm", "mm", "mv", "dot", "einsum", "addmm",
              "baddbmm", "addcmul", "conv1d", "conv2d", "conv3d", "multiply", "bilinear", "outer")  # fmt: skip
+_PAIRS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 _STEPS = ("round", "round_", "floor", "floor_", "ceil", "ceil_", "trunc", "sign", "sgn", "heaviside", "fix",
           "hardshrink")  # fmt: skip
 _REPLACING = ("where", "masked_fill", "masked_fill_", "zero_", "fill_", "copy_", "__setitem__", "index_fill",
@@ -164,11 +166,11 @@ def _reason(stopped: Stopped) -> tuple[ZeroKind, str]:
         top = "" if before is after else f"; the largest is {float(before.max()):.3g}"
         return "inactive", f"none of the {count} inputs of {name} is positive{top}"
     if verb == ATTENTION and len(call.args) > 1 and call.args[1].shape[-2] == 1:
-        return "single-choice", f"{name} attends to 1 position: its weights are constant"
+        return "single-position", f"{name} attends to 1 position: its weights are constant"
     if verb in _SOFTMAX and (dim := _dim(call, before)) is not None:
         if before.shape[dim] == 1:
             return (
-                "single-choice",
+                "single-position" if _compares_positions(value, dim) else "single-choice",
                 f"{name} runs over dimension {dim} of size 1: its output is constant",
             )
         if verb in ("softmax", "gumbel_softmax") and bool((after.amax(dim) == 1).all()):
@@ -214,6 +216,25 @@ def _zeros_made(stopped: Stopped) -> Stopped | None:
             return source if _reason(source)[0] in _ZEROING else None
         found = next(iter(maker.inputs), None)
     return None
+
+
+def _compares_positions(scores: Value, dim: int) -> bool:
+    """Say whether a softmax runs over the keys of an attention: what it reads is a product of two computed values.
+
+    Scores of shape (batch, positions, 1) are not told from those of a pooling that is normalised over the wrong
+    dimension; those with heads are, and those of one query.
+    """
+    shape = scores.tensor.shape
+    if dim != len(shape) - 1 or (len(shape) < 4 and (len(shape) < 3 or shape[-2] != 1)):
+        return False
+    found: Value | None = scores
+    while found is not None and (maker := found.maker) is not None:
+        if maker.op.name.rpartition(".")[2] in _PAIRS:
+            computed = [value for value in maker.inputs if value.maker is not None]
+            return found.tensor.shape[-1] == 1 and len(computed) > 1
+        same = [v for v in maker.inputs if v.tensor.numel() == found.tensor.numel() and v.maker]
+        found = same[0] if same else None  # scaled, masked, reshaped
+    return False
 
 
 def _is_zero(tensor: Tensor) -> bool:

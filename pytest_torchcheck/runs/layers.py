@@ -158,6 +158,37 @@ FADING, BURSTING = 1e-4, 1e4
 _REVERSAL = 0.25  # of the whole change in logarithms
 
 
+def chain_of(taps: Sequence[Tap]) -> tuple[list[Tap], list[Tap]]:
+    """Return the layers that tell the samples apart, and those at the end behind which the fading signal is exactly 0.
+
+    The last layer is in neither, since a head may start at any scale. A layer of zero spread is left out as one that is
+    zero-initialised, unless the spread has fallen beyond :data:`FADED` before the first of all further layers without.
+    """
+    told = [place for place, tap in enumerate(taps) if tap.spread]
+    chain = [taps[place] for place in told]
+    gone = [tap for tap in taps[told[-1] + 1 :] if tap.spread == 0.0] if told else []
+    if len(gone) > 1 and (chain[-1].spread or 0.0) < FADED * (chain[0].spread or 0.0):
+        return chain, gone[:-1]
+    return chain[:-1], []
+
+
+def gradient_trend(chain: Sequence[Tap], forward: float) -> float:
+    """Return the trend of the gradient from the last layer back to the first; 1 where too few layers tell.
+
+    Two tell enough where it is exactly 0 at the first layer: it has vanished on its way. Where it is 0 at nearly all
+    of them, a zero-initialised head may be the reason, unless the signal has vanished too.
+
+    Args:
+        chain: The layers, in order.
+        forward: The trend of the spread between samples over them.
+    """
+    graded = [tap.gradient for tap in chain if tap.gradient]
+    gone = chain[0].gradient == 0.0
+    if len(graded) >= (2 if gone else DEPTH - 1):
+        return trend(graded[::-1])
+    return 0.0 if gone and forward < FADED else 1.0
+
+
 def noise_from(chain: Sequence[Tap]) -> int | None:
     """Return the first layer behind which the samples differ by no more than rounding, or None."""
     noise = 16 * torch.finfo(torch.float32).eps

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..probes.choices import left_out_by_choice
-from ..probes.provenance import find_zero_gradients
-from ..probes.zero_gradient import ATTENTION
+from ..probes.provenance import find_cut, find_zero_gradients
 from ..state import isolated, seed_everything
 from ..subject import Subject, SubjectError, clear_gradients, gradient_stats
 from .again import forward_and_loss
@@ -118,13 +117,18 @@ def single_positions(subject: Subject, names: Collection[str]) -> set[str]:
         return set()
     with subject.pristine():
         found = find_zero_gradients(forward_and_loss(subject), subject.model, list(names))
-    return {
-        name
-        for name in names
-        if name in found
-        and found[name].kind == "single-choice"
-        and found[name].op.name.endswith(ATTENTION)
-    }
+    return {name for name in names if name in found and found[name].kind == "single-position"}
+
+
+def differentiated(subject: Subject, names: Collection[str]) -> set[str]:
+    """Name the parameters that reach the loss through a derivative only, and that this derivative does not depend on."""
+    parameters = subject.named_parameters()
+    examined = {name: parameters[name] for name in names}
+    if not examined:
+        return set()
+    with subject.pristine():
+        cuts = find_cut(forward_and_loss(subject), subject.model, examined)
+    return {name for name, cut in cuts.items() if cut.kind == "differentiated"}
 
 
 def rounding_noise(subject: Subject, names: Collection[str]) -> set[str]:

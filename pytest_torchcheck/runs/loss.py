@@ -243,7 +243,7 @@ def _gather(subject: Subject) -> LossEvidence:
             loss = subject.compute_loss(output, batch)
         consumed, outputs = sight.wanted(output)
         grads: list[torch.Tensor | None] = [None] * (len(consumed) + len(outputs))
-        if loss.requires_grad and loss.dim() == 0:
+        if grads and loss.requires_grad and loss.dim() == 0:
             with subject.phase("backward", batch):
                 grads = list(
                     torch.autograd.grad(

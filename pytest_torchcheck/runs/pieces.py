@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .. import sources, trees
+from ..peek import entries
 from ..probes.holdings import holdings
 from ..state import is_lazy
 
@@ -122,7 +123,7 @@ def plain(value: Any) -> str | None:
         if seen > _LONG:
             return None
         if isinstance(thing, list | tuple):
-            stack.extend(thing)
+            stack.extend(entries(thing))
         elif isinstance(thing, dict):
             stack.extend((*thing.keys(), *thing.values()))
         elif not isinstance(thing, bool | int | float | str | None):
