@@ -16,6 +16,7 @@ from . import callables, sources
 from .adapters import Adapted, AdapterError, Declared, Loop, adapt
 from .batches import Batch, BatchSource
 from .catalogue import catalogue
+from .change import CHANGES
 from .declarations import LOG
 from .declared_names import unknown_inputs, unknown_names
 from .factories import class_built, class_of
@@ -139,6 +140,9 @@ class Contract:
         overfit: ``Overfit(steps=40, ratio=0.1)``, or None with a reason under ``skip``.
         batch_dim: Dimension of the batch; None where there is none (graphs).
         skip: ``{"check-name": "reason"}``; a skip that is no longer needed fails.
+        changes: What changes since the reference of ``--torchcheck-against``, with the reason:
+            ``{"outputs": "exact GELU"}``; names are ``state``, ``outputs``, ``init`` and ``cost``. For ``state``
+            also a function from an old state dict to a new one, for checkpoints that the model itself cannot load.
         name: Name in reports; by default that of the function, the variable or the model's class.
     """
 
@@ -179,6 +183,7 @@ class Contract:
         batch_dim: int | None = 0,
         budget: float | None = None,
         skip: Mapping[str, str] | None = None,
+        changes: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
         self.location: Location | None = sources.of_frame(skip=1)
@@ -252,6 +257,7 @@ class Contract:
         _names_known(self)
         _calls_fit(self)
         self.skip = _skip(skip)
+        self.changes = _changes(changes)
         if overfit is None and "overfit" not in self.skip:
             raise DeclarationError(
                 "overfit: None needs a reason; write skip={'overfit': 'why this model cannot overfit a batch'}"
@@ -775,6 +781,25 @@ def _skip(skip: Any) -> dict[str, str]:
                 f"skip[{name!r}]: needs a reason, a non-empty str; got {reason!r}"
             )
     return dict(skip)
+
+
+def _changes(changes: Any) -> dict[str, Any]:
+    if changes is None:
+        return {}
+    if not isinstance(changes, Mapping):
+        raise DeclarationError(
+            f"changes: must map what changes ({', '.join(CHANGES)}) to reasons; got {changes!r}"
+        )
+    for name, reason in changes.items():
+        if name not in CHANGES:
+            raise DeclarationError(unknown("changes", name, CHANGES))
+        mapping = name == "state" and callable(reason)
+        if not mapping and (not isinstance(reason, str) or not reason.strip()):
+            or_mapping = ", or a function from an old state dict to a new one" * (name == "state")
+            raise DeclarationError(
+                f"changes[{name!r}]: needs a reason, a non-empty str{or_mapping}; got {reason!r}"
+            )
+    return dict(changes)
 
 
 def _name(name: Any) -> str | None:

@@ -41,4 +41,5 @@ class Fields(TypedDict, total=False):
     batch_dim: int | None
     skip: Mapping[str, str] | None
     budget: float | None
+    changes: Mapping[str, Any] | None
     name: str | None

@@ -320,6 +320,7 @@ def scale(tensor: torch.Tensor) -> float:
     values = dense(tensor)
     if values.numel() == 0:
         return 0.0
+    values = values.to(torch.uint8) if values.dtype == torch.bool else values
     magnitude = values.abs().to(torch.float64)
     return float(magnitude.nan_to_num(nan=0.0, posinf=0.0).max())
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from ..contracts import Contract
     from ..runner import Case, Runner
 
+EXTRA: Final = pytest.StashKey[list[Any]]()
+"""What adds cases to contracts in this run: objects with a ``name`` and ``cases(node)``."""
+
 TextRepr = Any  # pytest names the type of a failure's representation only privately
 
 
@@ -159,6 +162,8 @@ class ContractNode(pytest.Collector):
         parts = [f'pytest "{nodeid}" --torchcheck --torchcheck-seed={self.seed}']
         if settings.examples is not None:
             parts.append(f"--torchcheck-examples={settings.examples}")
+        if settings.against is not None and case.check.name == "against":
+            parts.append(f"--torchcheck-against={settings.against}")
         if settings.devices:
             parts.append(f"--torchcheck-devices={','.join(settings.devices)}")
         if settings.replay is not None:
@@ -180,7 +185,9 @@ class ContractNode(pytest.Collector):
                 for case in found
                 if (case.check.name, case.device, case.dtype) == wanted
             ]
-        found = ordered(self.contract, cases(self.contract, devices=places), self.settings.budget)
+        chosen = ordered(self.contract, cases(self.contract, devices=places), self.settings.budget)
+        extra = (case for each in self.config.stash.get(EXTRA, []) for case in each.cases(self))
+        found = (*chosen, *extra)
         self.size = len(found)
         self._alike = Counter((case.check.name, case.device.partition(":")[0]) for case in found)
         return [self._item(case) for case in found]
@@ -466,7 +473,8 @@ class _Contracts:
         if not self.settings.checks or not any(isinstance(item, CheckItem) for item in items):
             return
         try:
-            chosen = select(self.settings.checks)
+            more = (each.name for each in config.stash.get(EXTRA, []))
+            chosen = select(self.settings.checks, (*catalogue(), *more))
         except ValueError as error:
             markers.usage_error(config, f"{self.settings.sources['checks']}: {error}")
         kept = [

@@ -14,11 +14,13 @@ import pytest
 
 from .parsing import (
     Require,
+    parse_change,
     parse_check,
     parse_device,
     parse_loss,
     parse_number,
     parse_package,
+    parse_reference,
     parse_require,
     parse_seconds,
     parse_share,
@@ -65,6 +67,8 @@ class Options(NamedTuple):
         loss: Name of their loss.
         budget: Plain training steps that the checks of one contract may take together; None sets no limit.
         durations: How many of the slowest checks are listed at the end.
+        against: Git reference beside which every model is held.
+        allow: What may have changed since.
         sources: Where each value came from, by field.
     """
 
@@ -93,6 +97,8 @@ class Options(NamedTuple):
     loss: str | None = None
     budget: float | None = None
     durations: int = 0
+    against: str | None = None
+    allow: tuple[str, ...] = ()
     sources: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -250,6 +256,14 @@ SETTINGS: Final = (
         help="the loss of --torchcheck-model: a function of torch.nn.functional such as cross_entropy, or output "
         "where the model returns its own (chosen from the output)",
     ),
+    Setting(
+        name="against", flag="--torchcheck-against", parse=parse_reference, metavar="REF",
+        help="hold each contract's model beside what it was at this git reference: state dict, outputs, costs",
+    ),
+    Setting(
+        name="allow", flag="--torchcheck-allow", kind="list", parse=parse_change, metavar="CHANGES",
+        help="what may have changed since --torchcheck-against: state, outputs, init, cost (none)",
+    ),
 )  # fmt: skip
 
 
@@ -352,6 +366,8 @@ def build(config: pytest.Config) -> Options:
         raise pytest.UsageError(
             f"--torchcheck-{lone[0]} belongs to a model; give --torchcheck-model as well"
         )
+    if values.get("allow") and "against" not in values:
+        raise pytest.UsageError("--torchcheck-allow: give --torchcheck-against as well")
     return Options(**values, sources=sources)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..change import CHANGES
 from ..infer import target
 from ..units import parse_bytes
 
@@ -89,6 +90,20 @@ def parse_check(text: str) -> str:
         raise ValueError(
             f"{text!r} is no name of a check; allowed are names such as overfit and !overfit"
         )
+    return text
+
+
+def parse_reference(text: str) -> str:
+    """Return the name of a git reference; git says later whether there is one."""
+    if not text.strip() or text.startswith("-"):
+        raise ValueError("give a branch, a tag or a hash, such as origin/main")
+    return text.strip()
+
+
+def parse_change(text: str) -> str:
+    """Return what may change."""
+    if text not in CHANGES:
+        raise ValueError(f"choose from {', '.join(CHANGES)}")
     return text
 
 

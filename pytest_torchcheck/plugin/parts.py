@@ -18,6 +18,7 @@ _PREPARING: Final = ("markers", "fixtures", "declared")
 _WATCHING: Final = (
     "collection",
     "models",
+    "against",
     "alone",
     "devices",
     "reporting",

@@ -1,0 +1,96 @@
+"""Initial weights of two versions: the same values, other draws of the same distribution, or another distribution."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .sketch import Sketch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SIGMAS = 6.0
+_FEW = 30  # elements below which a sample says little of a distribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitialChange:
+    """One parameter that is initialised otherwise.
+
+    Attributes:
+        name: Its name.
+        fact: What was measured, as a clause.
+    """
+
+    name: str
+    fact: str
+
+
+def compare_initial(
+    old: Mapping[str, Mapping[str, Any]],
+    new: Mapping[str, Mapping[str, Any]],
+    names: Mapping[str, str],
+) -> tuple[list[InitialChange], int]:
+    """Compare the parameters of two models built under one seed; see :func:`~.snapshot.initial`.
+
+    Another order of drawing gives other values of the same distribution, which is no change.
+
+    Args:
+        old: Of the reference.
+        new: Of the model as it is.
+        names: New names of renamed parameters.
+
+    Returns:
+        The changed ones, and how many of both versions have the same values.
+    """
+    found, same = [], 0
+    for name, then in old.items():
+        now = new.get(names.get(name, name))
+        if now is None or list(then["shape"]) != list(now["shape"]):
+            continue
+        if then["digest"] == now["digest"]:
+            same += 1
+        elif fact := _otherwise(then, now):
+            found.append(InitialChange(name=names.get(name, name), fact=fact))
+    return found, same
+
+
+def _otherwise(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return how two parameters of one shape are initialised otherwise; empty where they may be alike."""
+    one, two = _sketch(then).values.double(), _sketch(now).values.double()
+    if then["std"] == 0.0 or now["std"] == 0.0:  # a constant
+        if then["std"] == now["std"] and math.isclose(then["mean"], now["mean"], rel_tol=1e-6):
+            return ""
+        return f"mean {then['mean']:.4g} and standard deviation {then['std']:.4g} are now {now['mean']:.4g} and {now['std']:.4g}"
+    norms = float(one.norm()), float(two.norm())
+    if all(norms) and len(one) > 1:
+        cosine = float(torch.dot(one, two)) / (norms[0] * norms[1])
+        if abs(abs(cosine) - 1) < 1e-9:
+            ratio = math.copysign(norms[1] / norms[0], cosine)
+            return (
+                ""
+                if math.isclose(ratio, 1.0, rel_tol=1e-6)
+                else f"every value is {ratio:.4g} times what it was"
+            )
+    count = math.prod(then["shape"])
+    if count < _FEW:
+        return ""
+    error = math.sqrt(
+        1 / count
+    )  # of the logarithm of a deviation, twice 1 / (2 n); uniform ones have less
+    if abs(math.log(now["std"] / then["std"])) > _SIGMAS * error:
+        return f"standard deviation {then['std']:.4g}, now {now['std']:.4g} ({count} values)"
+    spread = math.hypot(then["std"], now["std"]) / math.sqrt(count)
+    if abs(now["mean"] - then["mean"]) > _SIGMAS * spread:
+        return f"mean {then['mean']:.4g}, now {now['mean']:.4g} ({count} values)"
+    return ""
+
+
+def _sketch(data: Mapping[str, Any]) -> Sketch:
+    return Sketch.of_plain(
+        {key: data[key] for key in ("shape", "dtype", "digest", "scale", "values")}
+    )

@@ -1,0 +1,243 @@
+"""The model as it is beside what it was: what changed, of state, outputs, initial weights and costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from ..batches import Batch
+from ..findings import Location
+from ..probes.tracing import narrow
+from . import snapshot
+from .initial import InitialChange, compare_initial
+from .numbers import ALLOWED, NARROW, Difference, Verdict, differences, noise_differs
+from .running import Outcome, Way, noise, run
+from .snapshot import ways
+from .state import Loading, StateChange, compare_state, find_loading
+from .traces import trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ..subject import Subject
+    from .running import Load
+    from .version import Version
+
+COSTLIER: Final = 1.2
+"""A cost that grew by more than this factor is a change; reordered operations move a peak a little."""
+SEEDS: Final = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostChange:
+    """A cost that grew.
+
+    Attributes:
+        name: ``parameters``, ``FLOPs`` or ``peak bytes``.
+        old, new: Before and now.
+    """
+
+    name: str
+    old: int
+    new: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Judgement:
+    """Everything that was compared of a contract.
+
+    Attributes:
+        state: How the state dicts differ.
+        loading: How old weights get into the model.
+        verdicts: What each way of running came to; empty where nothing could be run.
+        batches: The batches of the runs.
+        initial: Parameters that are initialised otherwise.
+        same_initial: How many have the same values.
+        costs: Costs that grew.
+        undecided: By category, why it could not be compared.
+        cost_lines: Lines that hold memory at the peak, those whose share grew most first.
+        notes: What else a reader may want to know.
+    """
+
+    state: StateChange
+    loading: Loading
+    verdicts: list[Verdict] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    initial: list[InitialChange] = field(default_factory=list)
+    same_initial: int = 0
+    costs: list[CostChange] = field(default_factory=list)
+    undecided: dict[str, str] = field(default_factory=dict)
+    cost_lines: list[Location] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def changed(self) -> list[Verdict]:
+        """The ways whose numbers changed."""
+        return [one for one in self.verdicts if one.standing == "changed"]
+
+    @property
+    def loads(self) -> bool:
+        """Whether an old checkpoint loads strictly, by the model's hooks or the contract's mapping."""
+        return self.loading.how in ("strict", "mapped")
+
+
+def judge(
+    subject: Subject,
+    old: Version,
+    mapping: Callable[..., Any] | None = None,
+) -> Judgement:
+    """Compare a contract's model with what it was.
+
+    Args:
+        subject: The model as it is.
+        old: The other version.
+        mapping: The contract's own function from an old state dict to a new one.
+
+    Raises:
+        UnavailableError: The other version cannot be had.
+        SubjectError: The model as it is cannot be built.
+    """
+    then = old.description()
+    state = compare_state(then["state"], snapshot.state_of(subject.model))
+    found = Judgement(state=state, loading=find_loading(subject, then["weights"], state, mapping))
+    _initial(found, subject, then)
+    _costs(found, snapshot.costs(subject), then["costs"])
+    found.batches = _batches(found, subject, then["batches"])
+    if found.loading.load is None:
+        found.undecided["outputs"] = "the old weights do not fit the model as it is"
+    elif found.batches:
+        _runs(found, subject, old, [Outcome.of_plain(one) for one in then["runs"]])
+    return found
+
+
+def _initial(found: Judgement, subject: Subject, then: Mapping[str, Any]) -> None:
+    if not subject.contract.is_factory or not then["initial"]:
+        found.undecided["init"] = "the contract holds a module that is built already, under no seed"
+        return
+    now = snapshot.initial(subject.model)
+    found.initial, found.same_initial = compare_initial(then["initial"], now, found.state.renames)
+
+
+def _costs(found: Judgement, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+    for key, name in (
+        ("parameters", "parameters"),
+        ("flops", "FLOPs"),
+        ("peak_bytes", "peak bytes"),
+    ):
+        old, new = then.get(key), now.get(key)
+        if old is None or new is None:
+            why = now["error"] or then["error"]
+            found.undecided["cost"] = f"memory and FLOPs could not be measured: {why}"
+        elif new > COSTLIER * old:
+            found.costs.append(CostChange(name=name, old=old, new=new))
+        elif old > COSTLIER * new:
+            found.notes.append(f"{name} fell from {old} to {new}")
+    found.cost_lines = _grown(now.get("lines", ()), then.get("lines", ()))
+
+
+def _grown(now: Sequence[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]) -> list[Location]:
+    """Return the lines whose bytes at the peak grew, the most first; a line is known again by its text and function."""
+    before: dict[tuple[str, str], int] = {}
+    for one in then:
+        key = (one["function"], one["text"])
+        before[key] = before.get(key, 0) + one["bytes"]
+    grown = [
+        (one["bytes"] - before.get((one["function"], one["text"]), 0), index)
+        for index, one in enumerate(now)
+        if one["line"]
+    ]
+    ranked = sorted((pair for pair in grown if pair[0] > 0), key=lambda pair: (-pair[0], pair[1]))
+    keys = ("file", "line", "text", "function")
+    return [Location(**{key: now[index][key] for key in keys}) for _, index in ranked]
+
+
+def _batches(found: Judgement, subject: Subject, then: list[dict[str, Any]]) -> list[Batch]:
+    """Return the batches of the old version: drawn here where that gives the same, else as they were sent."""
+    own = snapshot.batches(subject)
+    made = []
+    for index, sent in enumerate(then):
+        mine = own[index] if index < len(own) else None
+        if mine is not None and snapshot.plain_batch(mine)["digests"] == sent["digests"]:
+            made.append(mine)
+        elif sent["trees"] is None:
+            found.undecided["outputs"] = (
+                "the contract's batches differ, and hold objects that cannot be sent"
+            )
+            return []
+        else:
+            made.append(_received(sent, subject))
+            found.notes.append(
+                "the batches are those that the reference declares; the contract draws others now"
+            )
+    found.notes = list(dict.fromkeys(found.notes))
+    return made
+
+
+def _received(sent: Mapping[str, Any], subject: Subject) -> Batch:
+    tree = sent["trees"]
+    made = Batch(
+        args=tuple(tree["args"]), kwargs=dict(tree["kwargs"]), targets=tree["targets"],
+        sizes=dict(sent["sizes"]), origin="real",
+    )  # fmt: skip
+    return made.to(device=subject.device)
+
+
+def _runs(found: Judgement, subject: Subject, old: Version, outcomes: list[Outcome]) -> None:
+    load = found.loading.load
+    assert load is not None
+    raised = list(dict.fromkeys(one.error for one in outcomes if one.error))
+    if all(one.error for one in outcomes):
+        found.undecided["outputs"] = f"the model raised there: {raised[0]}"
+        return
+    for way, then in zip(ways(len(found.batches)), outcomes, strict=True):
+        batch = found.batches[way.batch]
+        now = run(subject, batch, load, way, seed=subject.seed)
+        found.verdicts.append(_verdict(found, subject, old, way, then, now))
+
+
+def _verdict(
+    found: Judgement, subject: Subject, old: Version, way: Way, then: Outcome, now: Outcome
+) -> Verdict:
+    """Compare one way of running: bit by bit, and where that differs, in float64."""
+    renames = found.state.renames
+    first = differences(then, now, renames)
+    if not first:
+        return Verdict(way=way, standing="bits")
+    load, batch = found.loading.load, found.batches[way.batch]
+    assert load is not None
+    hard = tuple(one for one in first if one.kind in ("error", "structure"))
+    if hard:
+        return Verdict(way=way, standing="changed", differences=hard)
+    if (then.drew or now.drew) and then.randomness != now.randomness:
+        return _drawn(found, subject, old, way, load)
+    wide = Way(batch=way.batch, train=way.train, double=True)
+    there = old.outcome(wide)
+    here = run(subject, batch, load, wide, seed=subject.seed)
+    left = differences(there, here, renames, ALLOWED)
+    if not left:
+        return Verdict(way=way, standing="rounding", differences=first)
+    gap = max(one.gap for one in left)
+    if gap <= NARROW and narrow(trace(subject, batch, load, wide, seed=subject.seed)):
+        found.notes.append(
+            "the model computes in float32 inside, so that changes below 1e-5 are taken for rounding"
+        )
+        found.notes = list(dict.fromkeys(found.notes))
+        return Verdict(way=way, standing="rounding", differences=first)
+    return Verdict(way=wide, standing="changed", differences=left)
+
+
+def _drawn(found: Judgement, subject: Subject, old: Version, way: Way, load: Load) -> Verdict:
+    """Compare runs that draw other random numbers by how far training mode is from evaluation mode."""
+    found.notes.append(
+        "training mode draws other random numbers, so that its runs are compared by their spread alone"
+    )
+    found.notes = list(dict.fromkeys(found.notes))
+    if way.batch:
+        return Verdict(way=way, standing="drawn")
+    then, now = old.noise(SEEDS), noise(subject, found.batches[0], load, SEEDS)
+    if not noise_differs(then, now):
+        return Verdict(way=way, standing="drawn")
+    before, after = (sum(each) / len(each) for each in (then, now))
+    fact = f"its mean squared distance from evaluation mode is {after:.3g} of the output's, was {before:.3g}"
+    one = Difference(kind="output", name="output", gap=abs(after - before), fact=fact)
+    return Verdict(way=way, standing="changed", differences=(one,))

@@ -1,0 +1,161 @@
+"""Two versions' runs on the same weights, batches and seeds: the same bits, within rounding, or changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .running import Outcome, Way
+    from .sketch import Sketch
+
+ALLOWED: Final = 1e-9
+"""Relative difference in float64 that is rounding: a million times that of one operation."""
+NARROW: Final = 1e-5
+"""The same where the model computes in float32 in a run in float64."""
+
+_SMALL: Final = 1e-4
+"""Share of the largest magnitude of their kind below which gradients are measured by that magnitude."""
+
+Kind = Literal["error", "structure", "output", "loss", "gradient", "statistics"]
+KINDS: Final[tuple[Kind, ...]] = (
+    "error", "structure", "output", "loss", "gradient", "statistics",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One value that differs.
+
+    Attributes:
+        kind: What it is.
+        name: Its path or name.
+        gap: Largest difference over largest magnitude; inf where they cannot be compared.
+        fact: What was measured, as a clause.
+    """
+
+    kind: Kind
+    name: str
+    gap: float
+    fact: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What one way of running came to.
+
+    Attributes:
+        way: The way.
+        standing: ``bits``, ``rounding``, ``changed``, or ``drawn``: other random numbers, so that nothing is compared.
+        differences: Those that decide, the first kind first.
+    """
+
+    way: Way
+    standing: Literal["bits", "rounding", "changed", "drawn"]
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """The largest relative difference."""
+        return max((one.gap for one in self.differences), default=0.0)
+
+
+def differences(
+    old: Outcome, new: Outcome, names: Mapping[str, str], allowed: float = 0.0
+) -> tuple[Difference, ...]:
+    """Compare two runs.
+
+    Args:
+        old: Of the reference.
+        new: Of the model as it is.
+        names: New name of every parameter and buffer of the old version, where it has another.
+        allowed: Relative difference that does not count; at 0.0 other bits do.
+    """
+    if old.error or new.error:
+        if old.error.partition(":")[0] == new.error.partition(":")[0] and bool(old.error) == bool(
+            new.error
+        ):
+            return ()
+        if old.error:  # it raised then and runs now: nothing that worked is lost
+            return ()
+        return (Difference(kind="error", name="", gap=float("inf"), fact=new.error),)
+    found: list[Difference] = []
+    paths = [p for p in (*old.outputs, *old.others) if p not in new.outputs and p not in new.others]
+    more = [p for p in (*new.outputs, *new.others) if p not in old.outputs and p not in old.others]
+    found += [_shape(path, "is gone") for path in paths] + [_shape(path, "is new") for path in more]
+    for path, then in old.outputs.items():
+        if (now := new.outputs.get(path)) is not None:
+            found += _compared("output", path, then, now, allowed)
+    for path, told in old.others.items():
+        if (shown := new.others.get(path)) not in (None, told):
+            found.append(_shape(path, f"was {told}, is {shown}"))
+    if old.loss is not None and new.loss is not None:
+        least = _SMALL * max((one.scale for one in old.outputs.values()), default=0.0)
+        found += _compared("loss", "loss", old.loss, new.loss, allowed, least)
+    found += _named("gradient", old.gradients, new.gradients, names, allowed)
+    found += _named("statistics", old.buffers, new.buffers, names, allowed)
+    return tuple(sorted(found, key=lambda one: KINDS.index(one.kind)))
+
+
+def _shape(path: str, fact: str) -> Difference:
+    return Difference(kind="structure", name=path, gap=float("inf"), fact=fact)
+
+
+def _compared(
+    kind: Kind, name: str, then: Sketch, now: Sketch, allowed: float, least: float = 0.0
+) -> list[Difference]:
+    if then.shape != now.shape:
+        return [_shape(name, f"has shape {list(now.shape)}, had {list(then.shape)}")]
+    if then.dtype != now.dtype:
+        return [_shape(name, f"is {now.dtype}, was {then.dtype}")]
+    if then.same(now):
+        return []
+    gap = then.gap(now, least)
+    if allowed and gap <= allowed:
+        return []
+    return [Difference(kind=kind, name=name, gap=gap)]
+
+
+def _named(
+    kind: Kind,
+    old: Mapping[str, Sketch | None],
+    new: Mapping[str, Sketch | None],
+    names: Mapping[str, str],
+    allowed: float,
+) -> list[Difference]:
+    """Compare what both versions have; a parameter without a gradient has one of zero."""
+    found: list[Difference] = []
+    least = _SMALL * max((one.scale for one in old.values() if one is not None), default=0.0)
+    for name, then in old.items():
+        other = names.get(name, name)
+        if other not in new:
+            continue
+        now = new[other]
+        if then is not None and now is not None:
+            if then.shape == now.shape:
+                found += _compared(kind, other, then, now, allowed, least)
+        elif (given := then or now) is not None and given.scale > least:
+            had = "had one" if then is not None else "had none"
+            fact = f"has no gradient, {had}" if now is None else f"has a gradient, {had}"
+            found.append(Difference(kind=kind, name=other, gap=float("inf"), fact=fact))
+    return found
+
+
+def noise_differs(old: list[float], new: list[float]) -> bool | None:
+    """Say whether training mode is farther from, or nearer to, evaluation mode than it was; None where unknown.
+
+    Means over seeds are compared at six standard errors.
+    """
+    if len(old) < 3 or len(new) < 3:
+        return None
+    (mean, error), (other, other_error) = _mean(old), _mean(new)
+    spread = (error**2 + other_error**2) ** 0.5
+    return bool(abs(mean - other) > 6 * spread + 1e-6 * max(mean, other))
+
+
+def _mean(values: list[float]) -> tuple[float, float]:
+    mean = sum(values) / len(values)
+    variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
+    return mean, (variance / len(values)) ** 0.5

@@ -1,0 +1,298 @@
+"""What a comparison found, as findings: a change that nobody declared, or one that was declared and did not come."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from .. import verdicts
+from ..findings import Culprit
+from ..units import format_bytes
+from . import CHANGES, places
+from .lines import Edits
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from ..findings import Finding
+    from ..subject import Subject
+    from .judge import Judgement
+    from .places import Place
+    from .version import Version
+
+_MOST = 4
+
+
+def findings(
+    subject: Subject,
+    old: Version,
+    found: Judgement,
+    *,
+    declared: Mapping[str, Any],
+    allowed: Collection[str] = (),
+) -> Iterator[Finding]:
+    """Yield a finding for each change that nobody declared, each declared one that did not come, and what is unchanged.
+
+    Args:
+        subject: The model as it is.
+        old: The other version.
+        found: What was compared.
+        declared: The contract's ``changes``: reasons by category.
+        allowed: Categories that the run allows to change.
+    """
+    shown = old.tree.reference.shown
+    edits = Edits(old.tree)
+    makers = {
+        "state": lambda: _state(subject, found, edits, shown),
+        "outputs": lambda: _outputs(subject, old, found, edits, shown),
+        "init": lambda: _initial(subject, found, edits, shown),
+        "cost": lambda: _cost(subject, found, edits, shown),
+    }
+    held = []
+    for category in CHANGES:
+        changed = is_changed(found, category)
+        expected = declared.get(category)
+        reason = expected if isinstance(expected, str) else None
+        if changed and (reason or category in allowed):
+            why = reason or "--torchcheck-allow"
+            held.append(f"{category} changed, as declared: {why}")
+        elif changed:
+            finding = makers[category]()
+            evidence = {**finding.evidence, "category": category, "reference": shown}
+            yield finding.replace(evidence=evidence)
+        elif category in found.undecided:
+            yield verdicts.inconclusive(
+                f"{category} not compared with {shown}: {found.undecided[category]}",
+                code="not-compared",
+            )
+        elif reason:
+            yield _absent(category, reason, shown)
+        else:
+            held.append(_unchanged(found, category))
+    if held:
+        told = f"beside {shown}: {'; '.join(held)}"
+        notes = {"notes": list(found.notes)} if found.notes else {}
+        yield verdicts.passed(told, evidence=notes)
+
+
+def is_changed(found: Judgement, category: str) -> bool:
+    """Say whether a category changed."""
+    match category:
+        case "state":
+            return found.state.any and not found.loads
+        case "outputs":
+            return bool(found.changed)
+        case "init":
+            return bool(found.initial)
+    return bool(found.costs)
+
+
+def _unchanged(found: Judgement, category: str) -> str:
+    """Say how a category is unchanged."""
+    match category:
+        case "state" if found.state.any:
+            by = "the model's hooks" if found.loading.how == "strict" else "the contract's mapping"
+            return f"an old checkpoint loads strictly by {by}"
+        case "state":
+            return "the state dict has the same entries"
+        case "init":
+            return (
+                "initial weights are those of the same seed"
+                if found.same_initial
+                else "initial weights are alike"
+            )
+        case "cost":
+            return "costs are alike"
+    rounded = max((v.gap for v in found.verdicts if v.standing == "rounding"), default=0.0)
+    how = f"within rounding (at most {rounded:.1e})" if rounded else "bit by bit"
+    count = len(found.batches)
+    return f"outputs, loss and gradients of {count} batch{'es' * (count != 1)} agree {how}"
+
+
+def _absent(category: str, reason: str, shown: str) -> Finding:
+    return verdicts.violated(
+        "change-absent",
+        f"the declared change of {category} did not come: it is as at {shown}",
+        observed=f"changes={{{category!r}: {reason!r}}}",
+        cause="the change is in the reference already, or the edit has no effect",
+        fix=f"remove {category!r} from changes=",
+    )
+
+
+def _texts(place: Place, shown: str) -> dict[str, Any]:
+    """Return cause and evidence of an edit."""
+    edit = place.edit
+    if edit is None:
+        return {
+            "cause": "no changed line of the model's files explains it; look at what they import"
+        }
+    now, was = edit.text or "(removed)", edit.was or "(no such line)"
+    start = "" if place.sure else "likely: "
+    return {
+        "cause": f"{start}line {edit.new.line} of {_name(edit.new.file)} was\n  {was}\nand is now\n  {now}",
+        "evidence": {"was": was, "now": now, "old line": edit.old_line, "at": shown},
+    }
+
+
+def _name(file: str) -> str:
+    return file.replace("\\", "/").rpartition("/")[2]
+
+
+def _declare(category: str) -> str:
+    return (
+        f"restore it; or, if it is meant, declare changes={{{category!r}: 'why'}} in the contract, or allow it in "
+        f"this run with --torchcheck-allow={category}"
+    )
+
+
+def _at(place: Place) -> str:
+    if place.module:
+        return f"first in {place.module} ({place.cls})"
+    return f"first in {place.cls}" if place.cls else ""
+
+
+def _on(place: Place) -> str:
+    called = place.called
+    if called is None or (place.line is not None and place.line.line == called.line):
+        return ""
+    return f" on line {called.line}"
+
+
+def _percent(gap: float) -> str:
+    return f"{gap:.2g}" if math.isfinite(gap) else "unbounded"
+
+
+def _outputs(subject: Subject, old: Version, found: Judgement, edits: Edits, shown: str) -> Finding:
+    verdict = found.changed[0]
+    first = verdict.differences[0]
+    place = places.of_numbers(subject, old, found, verdict, edits)
+    batch = found.batches[verdict.way.batch]
+    sizes = ", ".join(f"{k}={v}" for k, v in batch.sizes.items())
+    what = {"loss": "the loss", "gradient": f"the gradient of {first.name}"}.get(
+        first.kind, first.name
+    )
+    measured = first.fact or f"differs by {_percent(first.gap)} of its largest magnitude"
+    way = f"{verdict.way.shown}, {'float64' if verdict.way.double else 'own precision'}"
+    subject_ = f"{what} {measured}" if first.kind != "error" else f"it raises now: {measured}"
+    total, changed = len(found.verdicts), len(found.changed)
+    culprits = []
+    if place.module or place.cls:
+        culprits = [
+            Culprit(
+                kind="module", name=place.module or place.cls, detail=place.cls, location=place.line
+            )
+        ]
+    because = (
+        f"all that {place.operation}{_on(place)} reads is there in both versions, its result is not"
+        if place.operation
+        else f"{changed} of {total} runs on the old weights changed"
+    )
+    known = _texts(place, shown)
+    kinds = list(dict.fromkeys(d.kind for v in found.changed for d in v.differences))
+    noun = {"loss": "the loss", "gradient": "gradients", "statistics": "running statistics"}.get(
+        first.kind, "outputs"
+    )
+    where = _at(place)
+    return verdicts.violated(
+        "outputs-changed",
+        f"{noun} changed since {shown}{f', {where}' if where else ''}",
+        culprits=culprits,
+        location=place.line or (place.edit.new if place.edit else None),
+        observed=f"{subject_} ({way}{f'; {sizes}' if sizes else ''}); {changed} of {total} runs changed",
+        because=because,
+        fix=_declare("outputs"),
+        cause=known["cause"],
+        evidence={
+            **known.get("evidence", {}),
+            "changed": kinds,
+            "largest relative difference": _percent(verdict.gap),
+        },
+    )
+
+
+def _state(subject: Subject, found: Judgement, edits: Edits, shown: str) -> Finding:
+    change = found.state
+    lines = change.lines()
+    names = [
+        *change.renames.values(),
+        *change.added,
+        *change.removed,
+        *change.reshaped,
+        *change.recast,
+    ]
+    place = places.of_entry(subject.model, names[0], edits)
+    how = {
+        "renamed": "it loads once its entries are renamed",
+        "partly": "it loads with strict=False only",
+        "none": "it does not load",
+    }.get(found.loading.how, "it loads")
+    known = _texts(place, shown)
+    fix = _declare("state")
+    if change.complete:
+        fix = f"map the old names in load_state_dict: {dict(list(change.renames.items())[:_MOST])}; or {fix}"
+    more = f" and {len(lines) - _MOST} more" if len(lines) > _MOST else ""
+    return verdicts.violated(
+        "state-changed",
+        f"the state dict changed since {shown}: {lines[0]}",
+        culprits=[Culprit(kind="parameter", name=name) for name in dict.fromkeys(names[:_MOST])],
+        location=place.line,
+        observed=f"{'; '.join(lines[:_MOST])}{more}",
+        cause=known["cause"],
+        because=f"an old checkpoint was loaded: {how}"
+        + (", and the initial values under one seed agree" if change.sure else ""),
+        fix=fix,
+        evidence={
+            **known.get("evidence", {}),
+            "renames": dict(change.renames),
+            "strict loading": found.loading.error,
+        },
+    )
+
+
+def _initial(subject: Subject, found: Judgement, edits: Edits, shown: str) -> Finding:
+    first = found.initial[0]
+    place = places.of_entry(subject.model, first.name, edits)
+    known = _texts(place, shown)
+    count = len(found.initial)
+    return verdicts.violated(
+        "initial-weights-changed",
+        f"{first.name} is initialised otherwise than at {shown}",
+        culprits=[
+            Culprit(kind="parameter", name=one.name, detail=one.fact)
+            for one in found.initial[:_MOST]
+        ],
+        location=place.line,
+        observed=f"{first.name}: {first.fact}"
+        + (f"; {count - 1} other parameters changed too" if count > 1 else ""),
+        cause=known["cause"],
+        because=f"both were built under one seed; {found.same_initial} parameters have the same values",
+        fix=_declare("init"),
+        evidence=known.get("evidence", {}),
+    )
+
+
+def _cost(subject: Subject, found: Judgement, edits: Edits, shown: str) -> Finding:
+    told = [
+        f"{one.name} {_size(one.name, one.old)}, now {_size(one.name, one.new)} "
+        f"({one.new / one.old:.2f} times)"
+        if one.old
+        else f"{one.name} 0, now {one.new}"
+        for one in found.costs
+    ]
+    place = places.of_costs(subject.model, found.cost_lines, edits)
+    known = _texts(place, shown)
+    return verdicts.violated(
+        "cost-changed",
+        f"a training step costs more than at {shown}: {told[0]}",
+        culprits=[Culprit(kind="call", name="training step")],
+        location=place.line,
+        observed="; ".join(told),
+        cause=known["cause"],
+        because="both were measured on one batch, without rounding: the same on every machine",
+        fix=_declare("cost"),
+        evidence=known.get("evidence", {}),
+    )
+
+
+def _size(name: str, value: int) -> str:
+    return format_bytes(value) if name == "peak bytes" else f"{value:,}"

@@ -1,0 +1,258 @@
+"""One run of a version of a model, in little: outputs, loss, gradients, and the statistics that it updates."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from .. import sources, trees
+from ..printable import message_of
+from ..state import seed_everything
+from ..subject import SubjectError, clear_gradients
+from .sketch import Sketch, digest_of, sketch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ..batches import Batch
+    from ..findings import Location
+    from ..subject import Subject
+
+    Load = Callable[[nn.Module], None]
+
+JITTER: Final = 0.05  # of the root mean square of a parameter
+FROM_ZERO: Final = 0.02  # of a parameter that is zero throughout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a model is run.
+
+    Attributes:
+        batch: Which of the drawn batches.
+        train: Mode of the model.
+        double: Whether in float64.
+    """
+
+    batch: int = 0
+    train: bool = False
+    double: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The mode in words."""
+        return "training mode" if self.train else "evaluation mode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run gave.
+
+    Attributes:
+        outputs: Every tensor of the output, by path.
+        others: Type or value of every other leaf of the output, by path.
+        loss: The loss: the declared one, or a random projection of the output.
+        gradients: Of every parameter that requires one, by name; None where it has none.
+        buffers: Every buffer after a run in training mode, by name.
+        randomness: Digest of torch's random state after the run.
+        drew: Whether the run drew random numbers of torch.
+        error: What it raised, with the phase; empty where it came to its end.
+        line: The user's line that raised it, as plain data.
+    """
+
+    outputs: Mapping[str, Sketch]
+    others: Mapping[str, str]
+    loss: Sketch | None
+    gradients: Mapping[str, Sketch | None]
+    buffers: Mapping[str, Sketch]
+    randomness: str
+    drew: bool
+    error: str = ""
+    line: dict[str, Any] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return what ``torch.load`` reads with ``weights_only=True``."""
+        return {
+            "outputs": _plain(self.outputs), "others": dict(self.others),
+            "loss": None if self.loss is None else self.loss.plain(),
+            "gradients": _plain(self.gradients), "buffers": _plain(self.buffers),
+            "randomness": self.randomness, "drew": self.drew, "error": self.error,
+            "line": self.line,
+        }  # fmt: skip
+
+    @classmethod
+    def of_plain(cls, data: Mapping[str, Any]) -> Outcome:
+        """Rebuild an outcome from :meth:`plain`."""
+        return cls(
+            outputs={k: Sketch.of_plain(v) for k, v in data["outputs"].items()},
+            others=data["others"],
+            loss=None if data["loss"] is None else Sketch.of_plain(data["loss"]),
+            gradients={
+                k: None if v is None else Sketch.of_plain(v) for k, v in data["gradients"].items()
+            },
+            buffers={k: Sketch.of_plain(v) for k, v in data["buffers"].items()},
+            randomness=data["randomness"],
+            drew=data["drew"],
+            error=data["error"],
+            line=data["line"],
+        )
+
+
+def _plain(sketches: Mapping[str, Sketch | None]) -> dict[str, Any]:
+    return {name: None if one is None else one.plain() for name, one in sketches.items()}
+
+
+@contextlib.contextmanager
+def prepared(subject: Subject, load: Load, way: Way, seed: int) -> Iterator[nn.Module]:
+    """Give the model with its weights loaded, in the mode, dtype and random state of a run.
+
+    Args:
+        subject: Whose model; its pristine state comes back afterwards.
+        load: Loads the weights into it.
+        way: How it will be run.
+        seed: Decides what the run draws.
+    """
+    with (
+        subject.pristine(steps=True),
+        subject.in_double() if way.double else contextlib.nullcontext(),
+    ):
+        model = subject.model
+        if way.double:
+            torch.set_default_dtype(torch.float64)
+        load(model)
+        clear_gradients(model)
+        model.train(way.train)
+        seed_everything(seed)
+        with torch.enable_grad():
+            yield model
+
+
+def batch_for(batch: Batch, way: Way) -> Batch:
+    """Return a copy of a batch in the dtype of a run."""
+    return batch.to(dtype=torch.float64).clone() if way.double else batch.clone()
+
+
+def run(subject: Subject, batch: Batch, load: Load, way: Way, *, seed: int) -> Outcome:
+    """Run forward, loss and backward and describe them; what the user's code raises is a part of it."""
+    output: Any = None
+    loss: torch.Tensor | None = None
+    error, line = "", None
+    with prepared(subject, load, way, seed) as model:
+        before = _randomness()
+        own = batch_for(batch, way)
+        try:
+            output = subject.call(model, own)
+            loss = _backward(subject, output, own)
+        except SubjectError as raised:
+            cause = raised.error
+            error = f"{raised.phase}: {type(cause).__name__}: {message_of(cause)}"
+            line = line_of(sources.of_error(cause))
+            if raised.phase == "loss" and not way.train:
+                error = ""  # such as a loss that a model returns in training mode alone
+        after = _randomness()
+        named = list(model.named_parameters())
+        return Outcome(
+            outputs={path: sketch(t) for path, t in trees.tensors(output).items()},
+            others=_others(output),
+            loss=None if loss is None else sketch(loss.detach()),
+            gradients={
+                name: None if p.grad is None else sketch(p.grad)
+                for name, p in named
+                if p.requires_grad and loss is not None
+            },
+            buffers={n: sketch(b) for n, b in model.named_buffers()} if way.train else {},
+            randomness=after,
+            drew=after != before,
+            error=error,
+            line=line,
+        )
+
+
+def noise(subject: Subject, batch: Batch, load: Load, seeds: int) -> list[float]:
+    """Return how far training mode is from evaluation mode, once for each of some seeds.
+
+    Returns:
+        The mean squared difference of the first floating output, relative to its mean square; nothing where there is
+        no such output, or where the run raises.
+    """
+    found = []
+    for index in range(seeds):
+        pair = []
+        for train in (False, True):
+            with prepared(subject, load, Way(train=train), subject.seed + index) as model:
+                try:
+                    output = subject.call(model, batch.clone())
+                except SubjectError:
+                    return []
+                first = next(iter(trees.floats(output).values()), None)
+                if first is None:
+                    return []
+                pair.append(trees.dense(first).double())
+        calm, noisy = pair
+        if calm.shape != noisy.shape or not calm.numel():
+            return []
+        size = float(calm.abs().square().mean()) or 1.0
+        found.append(float((noisy - calm).abs().square().mean()) / size)
+    return found
+
+
+def line_of(place: Location | None) -> dict[str, Any] | None:
+    """Return a place as plain data."""
+    if place is None:
+        return None
+    return {"file": place.file, "line": place.line, "text": place.text, "function": place.function}
+
+
+def _backward(subject: Subject, output: Any, batch: Batch) -> torch.Tensor | None:
+    """Return the loss of an output after its backward; None where the contract has none and the output no gradient."""
+    declared = subject.contract.loss is not None
+    if not declared and not any(t.requires_grad for t in trees.floats(output).values()):
+        return None
+    loss = subject.compute_loss(output, batch)
+    with subject.phase("backward", batch):
+        loss.sum().backward()
+    return loss
+
+
+def _randomness() -> str:
+    return digest_of(torch.get_rng_state())
+
+
+def _others(output: Any) -> dict[str, str]:
+    """Return every leaf of an output that is no tensor: plain values as they are, others by their type."""
+    found = {}
+    for path, leaf in trees.leaves(output, "output"):
+        if isinstance(leaf, torch.Tensor):
+            continue
+        plain = isinstance(leaf, bool | int | float | str) or leaf is None
+        found[path] = repr(leaf) if plain else type(leaf).__name__
+    return found
+
+
+def move_weights(model: nn.Module, seed: int) -> None:
+    """Move every parameter at random by a twentieth of its size, in place, and the statistics of norm layers.
+
+    What a layer computes that is initialised with zeros, or a norm layer with its first statistics, counts then too.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(tensor: torch.Tensor) -> torch.Tensor:
+        made = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
+        return made.to(device=tensor.device, dtype=tensor.dtype)
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            floating = parameter.is_floating_point() or parameter.is_complex()
+            if not floating or not parameter.numel() or not trees.computable(parameter.data):
+                continue
+            size = float(parameter.abs().square().mean().sqrt())
+            parameter.add_(noise(parameter), alpha=JITTER * size or FROM_ZERO)
+        for module in model.modules():
+            mean, variance = (getattr(module, n, None) for n in ("running_mean", "running_var"))
+            if isinstance(mean, torch.Tensor) and isinstance(variance, torch.Tensor):
+                mean.add_(noise(mean), alpha=0.1)
+                variance.mul_(1 + 0.2 * noise(variance).abs())

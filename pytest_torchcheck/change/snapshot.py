@@ -1,0 +1,178 @@
+"""What one version of a contract is: its state, its weights under a seed, batches, runs and costs, as plain data."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from .. import sources
+from ..measure.steps import StepFailed, track
+from ..printable import message_of
+from ..probes.memory.fake import Unmeasurable
+from ..subject import SubjectError
+from .running import Outcome, Way, line_of, move_weights, run
+from .sketch import sketch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from ..batches import Batch
+    from ..subject import Subject
+
+DRAWN: Final = 3
+"""Batches of other sizes, beside the base batch."""
+
+
+def batches(subject: Subject) -> list[Batch]:
+    """Return the base batch, and a few of other sizes where the contract declares ranges."""
+    found = [subject.batch()]
+    if subject.source.declared_sizes:
+        drawn = (subject.source.draw(subject.seed + index) for index in range(1, DRAWN + 1))
+        found += [subject.place(batch) for batch in drawn]
+    return found
+
+
+def ways(count: int) -> list[Way]:
+    """Return how a model is run on so many batches, the cheapest explanation first."""
+    return [Way(batch=index, train=train) for train in (False, True) for index in range(count)]
+
+
+def state_of(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return shape, dtype and digest of every entry of the state dict, and the line that makes it."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            found[name] = {"shape": None, "dtype": type(value).__name__, "digest": "", "line": None}
+            continue
+        made = sketch(value)
+        found[name] = {
+            "shape": list(value.shape), "dtype": made.dtype, "digest": made.digest,
+            "line": line_of(sources.of_parameter(model, name)),
+        }  # fmt: skip
+    return found
+
+
+def initial(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return the sketch of every floating parameter as it is after building, with mean and deviation in float64."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or not parameter.numel():
+            continue
+        wide = parameter.detach().double()
+        spread = float(wide.std(correction=0))
+        found[name] = {**sketch(parameter).plain(), "mean": float(wide.mean()), "std": spread}
+    return found
+
+
+def weights(subject: Subject) -> dict[str, torch.Tensor]:
+    """Return a state dict with which versions are compared: that of the model, its weights moved a little."""
+    with subject.pristine(steps=True) as model:
+        move_weights(model, subject.seed)
+        return {
+            name: value.detach().cpu().clone()
+            for name, value in model.state_dict().items()
+            if isinstance(value, torch.Tensor)
+        }
+
+
+def loading(state: dict[str, torch.Tensor], strict: bool = True) -> Callable[[nn.Module], None]:
+    """Return what loads a state dict into a model."""
+
+    def load(model: nn.Module) -> None:
+        model.load_state_dict({k: v.clone() for k, v in state.items()}, strict=strict)
+
+    return load
+
+
+def costs(subject: Subject) -> dict[str, Any]:
+    """Return parameters, FLOPs and peak bytes of a training step at the base batch; ``error`` where unmeasurable."""
+    model = subject.model
+    found: dict[str, Any] = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "error": "",
+    }
+    try:
+        measured = track(subject, fake=True, step="training", repeats=1, flops=True)
+    except (StepFailed, Unmeasurable, SubjectError) as error:
+        return {**found, "error": message_of(error)}
+    profile = measured.profile
+    lines = sorted(profile.by_line.items(), key=lambda pair: -pair[1])[:40]
+    found |= {
+        "flops": measured.flops,
+        "peak_bytes": profile.peak_bytes,
+        "by_phase": dict(profile.by_phase),
+        "lines": [{**(line_of(place) or {}), "bytes": size} for place, size in lines],
+    }
+    return found
+
+
+def outcomes(
+    subject: Subject, drawn: list[Batch], load: Callable[[nn.Module], None]
+) -> Iterator[tuple[Way, Outcome]]:
+    """Run a model in every way, in its own precision."""
+    for way in ways(len(drawn)):
+        yield way, run(subject, drawn[way.batch], load, way, seed=subject.seed)
+
+
+def describe(subject: Subject) -> dict[str, Any]:
+    """Return everything of a version that is compared in any case."""
+    state = weights(subject)
+    drawn = batches(subject)
+    load = loading(state)
+    return {
+        "state": state_of(subject.model),
+        "initial": initial(subject.model) if subject.contract.is_factory else {},
+        "weights": state,
+        "batches": [plain_batch(batch) for batch in drawn],
+        "runs": [outcome.plain() for _, outcome in outcomes(subject, drawn, load)],
+        "costs": costs(subject),
+        "files": files_of(subject.model),
+        "loss": _lines_of(subject.contract.loss),
+    }
+
+
+def _lines_of(function: Any) -> dict[str, Any] | None:
+    """Return where a function of the user's is defined."""
+    place = sources.of_user_object(function) if callable(function) else None
+    return line_of(place)
+
+
+def files_of(model: nn.Module) -> list[str]:
+    """Return the files that define the classes of a model's modules, torch's own apart."""
+    found = set()
+    for module in model.modules():
+        for cls in type(module).__mro__[:-1]:
+            try:
+                file = inspect.getsourcefile(cls)
+            except (TypeError, OSError):
+                continue
+            if file is not None and sources.rank(file):
+                found.add(file)
+    return sorted(found)
+
+
+def plain_batch(batch: Batch) -> dict[str, Any]:
+    """Return a batch as plain data: the digest of every leaf, and the trees where they hold nothing but plain types."""
+    digests = {
+        path: sketch(leaf).digest if isinstance(leaf, torch.Tensor) else repr(type(leaf))
+        for path, leaf in batch.leaves()
+    }
+    trees = {"args": list(batch.args), "kwargs": dict(batch.kwargs), "targets": batch.targets}
+    plain = all(is_plain(tree) for tree in trees.values())
+    return {"digests": digests, "trees": trees if plain else None, "sizes": dict(batch.sizes)}
+
+
+def is_plain(value: Any) -> bool:
+    """Say whether a tree holds nothing but tensors, numbers, texts, lists, tuples and dicts."""
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return all(map(is_plain, value))
+    if type(value) is dict:
+        return all(isinstance(k, str) and is_plain(item) for k, item in value.items())
+    if isinstance(value, torch.Tensor):
+        return type(value) is torch.Tensor and not value.is_nested
+    return value is None or isinstance(value, bool | int | float | str)
