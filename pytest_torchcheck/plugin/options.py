@@ -256,12 +256,10 @@ SETTINGS: Final = (
         help="the loss of --torchcheck-model: a function of torch.nn.functional such as cross_entropy, or output "
         "where the model returns its own (chosen from the output)",
     ),
-    Setting(
-        name="against", flag="--torchcheck-against", parse=parse_reference, metavar="REF",
+    Setting(name="against", flag="--torchcheck-against", parse=parse_reference, metavar="REF",
         help="hold each contract's model beside what it was at this git reference: state dict, outputs, costs",
     ),
-    Setting(
-        name="allow", flag="--torchcheck-allow", kind="list", parse=parse_change, metavar="CHANGES",
+    Setting(name="allow", flag="--torchcheck-allow", kind="list", parse=parse_change, metavar="CHANGES",
         help="what may have changed since --torchcheck-against: state, outputs, init, cost (none)",
     ),
 )  # fmt: skip
