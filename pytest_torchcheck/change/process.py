@@ -33,7 +33,7 @@ _DROPPED: Final = (
 )
 _START: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from pytest_torchcheck.plugin.reference import main; sys.exit(main(sys.argv[2]))"
+    "from pytest_torchcheck.plugin.versions.reference import main; sys.exit(main(sys.argv[2]))"
 )
 _TAIL: Final = 15  # lines of the log that an error shows
 
@@ -48,7 +48,6 @@ class Task:
         folder: Its working directory.
         top: Top of the user's checkout, from which nothing may be imported.
         root: Top of the reference's tree.
-        threads: Threads of torch.
     """
 
     arguments: list[str]
@@ -56,7 +55,6 @@ class Task:
     folder: str
     top: str
     root: str
-    threads: int
 
 
 @dataclass(slots=True)
@@ -82,7 +80,8 @@ class Process:
         self._hello = {}
         package = str(Path(__file__).resolve().parents[2])
         given = self.tree.folder / "task.json"
-        given.write_text(json.dumps(asdict(self.task)), encoding="utf-8")
+        task = {**asdict(self.task), "threads": torch.get_num_threads()}
+        given.write_text(json.dumps(task), encoding="utf-8")
         variables = {k: v for k, v in os.environ.items() if k not in _DROPPED}
         with self._log.open("w", encoding="utf-8") as log:
             self._child = subprocess.Popen(

@@ -18,7 +18,7 @@ _PREPARING: Final = ("markers", "fixtures", "declared")
 _WATCHING: Final = (
     "collection",
     "models",
-    "against",
+    "versions.against",
     "alone",
     "devices",
     "reporting",

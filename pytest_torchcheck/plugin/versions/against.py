@@ -7,10 +7,12 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from ..catalogue import Check
-from ..change.tree import ENV, Tree, UnreadableReferenceError, find_reference
-from . import markers, options
-from .collection import EXTRA, CheckItem, ContractNode
+from ...catalogue import Check
+from ...change.tree import ENV, Tree, UnreadableReferenceError, find_reference
+from ...change.version import UnavailableError
+from ...late import resolve
+from .. import markers, options
+from ..collection import EXTRA, CheckItem, ContractNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,12 +20,12 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from ..change.process import Process
-    from ..change.tree import Reference
-    from ..findings import Finding
-    from ..runner import Case
-    from ..subject import Subject
-    from .options import Options
+    from ...change.process import Process
+    from ...change.tree import Reference
+    from ...findings import Finding
+    from ...runner import Case
+    from ...subject import Subject
+    from ..options import Options
 
 NAME: Final = "against"
 SUMMARY: Final = "The model, its state dict and its costs are what they were at the git reference"
@@ -44,8 +46,6 @@ class _Against:
 
     def cases(self, node: ContractNode) -> tuple[Case, ...]:
         """Return the case of a contract that has a model and batches."""
-        from ..runner import Case  # imports torch
-
         contract = node.contract
         if contract.model is None or contract.source is None:
             return ()
@@ -58,7 +58,8 @@ class _Against:
         check = Check(
             name=NAME, run=partial(self.run, node), summary=SUMMARY, axes="once", family="change"
         )
-        return (Case(check=check, device=device, dtype=dtype, id=NAME),)
+        made: Case = resolve("runner:Case")(check=check, device=device, dtype=dtype, id=NAME)
+        return (made,)
 
     def _name(self, node: ContractNode) -> str:
         top = self.reference.top
@@ -67,35 +68,30 @@ class _Against:
 
     def run(self, node: ContractNode, subject: Subject) -> Iterator[Finding]:
         """Compare a contract with what it was."""
-        from ..change.check import against
-        from ..change.process import OldContract
-
         name = self._name(node)
         where = {
             "device": str(subject.device), "seed": subject.seed,
             "dtype": None if subject.dtype is None else str(subject.dtype).removeprefix("torch."),
         }  # fmt: skip
-        old = OldContract(self.process(), name, name.partition("::")[0], where)
-        yield from against(subject, old, allowed=self.settings.allow)
+        file = name.partition("::")[0]
+        old = resolve("change.process:OldContract")(self.process(), name, file, where)
+        yield from resolve("change.check:against")(subject, old, allowed=self.settings.allow)
 
     def process(self) -> Process:
         """Return the reference's process, started where it does not run."""
         if self._process is None:
-            import torch
-
-            from ..change.process import Process, Task
-
             self._tree = Tree(self.reference)
             self._tree.write()
-            task = Task(
+            task = resolve("change.process:Task")(
                 arguments=self._arguments(self._tree),
                 path=self._tree.mapped(sys.path),
                 folder=str(self._folder(self._tree)),
                 top=str(self.reference.top),
                 root=str(self._tree.root),
-                threads=torch.get_num_threads(),
             )
-            self._process = Process(self._tree, task, self.settings.isolated_timeout)
+            limit_s = self.settings.isolated_timeout
+            self._process = resolve("change.process:Process")(self._tree, task, limit_s)
+        assert self._process is not None
         return self._process
 
     def _folder(self, tree: Tree) -> Path:
@@ -135,8 +131,6 @@ class _Against:
     def pytest_sessionfinish(self) -> None:
         """Note the contracts that are gone, and let go of the reference's files."""
         if self._process is not None:
-            from ..change.version import UnavailableError
-
             try:
                 there = self._process.hello()["nodes"]
                 self.gone = sorted(set(there) - self.known)

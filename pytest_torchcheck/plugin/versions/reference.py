@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import pytest
+import torch
 
-from ..change.tree import is_installed
-from ..printable import message_of
-from .collection import ContractNode
+from ...change.serving import Served
+from ...change.tree import is_installed
+from ...printable import message_of
+from ...subject import SubjectError
+from ..collection import ContractNode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from ..change.serving import Served
 
 _ALONE: Final[Mapping[str, Any]] = {
     "numprocesses": 0, "dist": "no", "tx": [], "usepdb": False, "keyword": "", "markexpr": "", "deselect": None,
@@ -99,8 +100,6 @@ class Server:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Say what was collected, then answer."""
-        import torch  # contracts have imported it
-
         torch.set_num_threads(self.task["threads"])
         root = session.config.rootpath
         problems = {self._file(root / name): text for name, text in self.problems.items()}
@@ -132,11 +131,6 @@ class Server:
         return found
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        import torch
-
-        from ..change.serving import Served
-        from ..subject import SubjectError
-
         node = self.nodes[request["node"]]
         try:
             if self._served is None or self._served[0] != request["node"]:
