@@ -6,6 +6,7 @@ import contextlib
 import gc
 import random
 import sys
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ class ForwardFacts:
         grows: In eval mode: whether calls go on leaving bytes or hooks behind.
         compared: How many parameters and buffers ``repeats`` is about.
         applied: In eval mode: calls of the user's autograd Functions and operators in the second call.
+        keeps: In eval mode: attributes that the first call binds anew, writes to or makes longer.
     """
 
     outputs: dict[str, torch.Tensor]
@@ -71,6 +73,7 @@ class ForwardFacts:
     grows: bool = False
     compared: int = 0
     applied: tuple[RecordedCall, ...] = ()
+    keeps: tuple[str, ...] = ()
 
 
 def forward_facts(subject: Subject, *, train: bool = False) -> ForwardFacts:
@@ -179,12 +182,14 @@ def _look(subject: Subject, *, train: bool) -> ForwardFacts:
         model.train(train)
         state = {} if train else _values(subject, model)
         keys = {} if train else _shapes(model)
+        held = {} if train else marks(model)
         seed_everything(subject.seed)
         before, rng, others = settings(), torch.get_rng_state(), _other_states()
         output = subject.call(model, batch)
         after, consumed = settings(), not torch.equal(rng, torch.get_rng_state())
         others_moved = others != _other_states()
         grown = () if train else tuple(k for k, s in _shapes(model).items() if keys.get(k) != s)
+        keeps = () if train else tuple(n for n, m in marks(model).items() if held.get(n) != m)
         made = copied(output)
         structure = trees.signature(output)
         with_graph = tuple(p for p, t in trees.tensors(output).items() if t.grad_fn is not None)
@@ -196,7 +201,7 @@ def _look(subject: Subject, *, train: bool) -> ForwardFacts:
     return ForwardFacts(
         outputs=made, structure=structure, with_graph=with_graph, inputs=len(inputs), changed_inputs=changed,
         containers=(containers, containers_after), settings=(before, after), consumed=consumed, others_moved=others_moved,
-        grown=grown, output=whole, compared=len(state), **further,
+        grown=grown, output=whole, compared=len(state), keeps=keeps, **further,
     )  # fmt: skip
 
 
@@ -277,6 +282,25 @@ def _values(subject: Subject, model: nn.Module) -> dict[str, torch.Tensor]:
             continue
         known = subject.state.original(tensor)
         found[name] = tensor.detach().clone() if known is None else known
+    return found
+
+
+_TORCHS_OWN = frozenset(vars(torch.nn.Module()))
+
+
+def marks(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return, by the path of each attribute and buffer, what changes as a call binds it, writes to it or lengthens it.
+
+    Only what the attribute itself is: what stands inside an object or a nested container is not looked at.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for name, module in model.named_modules():
+        own = [(k, v) for k, v in vars(module).items() if k not in _TORCHS_OWN]
+        for key, value in (*own, *module._buffers.items()):
+            size = len(value) if isinstance(value, list | dict | set | deque) else 0
+            if isinstance(value, torch.Tensor) and not value.is_inference():
+                size = value._version
+            found[f"{name}.{key}" if name else key] = (id(value), size)
     return found
 
 

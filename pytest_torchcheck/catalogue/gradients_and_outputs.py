@@ -292,7 +292,10 @@ CHECKS: tuple[Check, ...] = (
         check(
             "eval-purity",
             "A forward in eval mode changes no parameter and no buffer, and can be repeated.",
-            cost="3 F, shared with inference-memory; 2 more only where one of them differs",
+            cost=(
+                "3 F, shared with inference-memory; 2 more only where one of them differs, or where"
+                " a call keeps something"
+            ),
         ),
         check(
             "mode-flags",

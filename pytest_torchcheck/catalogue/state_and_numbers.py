@@ -22,7 +22,9 @@ CHECKS: tuple[Check, ...] = (
                 "A deep copy and a pickled copy give the same outputs, and a deep copy does not "
                 "depend on the original."
             ),
-            cost="1 F, and 1 copy of the model; 2 to 4 F more where one of them fails",
+            cost=(
+                "1 F, 1 copy of the model, and 1 FB, shared; 2 to 4 F more where one of them fails"
+            ),
             axes="device",
         ),
         check(

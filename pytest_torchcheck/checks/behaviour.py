@@ -11,6 +11,7 @@ from .. import trees
 from ..codes import behaviour as explain
 from ..facts import copied, forward_facts, outputs
 from ..modes import own_trains
+from ..runs.remembering import remembered
 from ..runs.repeats import moved_by_asking, moved_by_building
 from ..runs.rows import Rows, floating_from, output_rows
 from ..runs.steps import digests
@@ -350,9 +351,13 @@ def eval_determinism(subject: Subject) -> Iterator[Finding]:
 
 
 def eval_purity(subject: Subject) -> Iterator[Finding]:
-    """Run twice in eval mode without putting anything back in between."""
+    """Run twice in eval mode without putting anything back in between, with another batch first where a call keeps something."""
     seen = forward_facts(subject)
     if seen.repeats:
+        kept = [name for name in seen.keeps if not subject.is_promised("MayChange", name)]
+        if kept and (moved := remembered(subject)):
+            yield explain.remembers(subject, list(moved))
+            return
         yield passed(
             f"{seen.compared} parameters and buffers are bit-equal after an eval forward, the output repeats"
         )

@@ -10,6 +10,7 @@ from torch import nn
 from .. import sources
 from ..codes import state as explain
 from ..diagnosis.explanation import counted, listed
+from ..facts import forward_facts
 from ..findings import Culprit, Finding
 from ..runs import copying, saving
 from ..runs.observation import observe
@@ -263,7 +264,10 @@ def _not_loaded(model: nn.Module, error: Exception) -> Finding:
 
 
 def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
-    """Copy the model, change the original, run the copy; pickle it, run what comes back."""
+    """Copy the model, change the original, run the copy; pickle it, run what comes back; look for it after its use.
+
+    Where a forward in training keeps a tensor with its graph, the model is copied after a training step too.
+    """
     if on_meta(subject):
         yield inconclusive(
             "the model's parameters are on meta, so it cannot be run", code="no-values"
@@ -277,6 +281,7 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
     if changed is not None:
         yield passed(copying.PICKLED)
         yield passed(copying.COPIED.format(changed))
+        yield from _after_use(subject)
         return
     found = list(copies.check_pickle(subject, expected))
     if found[0].status != "violated":  # copying goes the way of pickling
@@ -287,6 +292,22 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
         yield _not_deterministic(noise)
         return
     yield from found
+
+
+def _after_use(subject: Subject) -> Iterator[Finding]:
+    """Report a copy that outlives its use, and what a training step leaves so that the model cannot be copied."""
+    alive = subject.cache.pop("copy-held", None)
+    twin = alive() if alive is not None else None
+    if twin is not None and (finding := explain.held_by_cache(twin)) is not None:
+        yield finding
+    if "observation" not in subject.cache and not forward_facts(subject).keeps:
+        return  # no other check needs the step, and a forward keeps nothing
+    try:
+        kept = [piece.name for piece in observe(subject).changed if piece.graph]
+    except SubjectError:
+        return  # the loss or the backward raised, which other checks explain
+    if kept and (finding := explain.copied_after_training(subject, kept)) is not None:
+        yield finding
 
 
 def tied_weights(subject: Subject) -> Iterator[Finding]:

@@ -6,6 +6,9 @@ from ..findings import Location
 from .explainer import Each, Explainer, Maybe, One
 from .rule import STUCK, rule
 
+copied_after_training = Maybe("diagnosis.kept_graphs:copied_after_training", "copy-after-training")
+held_by_cache = Maybe("diagnosis.kept_graphs:held_by_cache", "copy-held")
+
 attribute_line = Explainer[Location | None]("diagnosis.entries.devices:attribute_line")
 
 placed_by_hand = Explainer[Location | None]("diagnosis.placement:placed_by_hand")

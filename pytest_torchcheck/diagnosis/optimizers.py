@@ -17,6 +17,7 @@ from ..subject import SubjectError, optimizers_of
 from ..verdicts import inconclusive, violated
 from ..wording import have, names_text
 from . import freezing
+from .dropped import dropped_result
 from .given import left_out, spent_of
 from .making import Making, making
 from .zeroed import zero_at_step
@@ -406,6 +407,11 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
             )
         )
         fix = f"call requires_grad_(False) on {whole} and keep it out of the optimizer, or drop it from Frozen(...)"
+    idle = dropped_result(subject.model, name) if trainable and not writes and not thawed else None
+    if idle is not None:
+        place, because = idle.location, f"{because}; {idle.why}"
+        cause = f"the result of {idle.method} is dropped, so that {name} is as it was before"
+        fix = f"assign what it returns on line {place.line}"
     return violated(
         "frozen-moved",
         f"{names_text(names)} {'is' if len(names) == 1 else 'are'} promised to be frozen but {'moves' if len(names) == 1 else 'move'}",

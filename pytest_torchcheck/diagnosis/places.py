@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from dataclasses import replace
 from itertools import pairwise
@@ -202,8 +203,8 @@ def regrouping_line(subject: Subject, batch: Batch, size: int, wrong: int) -> Pl
     return found[0] if found else None
 
 
-def keeping_lines(subject: Subject) -> list[Culprit]:
-    """Return the attributes that an eval forward binds anew or lengthens, and the lines that do."""
+def keeping_lines(subject: Subject, *, train: bool = False) -> list[Culprit]:
+    """Return the attributes that a forward binds anew or lengthens, and the lines that do."""
     found: dict[str, Culprit] = {}
     with subject.pristine() as model:
         seen = _attributes(model)
@@ -223,8 +224,15 @@ def keeping_lines(subject: Subject) -> list[Culprit]:
                     )
             return False
 
-        find_line(eval_run(subject, subject.batch()), watcher)
+        run = eval_run(subject, subject.batch())
+        find_line(functools.partial(_training, subject, model) if train else run, watcher)
     return list(found.values())
+
+
+def _training(subject: Subject, model: torch.nn.Module) -> None:
+    model.train()
+    seed_everything(subject.seed)
+    subject.call(model, subject.batch().clone())
 
 
 _TORCHS_OWN = frozenset(vars(torch.nn.Module()))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,6 +98,11 @@ def copied_soundly(subject: Subject, expected: Outputs) -> int | None:
             difference = gap(outputs_of(subject, twin), expected)
         except SubjectError:
             return None
+        alive = weakref.ref(twin)
+        del twin
+        if alive() is not None:
+            gc.collect()  # modules may stand in cycles
+            subject.cache["copy-held"] = alive
     if shared or not changed or difference is not None:
         return None
     return changed

@@ -30,6 +30,7 @@ class Piece:
         key: The attribute of the owner.
         value: A copy of the tensor, or the text of a plain value.
         saver: The function that leaves it out, where one does.
+        graph: Whether it is a tensor that was computed with a graph.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Piece:
     key: str
     value: torch.Tensor | str
     saver: Location | None = None
+    graph: bool = False
 
     @property
     def location(self) -> Location | None:
@@ -75,8 +77,9 @@ def pieces(model: nn.Module) -> dict[str, Piece]:
         if held.kind == "tensor" and held.via != "closure":
             copy = held.value.detach().clone()
             found[held.path] = Piece(
-                name=held.path, kind="tensor", owner=held.owner, key=held.name, value=copy
-            )
+                name=held.path, kind="tensor", owner=held.owner, key=held.name, value=copy,
+                graph=held.value.grad_fn is not None,
+            )  # fmt: skip
     return found
 
 

@@ -149,3 +149,43 @@ def thawed(**fields):
         "promises": (promises.Frozen("text.*", reason="pretrained"),),
     }
     return Contract(**{**plain, **fields}, inputs="B 4", targets="B 2")
+
+
+class Table(nn.Embedding):
+    """A table that can be made from a list of words."""
+
+    @staticmethod
+    def frozen(weight):
+        made = Table(*weight.shape, _weight=weight)
+        made.weight.requires_grad_(False)
+        return made
+
+
+class Reader(nn.Module):
+    def __init__(self, *, assigned):
+        super().__init__()
+        weight = torch.randn(9, 4, generator=torch.Generator().manual_seed(2))
+        self.words = Table(9, 4)
+        if assigned:
+            self.words = self.words.frozen(weight)
+        else:
+            self.words.frozen(weight)  # HERE
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, ids):
+        return self.head(self.words(ids).mean(1))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_constructor_that_drops_what_a_call_returns(kept):
+    made = Contract(
+        model=lambda: Reader(assigned=kept),
+        batch=((torch.arange(8).view(4, 2),), torch.tensor([0, 1, 0, 1])),
+        loss=F.cross_entropy,
+        promises=(promises.Frozen("words.*", reason="pretrained"),),
+    )
+    found = [f for f in made.check(checks=["frozen-stays"]).findings if f.status == "violated"]
+    assert bool(found) != kept
+    if found:
+        assert "# HERE" in found[0].location.text
+        assert "static method" in found[0].because

@@ -1,0 +1,30 @@
+"""A method whose results are cached: the cache keeps every model that called it."""
+
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Labels, contract
+
+CHECKS = ("copy-and-pickle",)
+
+
+@lru_cache
+def window(length):
+    return torch.hann_window(length)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(x * window(x.shape[1]))
+
+
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy)
+def net():
+    return Net()
