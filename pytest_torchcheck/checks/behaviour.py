@@ -355,8 +355,8 @@ def eval_purity(subject: Subject) -> Iterator[Finding]:
     seen = forward_facts(subject)
     if seen.repeats:
         kept = [name for name in seen.keeps if not subject.is_promised("MayChange", name)]
-        if kept and (moved := remembered(subject)):
-            yield explain.remembers(subject, list(moved))
+        if kept and (others := remembered(subject)):
+            yield explain.remembers(subject, list(others))
             return
         yield passed(
             f"{seen.compared} parameters and buffers are bit-equal after an eval forward, the output repeats"

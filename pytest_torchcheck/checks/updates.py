@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck.loop.recorder import trace_of
 
+from .. import sources
 from ..codes import updates as explain
 from ..loop.closures import functions_of
+from ..runs.later_steps import moved_as_built, stopped
 from ..runs.looks import (
     REDRAWS,
     differentiated,
@@ -101,7 +103,7 @@ _FAINT = 1e-12
 
 
 def weights_update(subject: Subject) -> Iterator[Finding]:
-    """Compare every parameter before and after some steps with the user's optimizer."""
+    """Compare every parameter before and after some steps with the user's optimizer, and look for later steps that skip it."""
     trainable = {
         name: parameter
         for name, parameter in subject.named_parameters().items()
@@ -151,6 +153,9 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
                 f"{', '.join(faint[:3])} did not move: a gate lets next to nothing of the gradient through on this batch"
             )
             return
+    if names := stopped(subject, made):
+        yield explain.stops(subject, list(names))
+        return
     note = " (learning rates of 0 were raised to the schedule's base)" if made.warmed else ""
     yield passed(
         f"{len(trainable) - len(excused)} of {len(trainable)} trainable parameters moved in "
@@ -198,10 +203,24 @@ def frozen_stays(subject: Subject) -> Iterator[Finding]:
         yield explain.drifted(subject, drifted, made)
     if moving:
         yield explain.statistics(subject, moving)
+    late = _frozen_late(subject, [*frozen, *buffers]) if not drifted and not moving else ()
+    if late:
+        yield explain.frozen_by_train(subject, list(late))
+        return
     if not drifted and not moving:
         yield passed(
             f"{len(frozen)} frozen parameters and {len(buffers)} buffers are bit-equal after {len(made.losses)} steps"
         )
+
+
+def _frozen_late(subject: Subject, names: list[str]) -> tuple[str, ...]:
+    """Return what is frozen by an overridden ``train()`` alone, where the user's own step is declared."""
+    overridden = any(
+        sources.of_user_object(type(module).train) is not None for module in subject.model.modules()
+    )
+    if not overridden or subject.contract.train_step is None:
+        return ()
+    return moved_as_built(subject, names)
 
 
 def repeatable_steps(subject: Subject) -> Iterator[Finding]:

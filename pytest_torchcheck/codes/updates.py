@@ -8,6 +8,8 @@ from .rule import STUCK, rule
 drifted = One("diagnosis.optimizers:drifted", "frozen-moved")
 missing = One("diagnosis.optimizers:missing", "optimizer-missing")
 no_match = One("diagnosis.optimizers:no_match", "no-match")
+frozen_by_train = One("diagnosis.later_steps:frozen_by_train", "frozen-by-train")
+stops = One("diagnosis.later_steps:stops", "weight-stops")
 standstill = One("diagnosis.optimizers:standstill", "weight-static")
 statistics = One("diagnosis.optimizers:statistics", "frozen-statistics")
 twice = One("diagnosis.optimizers:twice", "optimizer-twice")

@@ -34,7 +34,7 @@ def remembered(subject: Subject, forget: Collection[str] = ()) -> tuple[str, ...
     """
     wanted = forward_facts(subject).outputs
     with subject.pristine() as model, torch.no_grad():
-        before = {path: _kept(model, path) for path in forget}
+        before = {path: kept_value(model, path) for path in forget}
         try:
             model.eval()
             seed_everything(subject.seed + 1)
@@ -42,7 +42,7 @@ def remembered(subject: Subject, forget: Collection[str] = ()) -> tuple[str, ...
         except SubjectError:
             return ()
         for path, value in before.items():
-            _put(model, path, value)
+            put_value(model, path, value)
         seed_everything(subject.seed)
         again = copied(subject.call(model, subject.batch().clone()))
     if gap(again, wanted) is None:
@@ -50,7 +50,7 @@ def remembered(subject: Subject, forget: Collection[str] = ()) -> tuple[str, ...
     return tuple(p for p, t in wanted.items() if p not in again or not trees.same(t, again[p]))
 
 
-def _kept(model: nn.Module, path: str) -> Any:
+def kept_value(model: nn.Module, path: str) -> Any:
     """Return a copy of an attribute or buffer that later writes do not reach; of containers a shallow one."""
     owner, _, key = path.rpartition(".")
     module = model.get_submodule(owner)
@@ -63,7 +63,8 @@ def _kept(model: nn.Module, path: str) -> Any:
 _ABSENT = object()
 
 
-def _put(model: nn.Module, path: str, value: Any) -> None:
+def put_value(model: nn.Module, path: str, value: Any) -> None:
+    """Put back what :func:`kept_value` returned."""
     owner, _, key = path.rpartition(".")
     module = model.get_submodule(owner)
     if value is _ABSENT:

@@ -86,6 +86,7 @@ class Trajectory:
         end: By parameter and buffer: checksum of its bits after ``STEPS`` steps. None where the contract declares
             no optimizer, or the steps were not those that a user's loop would do.
         first_output: By path: digest of what the model returned in the first step, where that was the plain one.
+        resting: Parameters that no step after the first wrote to, by torch's count of writes in place.
         reseeds: Whether torch was seeded anew within a step; None where that is not known.
     """
 
@@ -107,6 +108,7 @@ class Trajectory:
     end: dict[str, int] | None = None
     first_output: dict[str, int] | None = None
     reseeds: bool | None = None
+    resting: frozenset[str] = frozenset()
 
     @property
     def grows(self) -> bool:
@@ -240,6 +242,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
         losses: list[float] = []
         rates: list[float] = []
         live: set[str] = set()
+        writes: dict[str, tuple[int, int | None]] = {}  # after the first step
         seen: set[str] = set()
         error: SubjectError | None = None
         counter = LiveBytes()
@@ -283,6 +286,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
                 live_bytes.append(counter.live)
             hooks.append(count_hooks(model).total())
             rates.append(rate)
+            writes = writes or {n: (id(p), version_of(p)) for n, p in model.named_parameters()}
             for name, stat in gradient_stats(model).items():
                 if stat.kind != "none":
                     seen.add(name)
@@ -296,6 +300,9 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
             step += 1
             if step == STEPS and rates and max(rates) == 0.0 and len(rates) < STEPS + _WARM_UP:
                 step -= 1  # still warming up: one step more
+        resting = frozenset(
+            n for n, p in model.named_parameters() if writes.get(n) == (id(p), version_of(p))
+        )
         carries = bool(
             carried_graphs(subject.contract.train_step, subject.contract.optimizer, model=model)
         )
@@ -328,7 +335,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
     return Trajectory(
         losses=tuple(losses), error=error, moved=moved, sizes=sizes, buffers=buffers, live=frozenset(live),
         seen=frozenset(seen), rates=tuple(rates), warmed=warmed, coverage=coverage, modes=changed,
-        live_bytes=tuple(live_bytes), hooks=tuple(hooks), rebound=rebound, carries=carries, end=end,
+        live_bytes=tuple(live_bytes), hooks=tuple(hooks), rebound=rebound, carries=carries, end=end, resting=resting,
         first_output=first_output or None, reseeds=not all(seeds) if subject.kernel_exact and seeds else None,
     )  # fmt: skip
 
