@@ -353,15 +353,20 @@ def eval_determinism(subject: Subject) -> Iterator[Finding]:
 def eval_purity(subject: Subject) -> Iterator[Finding]:
     """Run twice in eval mode without putting anything back in between, with another batch first where a call keeps something."""
     seen = forward_facts(subject)
-    if seen.repeats:
-        kept = [name for name in seen.keeps if not subject.is_promised("MayChange", name)]
-        if kept and (others := remembered(subject)):
-            yield explain.remembers(subject, list(others))
-            return
-        yield passed(
-            f"{seen.compared} parameters and buffers are bit-equal after an eval forward, the output repeats"
-        )
+    if not seen.repeats:
+        yield _impure(subject)
         return
+    kept = [name for name in seen.keeps if not subject.is_promised("MayChange", name)]
+    if kept and (moved := remembered(subject)):
+        yield explain.remembers(subject, list(moved))
+        return
+    yield passed(
+        f"{seen.compared} parameters and buffers are bit-equal after an eval forward, the output repeats"
+    )
+
+
+def _impure(subject: Subject) -> Finding:
+    """Say what an eval forward changes, and whether anything depends on it."""
     with subject.pristine(steps=False) as model, torch.no_grad():
         model.eval()
         before = {
@@ -399,18 +404,15 @@ def eval_purity(subject: Subject) -> Iterator[Finding]:
     resized = set(unpromised) & set(forward_facts(subject).grown)
     if unpromised and (moved or resized or _writes_are_read(subject)):
         once = not resized and _written_once(subject, unpromised)
-        yield explain.impure(subject, changed, once=once)
-        return
+        return explain.impure(subject, changed, once=once)
     if moved:
-        yield explain.not_repeatable(subject, moved)
-        return
+        return explain.not_repeatable(subject, moved)
     if unpromised:
-        yield passed(
+        return passed(
             f"an eval forward writes to {', '.join(unpromised[:3])}, and no output depends on what it writes: "
             "a counter or a cache"
         )
-        return
-    yield passed(
+    return passed(
         f"{len(before)} parameters and buffers are bit-equal after an eval forward, the output repeats"
     )
 
