@@ -38,6 +38,10 @@ def _forward_line(subject: Subject) -> Any:
     return sources.of_object(type(subject.model).forward)
 
 
+_SLIGHT = 1e-5
+"""Relative influence of the other samples below which it may be a tolerance: a solver's step size is one for all."""
+
+
 def mixed(
     subject: Subject, batch: Batch, other: Batch, rows: Rows, gaps: dict[str, float]
 ) -> Finding:
@@ -56,7 +60,8 @@ def mixed(
             because="track_running_stats is False",
             fix="drop track_running_stats=False, so that the running statistics are used in eval mode",
         )
-    return violated(
+    made = suspicious if gap < _SLIGHT else violated
+    return made(
         "samples-mixed",
         f"{path} of one sample depends on the other samples of the batch",
         culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="mixed")],
@@ -283,7 +288,8 @@ def size_dependent(
     size = batch.sizes[subject.source.batch_symbol or ""]
     mixing = places.mixing_line(subject)
     place = mixing if mixing is not None and mixing.cause else _size_line(subject, batch, single)
-    return violated(
+    made = suspicious if gap < _SLIGHT else violated
+    return made(
         "batch-size-dependent",
         f"{path} of a sample differs between a batch of one and a batch of {size}",
         culprits=place.culprits()

@@ -224,6 +224,32 @@ def test_noise_of_a_generator_of_its_own_does_not_tell_of_places() -> None:
     assert statuses(look(Placed, "batch-independence")) == {"violated"}
 
 
+# a solver whose steps are chosen for the whole batch
+
+
+class Solves(nn.Module):
+    """Integrates dy/dt = -y with as many steps as the whole batch asks for."""
+
+    def __init__(self, order: int) -> None:
+        super().__init__()
+        self.layer, self.order = nn.Linear(8, 8), order
+
+    def forward(self, x):
+        y = self.layer(x)
+        steps = 4 + int(8 * x.norm())
+        step = 1 / steps
+        factor = 1 - step + (step**2 / 2 if self.order == 2 else 0)
+        for _ in range(steps):
+            y = y * factor
+        return y
+
+
+@pytest.mark.parametrize(("order", "status"), [(2, "suspicious"), (1, "violated")])
+def test_what_a_tolerance_lets_samples_share(order: int, status: str) -> None:
+    found = look(lambda: Solves(order), "batch-independence")
+    assert statuses(found) == {status}, found
+
+
 # what torch itself cannot do here
 
 
