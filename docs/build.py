@@ -40,6 +40,31 @@ def table_of_checks() -> str:
     return "\n".join(rows)
 
 
+def table_of_options() -> str:
+    """Every setting, as the command line, the environment and the ini file write it."""
+    from pytest_torchcheck.plugin.options import SETTINGS
+
+    rows = ["| command line | ini | means |", "| --- | --- | --- |"]
+    for one in SETTINGS:
+        value = f" {one.metavar}" if one.metavar else ""
+        flag = f"`{one.flag}{value}`".replace("|", "\\|") if one.flag else ""
+        env = f"; environment `{one.env}`" if one.env else ""
+        ini = f"`{one.ini}`" if one.ini else ""
+        rows.append(f"| {flag} | {ini} | {one.help.replace('|', chr(92) + '|')}{env} |")
+    return "\n".join(rows)
+
+
+def list_of_markers() -> str:
+    """Every marker, with its signature."""
+    from pytest_torchcheck.plugin.marker_help import MARKERS
+
+    lines = []
+    for marker in MARKERS:
+        signature, _, text = marker.partition("): ")
+        lines.append(f"- `@pytest.mark.{signature})`: {text}.")
+    return "\n".join(lines)
+
+
 def pages_of_checks() -> dict[str, str]:
     """The generated parts of every check's page: head, how it works, when it does not apply."""
     import inspect
@@ -149,6 +174,8 @@ def parts() -> dict[str, str]:
         **pages_of_checks(),
         **gallery(),
         "checks": table_of_checks(),
+        "options": table_of_options(),
+        "markers": list_of_markers(),
         "first": first_failure(),
     }
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     )
     from .specs import Floats, Ints, Labels, Mask, Same, TensorSpec, Tokens
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Contract": "contracts",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from . import options
+from . import marker_help, options
 from .parts import TorchcheckWarning, activate, load, part
 
 __all__ = ["TorchcheckWarning"]
@@ -45,7 +45,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Any:
 def pytest_configure(config: pytest.Config) -> None:
     """Settle the settings and declare the markers; load the parts where they are used."""
     settings = config.stash[options.KEY] = options.build(config)
-    for line in options.marker_lines(settings):
+    for line in marker_help.marker_lines(settings):
         config.addinivalue_line("markers", line)
     if settings.used or getattr(config.option, "tx", None) or _TASK in config.stash:
         load(config)

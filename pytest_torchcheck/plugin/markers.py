@@ -99,7 +99,7 @@ class LeakFree:
     allow: int
 
 
-# Python checks the markers' arguments against these; options.MARKERS shows them to --markers.
+# Python checks the markers' arguments against these; marker_help.MARKERS shows them to --markers.
 
 
 def cuda(

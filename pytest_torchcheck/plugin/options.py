@@ -53,6 +53,8 @@ class Options(NamedTuple):
         replay: A saved batch to run instead of drawn ones.
         json: File for the findings as JSON.
         html: File for the findings as a page.
+        sarif: File for the findings as SARIF, for code scanning.
+        markdown: File that gets one line of Markdown, for a pull request.
         require: Devices without which the run is an error.
         min_gpu_tests: Fewest items that must really have run on an accelerator.
         cuda_marker: Whether the markers ``cuda``, ``xpu`` and ``mps`` are this plugin's.
@@ -83,6 +85,8 @@ class Options(NamedTuple):
     replay: Path | None = None
     json: Path | None = None
     html: Path | None = None
+    sarif: Path | None = None
+    markdown: Path | None = None
     require: Require | None = None
     min_gpu_tests: int = 0
     cuda_marker: bool = True
@@ -183,6 +187,12 @@ SETTINGS: Final = (
     Setting(name="html", flag="--torchcheck-html", parse=Path, metavar="FILE", ini="torchcheck_html",
         help="write every finding to this file as a page",
     ),
+    Setting(name="sarif", flag="--torchcheck-sarif", parse=Path, metavar="FILE", ini="torchcheck_sarif",
+        help="write what fails, and where, to this file as SARIF 2.1.0 for code scanning",
+    ),
+    Setting(name="markdown", flag="--torchcheck-markdown", parse=Path, metavar="FILE", ini="torchcheck_markdown",
+        help="write the run to this file as one line of Markdown; on GitHub the step's summary gets it anyway",
+    ),
     Setting(name="require", flag="--torchcheck-require", parse=parse_require, metavar="cuda[:n]",
         ini="torchcheck_require", env="TORCHCHECK_REQUIRE",
         help="stop with an error unless so many GPUs work; a test skipped for lack of one is then an error",
@@ -238,37 +248,6 @@ SETTINGS: Final = (
         help="what may have changed since --torchcheck-against: state, outputs, init, cost (none)",
     ),
 )  # fmt: skip
-
-
-MARKERS: Final = (
-    (
-        "cuda(min_gpus=1, memory=None, capability=None, isolated=False): run on CUDA devices only: skipped without them, "
-        "an error where they are required (--torchcheck-require). memory is what must be free, such as '8 GiB'; isolated "
-        "runs the test in a process of its own"
-    ),
-    "xpu(min_gpus=1, memory=None, capability=None, isolated=False): as cuda, for Intel GPUs",
-    "mps(min_gpus=1, memory=None, capability=None, isolated=False): as cuda, for Apple GPUs",
-    (
-        "batches(*, sizes=None, **specs): draw many batches for the test's argument `batch` and shrink the one that "
-        "fails, such as batches(x='B T', y=Labels('B', classes=3), sizes={'T': (1, 128)})"
-    ),
-    (
-        "leak_free(repeats=5, warmup=2, allow=0): run the test's body again and again: the bytes of its live tensors "
-        "must stay what they are; allow is what each repetition may leave behind, such as '1 KiB'"
-    ),
-    (
-        "torchcheck(*, devices=(), dtypes=(), seed=None, examples=None): an instance of the test per device and dtype, "
-        "its seed and its number of batches"
-    ),
-)
-"""What ``--markers`` shows; the signatures are those of :mod:`.markers`."""
-
-
-def marker_lines(options: Options) -> tuple[str, ...]:
-    """Return the lines of the markers that are this plugin's in this run."""
-    if options.cuda_marker:
-        return MARKERS
-    return tuple(line for line in MARKERS if line.partition("(")[0] not in ACCELERATORS)
 
 
 def add(parser: pytest.Parser) -> None:

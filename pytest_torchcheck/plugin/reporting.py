@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -164,13 +165,24 @@ class Ledger:
             self.unwritten[Path(error.filename or "a report of another plugin")] = str(error)
             if session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
-        if self.settings.json is None and self.settings.html is None:
+        wanted, step = self._wanted(), _step_summary()
+        if not wanted and step is None:
             return
         reports = self.reports()
-        if self.settings.json is not None:
-            self._write(self.settings.json, lambda: self._json(reports))
-        if self.settings.html is not None:
-            self._write(self.settings.html, lambda: self._html(reports))
+        for path, make in wanted.items():
+            self._write(path, functools.partial(make, reports))
+        if step is not None and reports:
+            self._append(step, self._markdown(reports))
+
+    def _wanted(self) -> dict[Path, Callable[[Sequence[tuple[str, Report]]], str]]:
+        """Return what makes each report file that was asked for."""
+        makers = {
+            self.settings.json: self._json,
+            self.settings.html: self._html,
+            self.settings.sarif: self._sarif,
+            self.settings.markdown: self._markdown,
+        }
+        return {path: make for path, make in makers.items() if path is not None}
 
     def _json(self, reports: Sequence[tuple[str, Report]]) -> str:
         return strict_json(self.document(reports)) + "\n"
@@ -180,6 +192,26 @@ class Ledger:
         if self.coverage is not None and self.coverage.rows():
             tables.append(page_table(self.coverage.rows()))
         return render_html([report for _, report in reports], tables=tables)
+
+    def _sarif(self, reports: Sequence[tuple[str, Report]]) -> str:
+        from .. import __version__
+        from ..render.sarif import sarif
+
+        root = Path(os.environ.get("GITHUB_WORKSPACE") or self.config.rootpath)
+        return strict_json(sarif(reports, root=root, version=__version__)) + "\n"
+
+    def _markdown(self, reports: Sequence[tuple[str, Report]]) -> str:
+        from ..render.markdown import summary_line
+
+        return summary_line(report for _, report in reports)
+
+    def _append(self, path: Path, text: str) -> None:
+        """Add to a file of the runner's, which other steps write to as well."""
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            self.unwritten[path] = error.strerror or message_of(error)
 
     def _write(self, path: Path, make: Callable[[], str]) -> None:
         """Write a report file; where that fails, the summary says so, and says what was found all the same."""
@@ -207,8 +239,8 @@ class Ledger:
                 terminalreporter.write_line(text, **markup)
             for text in slowest(self._spent(), self.settings.durations):
                 terminalreporter.write_line(text)
-        for path in (self.settings.json, self.settings.html):
-            if path is not None and path not in self.unwritten:
+        for path in self._wanted():
+            if path not in self.unwritten:
                 shown = printable(os.path.relpath(path))
                 terminalreporter.write_line(f"torchcheck: wrote {shown}")
         for path, problem in self.unwritten.items():
@@ -217,6 +249,12 @@ class Ledger:
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for line in github_annotations(report for _, report in reports):
                 terminalreporter.write_line(line)
+
+
+def _step_summary() -> Path | None:
+    """Return the file in which GitHub Actions collects what a step has to say."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY", "")
+    return Path(path) if path and os.environ.get("GITHUB_ACTIONS") == "true" else None
 
 
 def _report(records: Sequence[tuple[str, dict[str, Any]]]) -> Report:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..findings import STATUSES
 from .evidence import Chain, Curve, Table, Timeline, blocks
+from .source import excerpt
 from .terminal import followers
 from .text import STATUS_WORDS, counted, fields, headline, number, one_line
 from .timeline import timeline_svg
@@ -52,6 +53,9 @@ article { background: var(--card); border: 1px solid var(--line); border-left: .
 dl { display: grid; grid-template-columns: 6.5rem 1fr; gap: .3rem 1rem; margin: .5rem 0; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; white-space: pre-wrap; }
 .scroll { overflow-x: auto; }
+.source { background: var(--paper); border: 1px solid var(--line); border-radius: .3rem; padding: .5rem .75rem;
+  margin: .5rem 0; white-space: pre; overflow-x: auto; overflow-wrap: normal; }
+mark { background: color-mix(in srgb, var(--mark, var(--idle)) 18%, transparent); color: inherit; }
 table { border-collapse: collapse; font-size: .9rem; margin: .25rem 0 .5rem; }
 th, td { text-align: left; padding: .2rem .9rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td.figure, th.figure { text-align: right; font-variant-numeric: tabular-nums; }
@@ -152,6 +156,20 @@ def _block(block: Block) -> Iterator[str]:
             yield timeline_svg(block.data)
 
 
+def _source(finding: Finding) -> Iterator[str]:
+    """Show the lines around the one that the finding names, which is marked by a sign as well as by colour."""
+    lines = excerpt(finding.location)
+    if not lines:
+        return
+    shown = [
+        f"<mark>&gt; {line.number:>4}  {escape(line.text)}</mark>" if line.here
+        else f"  {line.number:>4}  {escape(line.text)}"
+        for line in lines
+    ]  # fmt: skip
+    yield '<pre class="source" tabindex="0" role="region" aria-label="source">'
+    yield "\n".join(shown) + "</pre>"
+
+
 def _ran_on(finding: Finding) -> str:
     return ", ".join(part for part in (finding.check, finding.device, finding.dtype) if part)
 
@@ -168,6 +186,7 @@ def _finding(finding: Finding, follow: Sequence[Finding] = ()) -> Iterator[str]:
             shown = f"<code>{shown}</code>"
         yield f"<dt>{label}</dt><dd>{shown}</dd>"
     yield "</dl>"
+    yield from _source(finding)
     if follow:
         yield f"<p>{counted(len(follow), 'more failure')} of the same cause:</p><ul>"
         yield from (f"<li>{escape(_ran_on(f))}: {escape(headline(f))}</li>" for f in follow)

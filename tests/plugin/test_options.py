@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchcheck.plugin import markers, options
+from pytest_torchcheck.plugin import marker_help, markers, options
 from pytest_torchcheck.plugin.options import SETTINGS, Options
 from pytest_torchcheck.plugin.parsing import Require
 
@@ -44,6 +44,9 @@ VALUES = {
     "artifacts": ("a", "b", Path("b")),
     "json": ("a.json", "b.json", Path("b.json")),
     "html": ("a.html", "b.html", Path("b.html")),
+    "sarif": ("a.sarif", "b.sarif", Path("b.sarif")),
+    "markdown": ("a.markdown", "b.markdown", Path("b.markdown")),
+    "baseline": ("a.baseline", "b.baseline", Path("b.baseline")),
     "require": ("cuda", "cuda:2", Require("cuda", 2)),
     "min_gpu_tests": ("1", "2", 2),
     "share": ("on", "off", "off"),
@@ -173,7 +176,7 @@ def test_the_header_says_where_values_come_from(pytester: pytest.Pytester) -> No
 
 
 def test_markers_are_shown_with_their_real_signatures(pytester: pytest.Pytester) -> None:
-    for line in options.MARKERS:
+    for line in marker_help.MARKERS:
         name = line.partition("(")[0]
         signature = inspect.signature(markers._signature(name))
         bare = [
@@ -183,7 +186,7 @@ def test_markers_are_shown_with_their_real_signatures(pytester: pytest.Pytester)
         shown = str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
         assert line.startswith(f"{name}{shown}: ")
     result = pytester.runpytest_inprocess("--markers")
-    for line in options.MARKERS:
+    for line in marker_help.MARKERS:
         assert f"@pytest.mark.{line}" in result.stdout.str()
 
 
