@@ -46,7 +46,6 @@ VALUES = {
     "html": ("a.html", "b.html", Path("b.html")),
     "sarif": ("a.sarif", "b.sarif", Path("b.sarif")),
     "markdown": ("a.markdown", "b.markdown", Path("b.markdown")),
-    "baseline": ("a.baseline", "b.baseline", Path("b.baseline")),
     "require": ("cuda", "cuda:2", Require("cuda", 2)),
     "min_gpu_tests": ("1", "2", 2),
     "share": ("on", "off", "off"),
