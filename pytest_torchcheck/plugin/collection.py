@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 EXTRA: Final = pytest.StashKey[list[Any]]()
 """What adds cases to contracts in this run: objects with a ``name`` and ``cases(node)``."""
 
+ITEMS: Final = pytest.StashKey[list[Any]]()
+"""What adds other items to contracts in this run: functions of a :class:`ContractNode`."""
+
 TextRepr = Any  # pytest names the type of a failure's representation only privately
 
 
@@ -190,7 +193,8 @@ class ContractNode(pytest.Collector):
         found = (*chosen, *extra)
         self.size = len(found)
         self._alike = Counter((case.check.name, case.device.partition(":")[0]) for case in found)
-        return [self._item(case) for case in found]
+        more = (item for make in self.config.stash.get(ITEMS, []) for item in make(self))
+        return [*(self._item(case) for case in found), *more]
 
     def _item(self, case: Case) -> CheckItem:
         """Make an item whose id is given whole.

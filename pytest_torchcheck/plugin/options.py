@@ -71,6 +71,7 @@ class Options(NamedTuple):
         durations: How many of the slowest checks are listed at the end.
         against: Git reference beside which every model is held.
         allow: What may have changed since.
+        benchmark: Whether contracts offer benchmarks to pytest-benchmark.
         sources: Where each value came from, by field.
     """
 
@@ -103,6 +104,7 @@ class Options(NamedTuple):
     durations: int = 0
     against: str | None = None
     allow: tuple[str, ...] = ()
+    benchmark: bool = False
     sources: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -243,6 +245,9 @@ SETTINGS: Final = (
     ),
     Setting(name="against", flag="--torchcheck-against", parse=parse_reference, metavar="REF",
         help="hold each contract's model beside what it was at this git reference: state dict, outputs, costs",
+    ),
+    Setting(name="benchmark", flag="--torchcheck-benchmark", kind="flag",
+        help="add benchmarks of each contract, run by pytest-benchmark: forward, inference, training-step",
     ),
     Setting(name="allow", flag="--torchcheck-allow", kind="list", parse=parse_change, metavar="CHANGES",
         help="what may have changed since --torchcheck-against: state, outputs, init, cost (none)",

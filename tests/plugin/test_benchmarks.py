@@ -1,0 +1,51 @@
+"""``--torchcheck-benchmark``: the contract's own items, measured and compared by pytest-benchmark."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+NET = """
+import time
+import torch
+from torch import nn
+from pytest_torchcheck import Contract, Labels
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+    def forward(self, x):
+        time.sleep(PAUSE)
+        return self.head(x)
+
+net = Contract(model=Net, inputs="B 5", targets=Labels("B", classes=3), loss=nn.functional.cross_entropy)
+"""
+
+
+def test_benchmarks_are_stored_and_a_slower_model_fails_the_comparison(
+    pytester: pytest.Pytester,
+) -> None:
+    given = (
+        "-p", "benchmark", "--torchcheck", "--torchcheck-benchmark", "--benchmark-only", "--benchmark-max-time=0.2",
+        "--benchmark-autosave",
+    )  # fmt: skip
+    pytester.makepyfile(test_net=NET.replace("PAUSE", "0.002"))
+    first = pytester.runpytest_subprocess(*given, "--benchmark-json=out.json")
+    first.assert_outcomes(passed=3, skipped=first.parseoutcomes().get("skipped", 0))
+    stored = json.loads((pytester.path / "out.json").read_text(encoding="utf-8"))["benchmarks"]
+    assert [one["name"] for one in stored] == [
+        "benchmark[forward]", "benchmark[inference]", "benchmark[training-step]",
+    ]  # fmt: skip
+    facts = stored[0]["extra_info"]
+    assert facts["parameters"] == 18
+    assert facts["samples_per_second"] == pytest.approx(
+        facts["samples"] / stored[0]["stats"]["mean"]
+    )
+    pytester.makepyfile(test_net=NET.replace("PAUSE", "0.02"))
+    second = pytester.runpytest_subprocess(
+        *given, "-k", "forward", "--benchmark-compare", "--benchmark-compare-fail=mean:50%"
+    )
+    second.stderr.fnmatch_lines(["*Performance has regressed*"])
+    assert second.ret != 0
