@@ -17,6 +17,7 @@ from .. import sources
 from ..catalogue import catalogue
 from ..declarations import LOG
 from ..findings import ContractViolation, Finding
+from ..late import resolve
 from ..render.terminal import render_finding
 from ..render.text import headline
 from . import declared, fixtures, known, markers, options
@@ -248,13 +249,12 @@ class CheckItem(pytest.Item):
     def runtest(self) -> None:
         """Run the case and raise what its findings come to."""
         from ..heard import say_again  # spares importing torch
-        from ..runner import environment  # spares importing torch
 
         node = self.parent
         before = node.runner.seconds
         self.findings = node.runner.run(self.case)
         self.seconds = node.runner.seconds - before
-        self.environment = environment(node.runner.seed)
+        self.environment = resolve("runner:environment")(node.runner.seed)
         self.user_properties.extend(_properties(node.contract.name, self.case, self.findings))
         saved = [
             one.evidence["batch saved"] for one in self.findings if "batch saved" in one.evidence
