@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract
+from pytest_torchcheck.checks import descent
 
 
 def check(model, *, seed=0, loss=F.cross_entropy, batch=None, **fields):
@@ -265,9 +266,11 @@ def test_several_optimizers_are_left_alone():
     assert found.status == "not-applicable"
 
 
-def test_a_large_model_is_asked_only_where_float64_is_declared():
-    def asked(**declared):
-        model = nn.Sequential(nn.Linear(4, 4300), nn.Linear(4300, 4300), nn.Linear(4300, 3))
+def test_a_large_model_is_asked_only_where_float64_is_declared(monkeypatch):
+    monkeypatch.setattr(descent, "_LARGE_BYTES", 4 * 2**10)
+
+    def asked(width=43, **declared):
+        model = nn.Sequential(nn.Linear(4, width), nn.Linear(width, width), nn.Linear(width, 3))
         contract = Contract(
             model=model,
             batch=((torch.randn(2, 4),), torch.tensor([0, 2])),
@@ -278,4 +281,5 @@ def test_a_large_model_is_asked_only_where_float64_is_declared():
         return found.status
 
     assert asked() == "not-applicable"
+    assert asked(width=8) == "passed"
     assert asked(dtypes=["float32", "float64"]) == "passed"
