@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -134,7 +135,7 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
         yield not_applicable(loss)
         return
     if _reads_nothing(loss):
-        yield explain.ignored(subject, loss, list(loss.targets()), _how_sure(loss))
+        yield explain.ignored(subject, loss, list(loss.targets()), _how_sure(subject, loss))
         return
     axis, symbol = subject.contract.batch_dim, subject.source.batch_symbol
     size = 0 if axis is None or symbol is None else loss.samples(axis)
@@ -194,14 +195,30 @@ def _unreadable(target: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _how_sure(loss: LossOfOutput) -> Status:
-    """Say what it means that targets are ignored: constants and copies of an input may stand for none."""
+def _how_sure(subject: Subject, loss: LossOfOutput) -> Status:
+    """Say what it means that targets are ignored: constants and copies of an input may stand for none.
+
+    So may those that the loss function takes as ``_`` or by a name with an underscore before it.
+    """
+    if _named_unused(subject.contract.loss):
+        return "suspicious"
     inputs = [t for _, t in loss.batch.input_leaves() if isinstance(t, torch.Tensor)]
     for target in loss.targets().values():
         varied = target.numel() > 1 and not bool((target == target.flatten()[0]).all())
         if varied and not any(trees.same(target, t) for t in inputs if t.shape == target.shape):
             return "violated"
     return "suspicious"
+
+
+def _named_unused(loss: object) -> bool:
+    """Say whether a loss function says by the name of its second parameter that it does not use it."""
+    if not callable(loss):
+        return False
+    try:
+        names = list(inspect.signature(loss).parameters)
+    except (TypeError, ValueError):  # of a builtin
+        return False
+    return len(names) > 1 and names[1].startswith("_")
 
 
 Pulls = dict[int, torch.Tensor | None]

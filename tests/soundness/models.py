@@ -777,7 +777,7 @@ def generator_loss_of_the_score() -> Contract:
     return Contract(
         model=Adversarial,
         batch=((torch.randn(6, 8),), torch.randn(6, 8)),
-        loss=lambda output, real: F.softplus(-output[0]).mean(),
+        loss=lambda output, _real: F.softplus(-output[0]).mean(),
     )
 
 

@@ -122,11 +122,12 @@ class Normalised(nn.Module):
 
 def test_trap_4_a_loss_whose_gradient_is_always_zero() -> None:
     """Of the mean behind a normalisation, the sound model's gradient is zero like that of the dead one."""
+    torch.manual_seed(0)
     for dead in (False, True):
         model = Normalised(dead)
         model(torch.randn(4, 8)).mean().backward()
         assert model.body.weight.grad is not None
-        assert model.body.weight.grad.abs().max() < 1e-7
+        assert model.body.weight.grad.abs().max() < 1e-6
     fields: dict[str, Any] = {"inputs": "B 8", "sizes": {"B": (4, 8)}}
     sound = Contract(model=Normalised, **fields)
     assert verdict(sound, "gradients-exist")[0] == "passed"

@@ -39,8 +39,18 @@ def owned(loss: Any, targets: Any = Y) -> dict[str, str]:
         (lambda o, t: (o.softmax(1) * o).sum(), {"weights": X[:, :3], "y": Y.bool()}, "violated"),
         (lambda o, t: o.pow(2).mean(), torch.zeros(6), "suspicious"),
         (lambda o, t: o.pow(2).mean(), X, "suspicious"),
+        (lambda o, _: o.pow(2).mean(), Y, "suspicious"),
+        (lambda o, _labels: o.pow(2).mean(), Y, "suspicious"),
     ],
-    ids=["labels", "shape only", "a dict", "a constant", "a copy of the input"],
+    ids=[
+        "labels",
+        "shape only",
+        "a dict",
+        "a constant",
+        "a copy of the input",
+        "unnamed",
+        "named as unused",
+    ],
 )
 def test_a_loss_that_reads_no_target(loss: Any, targets: Any, status: str) -> None:
     assert owned(loss, targets) == {"targets-ignored": status}
