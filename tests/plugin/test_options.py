@@ -53,6 +53,8 @@ VALUES = {
     "isolated_timeout": ("10", "20.5", 20.5),
     "probe_timeout": ("10", "20.5", 20.5),
     "baseline": ("known.txt", "other.txt", Path("other.txt")),
+    "budget": ("100", "250", 250.0),
+    "durations": ("3", "5", 5),
 }
 
 
@@ -61,6 +63,9 @@ def test_the_command_line_counts_more_than_the_ini_file(
     pytester: pytest.Pytester, setting: options.Setting
 ) -> None:
     in_file, given, expected = VALUES[setting.name]
+    if setting.name == "baseline":  # has to be there
+        for name in (in_file, given):
+            Path(name).touch()
     pytester.makeini(f"[pytest]\n{setting.ini} = {in_file}\n")
     found = built(pytester)
     assert getattr(found, setting.name) not in (None, getattr(Options(), setting.name))
