@@ -44,13 +44,15 @@ def table_of_options() -> str:
     """Every setting, as the command line, the environment and the ini file write it."""
     from pytest_torchcheck.plugin.options import SETTINGS
 
-    rows = ["| command line | ini | means |", "| --- | --- | --- |"]
+    rows = ["| command line, and key in the ini file | means |", "| --- | --- |"]
     for one in SETTINGS:
         value = f" {one.metavar}" if one.metavar else ""
         flag = f"`{one.flag}{value}`".replace("|", "\\|") if one.flag else ""
         env = f"; environment `{one.env}`" if one.env else ""
         ini = f"`{one.ini}`" if one.ini else ""
-        rows.append(f"| {flag} | {ini} | {one.help.replace('|', chr(92) + '|')}{env} |")
+        rows.append(
+            f"| {'<br>'.join(filter(None, (flag, ini)))} | {one.help.replace('|', chr(92) + '|')}{env} |"
+        )
     return "\n".join(rows)
 
 
