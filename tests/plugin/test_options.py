@@ -55,9 +55,6 @@ VALUES = {
     "leak": ("1MiB", "2MiB", 2 * 2**20),
     "isolated_timeout": ("10", "20.5", 20.5),
     "probe_timeout": ("10", "20.5", 20.5),
-    "baseline": ("known.txt", "other.txt", Path("other.txt")),
-    "budget": ("100", "250", 250.0),
-    "durations": ("3", "5", 5),
 }
 
 
