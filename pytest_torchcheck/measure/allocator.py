@@ -10,7 +10,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from pytest_torchcheck.probes.memory.tracker import MemoryTracker
 
-from .steps import StepKind, _real_model, _user_step
+from .plain_step import StepKind, user_step
+from .steps import real_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -127,9 +128,9 @@ def allocator_peak(subject: Subject, *, at: Mapping[str, int] | None, step: Step
 
     Counted are what the model and the batch hold, and what the allocator gave out from then on.
     """
-    with _real_model(subject, dict(at or {}), step) as (model, batch):
+    with real_model(subject, dict(at or {}), step) as (model, batch):
         tracker = MemoryTracker(model=model, inputs=batch.tensors())
         with tracker:
             pass
         held = sum(size for _, size in tracker.before)
-        return held + record(_user_step(subject, model, batch, step)).peak
+        return held + record(user_step(subject, model, batch, step)).peak

@@ -12,7 +12,7 @@ from pytest_torchcheck.codes import memory as explain
 from pytest_torchcheck.contracts import Contract, DeclarationError
 from pytest_torchcheck.findings import ContractViolation
 from pytest_torchcheck.measure.memory import attempt
-from pytest_torchcheck.measure.steps import StepFailed, StepKind, Tracked, subject_for, track
+from pytest_torchcheck.measure.steps import StepFailed, Tracked, subject_for, track
 from pytest_torchcheck.probes.memory.allocations import OutOfBudget
 from pytest_torchcheck.probes.memory.profile import Holding, MemoryProfile
 from pytest_torchcheck.probes.memory.replay import build_profile
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pytest_torchcheck.findings import Location
+    from pytest_torchcheck.measure.plain_step import StepKind
     from pytest_torchcheck.subject import Subject
 
 _HIGHEST = 2**40

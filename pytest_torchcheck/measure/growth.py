@@ -13,7 +13,7 @@ from pytest_torchcheck.probes.memory.replay import build_profile, location_of
 
 from .fit import Law, fit_power
 from .memory import attempt
-from .steps import FlopShare, StepKind, Tracked, subject_for, track
+from .steps import FlopShare, Tracked, subject_for, track
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pytest_torchcheck.probes.memory.profile import Category
     from pytest_torchcheck.probes.memory.tracker import MemoryTracker
     from pytest_torchcheck.subject import Subject
+
+    from .plain_step import StepKind
 
 _POINTS = 6
 

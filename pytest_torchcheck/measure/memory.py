@@ -8,13 +8,15 @@ from pytest_torchcheck.probes.memory.allocations import OutOfBudget
 from pytest_torchcheck.probes.memory.fake import Unmeasurable, explain
 
 from .allocator import allocator_peak
-from .steps import StepFailed, StepKind, Tracked, subject_for, track
+from .steps import StepFailed, Tracked, subject_for, track
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pytest_torchcheck.contracts import Contract
     from pytest_torchcheck.probes.memory.profile import MemoryProfile
+
+    from .plain_step import StepKind
 
 
 def measure_memory(

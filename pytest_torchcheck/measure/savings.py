@@ -12,7 +12,7 @@ from pytest_torchcheck import sources, trees
 from pytest_torchcheck.contracts import Contract
 from pytest_torchcheck.findings import ContractViolation, Culprit, Finding
 from pytest_torchcheck.measure.memory import attempt
-from pytest_torchcheck.measure.steps import StepKind, subject_for, track
+from pytest_torchcheck.measure.steps import subject_for, track
 from pytest_torchcheck.probes.memory.allocations import PHASES, STOPS
 from pytest_torchcheck.probes.memory.fake import Unmeasurable
 from pytest_torchcheck.probes.memory.profile import CATEGORIES, MemoryProfile
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pytest_torchcheck.batches import Batch
+    from pytest_torchcheck.measure.plain_step import StepKind
 
 What = Literal[
     "total", "forward", "loss", "backward", "optimizer",

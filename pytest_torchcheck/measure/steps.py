@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pytest_torchcheck import trees
 from pytest_torchcheck.contracts import DTYPES, Contract, DeclarationError
-from pytest_torchcheck.probes.memory.allocations import STOPS
 from pytest_torchcheck.probes.memory.fake import (
     Unmeasurable,
     as_fake,
@@ -30,20 +28,17 @@ from pytest_torchcheck.subject import (
     Subject,
     SubjectError,
     clear_gradients,
-    no_gradient,
-    optimizers_of,
 )
 
 from ..printable import message_of
-from ..stepping import take_step
+from .plain_step import StepKind, user_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from pytest_torchcheck.batches import Batch
     from pytest_torchcheck.probes.memory.profile import MemoryProfile
 
-StepKind = Literal["training", "inference"]
 _REAL_BATCH = (
     2**28
 )  # elements up to which a batch that cannot be drawn without memory is drawn for real
@@ -143,7 +138,7 @@ def track(
         raise DeclarationError(f"step: {step!r} is none; allowed are 'training' and 'inference'")
     sizes = dict(at or {})
     _check_sizes(subject.contract, sizes)
-    where = _fake_model(subject, sizes) if fake else _real_model(subject, sizes, step)
+    where = _fake_model(subject, sizes) if fake else real_model(subject, sizes, step)
     with where as (model, batch):
         runner = _twin(subject, model) if fake else subject
         return _run(runner, model, batch, fake, step, repeats, budget, flops)
@@ -181,7 +176,7 @@ def _run(
     base = peak = 0
     try:
         with tracker:
-            run = _user_step(subject, model, batch, step)
+            run = user_step(subject, model, batch, step)
             for number in range(repeats):
                 if number:
                     tracker.next_step()
@@ -220,75 +215,11 @@ def _live_on(tracker: MemoryTracker, kind: str) -> int:
     return sum(a.size for a in tracker.addresses().values() if a.device.type == kind)
 
 
-def _user_step(
-    subject: Subject, model: nn.Module, batch: Batch, step: StepKind
-) -> Callable[[], Any]:
-    if step == "inference":
-        model.eval()
-
-        def infer() -> Any:
-            with torch.no_grad():
-                return subject.call(model, batch)
-
-        run: Callable[[], Any] = infer
-    else:
-        model.train()
-        optimizer = _make_optimizer(subject, model)
-
-        def train() -> Any:
-            if subject.contract.train_step is None and subject.contract.loss is None:
-                return plain_step(subject, model, optimizer, batch)
-            return subject.train_step(model, optimizer, batch)
-
-        run = train
-
-    def bounded() -> Any:
-        return run()
-
-    STOPS.add(
-        bounded.__code__
-    )  # lines outside the step, such as the test's own, are not part of it
-    return bounded
-
-
-def _make_optimizer(subject: Subject, model: nn.Module) -> Any:
-    return subject.make_optimizer(model)
-
-
-STOPS.add(_make_optimizer.__code__)
-
-
-def plain_step(subject: Subject, model: nn.Module, optimizer: Any, batch: Batch) -> None:
-    """Do a training step where no loss is declared: the sum of every output, which adds next to nothing."""
-    for each in optimizers_of(optimizer):
-        each.zero_grad(set_to_none=True)
-    output = subject.call(model, batch)
-    found = [t for t in trees.floats(output).values() if t.requires_grad]
-    if not found:
-        raise no_gradient(output, batch)
-    total = found[0].sum()
-    for tensor in found[1:]:
-        total = total + tensor.sum()
-    with subject.phase("backward", batch):
-        (total.real if total.is_complex() else total).backward()
-    with subject.phase("step", batch):
-        for each in optimizers_of(optimizer):
-            take_step(each, lambda: _summed(subject, model, batch.clone()))
-
-
-def _summed(subject: Subject, model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Run a forward and backward of the summed outputs, for an optimizer that evaluates the loss itself."""
-    with torch.enable_grad():
-        outputs = trees.floats(subject.call(model, batch)).values()
-        total = torch.stack([t.sum() for t in outputs if t.requires_grad]).sum()
-        (total.real if total.is_complex() else total).backward()
-    return total.detach()
-
-
 @contextmanager
-def _real_model(
+def real_model(
     subject: Subject, sizes: Mapping[str, int], step: StepKind
 ) -> Iterator[tuple[nn.Module, Batch]]:
+    """Give the pristine model and a batch of these sizes."""
     batch = subject.at(**sizes) if sizes else subject.batch()
     if batch is None:
         raise _no_batch(sizes)

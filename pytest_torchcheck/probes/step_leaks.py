@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.measure.steps import plain_step
+from pytest_torchcheck.measure.plain_step import plain_step
 from pytest_torchcheck.probes.leaks import Leak, find_leak
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import Subject, clear_gradients

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.measure.steps import plain_step
+from pytest_torchcheck.measure.plain_step import plain_step
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import SubjectError, clear_gradients
 

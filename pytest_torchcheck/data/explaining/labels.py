@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...verdicts import suspicious, violated
-from .. import validity
+from .. import sample_lines
 from ..relations.truncated_labels import truncation_of
 from ..wording import dataset_culprit, line_ref, where
 from .returned_object import given_line
@@ -24,7 +24,7 @@ def labels_wrong(
 ) -> Iterator[Finding]:
     """Labels of a wrong dtype or range, constant or shifted; yields nothing where they are right."""
     column = labels.column or labels.shifted or labels.ignored
-    place = validity.return_line(part, 0) if part.is_map_style and part.length else None
+    place = sample_lines.return_line(part, 0) if part.is_map_style and part.length else None
     name = column.path if column is not None else where(labels.path)
     shown = f"{labels.dtype}, {labels.count} labels from {labels.low:g} to {labels.high:g}" if labels.low is not None and labels.high is not None else labels.dtype  # fmt: skip
     culprit = dataset_culprit(part, name, shown, place)
@@ -156,7 +156,7 @@ def dtype_refused(part: Part, labels: Labels, said: str, given: bool) -> Finding
 
     Suspicious unless such targets are ``given`` to the step: what stands between loader and step may cast them.
     """
-    place = validity.return_line(part, 0) if part.is_map_style and part.length else None
+    place = sample_lines.return_line(part, 0) if part.is_map_style and part.length else None
     name = labels.column.path if labels.column is not None else where(labels.path)
     became = str(labels.collated).removeprefix("torch.")
     common = _at_giver(
@@ -198,7 +198,7 @@ def _wrong_given(part: Part, labels: Labels, wrong: Callable[[float], bool]) -> 
         return None
 
     def is_wrong(value: Any) -> bool:
-        number = validity.number_of(value)
+        number = sample_lines.number_of(value)
         return number is not None and wrong(number)
 
     found = (given_line(part, i, labels.path, 0, is_wrong) for i in range(min(part.length, 16)))
@@ -220,7 +220,7 @@ def _made(part: Part, wrong: Callable[[float], bool]) -> Location | None:
         (
             line
             for index in range(min(part.length or 0, 16))
-            if (line := validity.label_line(part, index, wrong)) is not None
+            if (line := sample_lines.label_line(part, index, wrong)) is not None
         ),
         None,
     )
@@ -234,7 +234,9 @@ def _map_made(part: Part, classes: int, ignore: int) -> Location | None:
     def wrong(value: Any) -> Any:
         return ((value < 0) | (value >= classes)) & (value != ignore)
 
-    found = (validity.label_map_line(part, index, wrong) for index in range(min(part.length, 8)))
+    found = (
+        sample_lines.label_map_line(part, index, wrong) for index in range(min(part.length, 8))
+    )
     return next((line for line in found if line is not None), None)
 
 

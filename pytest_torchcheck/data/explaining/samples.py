@@ -13,7 +13,7 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
 from ...verdicts import suspicious, violated
-from .. import validity
+from .. import sample_lines, validity
 from ..contents import Contents
 from ..wording import dataset_culprit, few, line_ref, where
 from .index_range import index_sources
@@ -46,7 +46,7 @@ def empty(survey: Survey) -> Finding:
     )
     place = sources.of_assignment(part.own, name) if name else None
     if place is None and part.is_map_style:
-        place = validity.length_line(part)
+        place = sample_lines.length_line(part)
     place = place or part.class_line
     return violated(
         "dataset-empty",
@@ -78,7 +78,7 @@ def read_error(survey: Survey) -> Finding:
         f"{part.prefix}reading sample {error.index} of {part.name} raises {error.type}: {error.message}",
         culprits=(
             dataset_culprit(part, f"{part.name}[{error.index}]", error.type, error.location),
-            *([dataset_culprit(part, "__len__", f"promises {survey.count}", validity.length_line(part))] if at_end else []),
+            *([dataset_culprit(part, "__len__", f"promises {survey.count}", sample_lines.length_line(part))] if at_end else []),
             *(dataset_culprit(part, one.name, one.detail, one.location) for one in made_of[: 2 if at_end else 3]),
             *([dataset_culprit(part, sources.assigned_name(own) or part.name, "run by the failing samples alone", own)] if own else []),
         ),
@@ -114,7 +114,7 @@ def _failing_line(survey: Survey) -> Location | None:
         odd=tuple(failing[:3]),
         alike=tuple(readable[:3]),
     )
-    own = validity.own_line(part, odd, survey.seed)
+    own = sample_lines.own_line(part, odd, survey.seed)
     return own if own != error.location else None
 
 
@@ -149,9 +149,9 @@ def not_finite(survey: Survey, seed: int) -> Iterator[Finding]:
             continue
         indices = list(dict.fromkeys(sample.index for sample, _ in bad))
         sample, leaf = bad[0]
-        origin = validity.Origin(line=None)
+        origin = sample_lines.Origin(line=None)
         if part.is_map_style:
-            origin = validity.find_value(part, sample.index, seed + sample.index, is_bad)
+            origin = sample_lines.find_value(part, sample.index, seed + sample.index, is_bad)
         held = origin.held
         row = f"{held.path}[{sample.index}]" if held is not None else where(leaf.path)
         # a mask of -inf is a way of life: where every sample has one that was written, or is the logarithm of
@@ -201,7 +201,7 @@ def identical(survey: Survey) -> Finding:
     """Every sample has the same input."""
     part = survey.part
     place = (
-        validity.return_line(part, survey.samples[0].index, survey.seed)
+        sample_lines.return_line(part, survey.samples[0].index, survey.seed)
         if part.is_map_style
         else None
     )
@@ -234,9 +234,9 @@ def elsewhere(survey: Survey) -> Iterator[Finding]:
             continue
         sample, leaf = bad[0]
         origin = (
-            validity.find_value(part, sample.index, survey.seed + sample.index, is_bad)
+            sample_lines.find_value(part, sample.index, survey.seed + sample.index, is_bad)
             if part.is_map_style
-            else validity.Origin(line=None)
+            else sample_lines.Origin(line=None)
         )
         make = violated if part.plan.num_workers else suspicious
         yield make(
@@ -261,7 +261,7 @@ def out_of_range(
         alike = one.dtype == leaf.dtype and one.low is not None and one.high is not None
         return alike and (one.high > high or one.low < low)  # type: ignore[operator]
 
-    origin = validity.find_value(part, index, survey.seed + index, is_bad)
+    origin = sample_lines.find_value(part, index, survey.seed + index, is_bad)
     hint = (
         "bytes that were not scaled"
         if leaf.high is not None and 200 < leaf.high <= 255 and high <= 1
@@ -333,7 +333,7 @@ def overwritten(part: Part, found: Rereading, write: Write | None = None) -> Fin
     buffer = found.buffer
     name = buffer.path or part.name if buffer is not None else part.name
     first = found.overwritten[0]
-    returned = validity.return_line(part, first)
+    returned = sample_lines.return_line(part, first)
     made = buffer.location if buffer is not None else None
     handed, filled = (write.alias, write.write) if write is not None else (None, None)
     handed = None if handed is not None and handed in (filled, returned) else handed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_torchcheck import sources
 
 from ...verdicts import suspicious, violated
-from .. import validity
+from .. import sample_lines, validity
 from ..wording import dataset_culprit, few, line_ref, where
 from .making_lines import loader_made
 from .returned_object import given_line
@@ -55,11 +55,11 @@ def _is_rare(odd: validity.Deviation, survey: Survey) -> bool:
 def _varies(survey: Survey, odd: validity.Deviation, what: str) -> Finding:
     part = survey.part
     returned = (
-        validity.return_line(part, odd.index, survey.seed + odd.index)
+        sample_lines.return_line(part, odd.index, survey.seed + odd.index)
         if part.is_map_style
         else None
     )
-    own = validity.own_line(part, odd, survey.seed)
+    own = sample_lines.own_line(part, odd, survey.seed)
     given = given_line(part, odd.index, odd.path, survey.seed + odd.index) if own is None else None
     place = own or given or returned
     make = violated if part.plan.declared and part.plan.batch_size != 1 else suspicious
@@ -94,13 +94,13 @@ def _unlike_shapes(
     part = survey.part
     made = loader_made(part, declared) if part.plan.declared else None
     returned = (
-        validity.return_line(part, odd.index, survey.seed + odd.index)
+        sample_lines.return_line(part, odd.index, survey.seed + odd.index)
         if part.is_map_style
         else None
     )
     make = violated if part.plan.declared else suspicious
-    end = validity.length_line(part) if _is_tail(survey, odd) else None
-    own = validity.own_line(part, odd, survey.seed) if end is None else None
+    end = sample_lines.length_line(part) if _is_tail(survey, odd) else None
+    own = sample_lines.own_line(part, odd, survey.seed) if end is None else None
     given = None
     if end is None and own is None:
         given = given_line(part, odd.index, odd.path, survey.seed + odd.index)
@@ -178,7 +178,7 @@ def _not_collatable(
         (leaf for leaf in survey.samples[0].leaves if leaf.kind in ("none", "other")), None
     )
     chosen = f"samples {few(error.indices)}"
-    place = error.location if own else validity.return_line(part, error.indices[0])
+    place = error.location if own else sample_lines.return_line(part, error.indices[0])
     name = getattr(part.plan.collate, "__name__", type(part.plan.collate).__name__)
     cause, fix = "the collate function fails on real samples", f"mend {line_ref(place)}"
     given = None
@@ -197,7 +197,7 @@ def _not_collatable(
             for s in survey.samples
             if any(_rank(x) == odd.usual for x in s.leaves if x.path == odd.path)
         )
-        made = validity.unlike_line(part, usual, odd.index, survey.seed)
+        made = sample_lines.unlike_line(part, usual, odd.index, survey.seed)
         cause = (
             f"sample {odd.index} has shape {odd.other} at {where(odd.path)}, most have {odd.usual}"
         )

@@ -10,7 +10,7 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
 from ...verdicts import inconclusive, not_applicable, suspicious, violated
-from .. import delivery, validity
+from .. import delivery, sample_lines
 from ..wording import dataset_culprit, few, line_ref, own_line
 from .making_lines import replaced_from_outside
 
@@ -202,7 +202,7 @@ def _raised(part: Part, made: Delivery, culprit: Culprit, common: dict[str, Any]
 
 def differing(part: Part, found: Disagreement) -> Finding:
     """A worker reads other samples than the main process."""
-    place = found.hashed or validity.return_line(part, found.index)
+    place = found.hashed or sample_lines.return_line(part, found.index)
     name = f"{part.name}[{found.index}]" + (f", value {found.path}" if found.path else "")
     forked = part.plan.start_method == "fork"
     make = suspicious if forked else violated

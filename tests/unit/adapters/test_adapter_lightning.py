@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     L: Any = pytest.importorskip("lightning")
     old: Any = pytest.importorskip("pytorch_lightning")
 
-from pytest_torchcheck.adapters.lightning import configured
+from pytest_torchcheck.adapters.lightning_hooks import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what public packages warn of is theirs
 X, Y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
