@@ -406,7 +406,7 @@ class Contract:
             DeclarationError: ``checks`` or ``devices`` names something that does not exist.
         """
         LOG.use(self)
-        report: Report = resolve("runner:run_contract")(
+        report: Report = resolve("runner.contracts:run_contract")(
             self,
             checks=(checks,)
             if isinstance(checks, str)

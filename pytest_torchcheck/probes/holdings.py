@@ -16,7 +16,7 @@ from torch import nn
 from .. import sources
 from ..peek import attributes, slots
 from ..printable import shown
-from ..state import _ATOMS, _FOREIGN, is_lazy
+from ..state.modules import ATOMS, FOREIGN, is_lazy
 
 if TYPE_CHECKING:
     from ..findings import Location
@@ -143,7 +143,7 @@ def _inside(value: Any, path: str, registered: set[int]) -> Iterator[tuple[str, 
     seen: set[int] = set()
     while stack and len(seen) < _MOST:
         path, via, thing, depth = stack.popleft()
-        if isinstance(thing, _ATOMS) and not isinstance(
+        if isinstance(thing, ATOMS) and not isinstance(
             thing, types.FunctionType | types.MethodType
         ):
             continue
@@ -181,7 +181,7 @@ def _parts(thing: Any, path: str) -> list[tuple[str, str, Any]]:
             for name, cell in zip(thing.__code__.co_freevars, closure_of(thing), strict=False)
             if isinstance(cell, torch.Tensor | nn.Module | list | tuple | dict)
         ]
-    if type(thing).__module__.split(".")[0] in _FOREIGN:
+    if type(thing).__module__.split(".")[0] in FOREIGN:
         return []
     return [
         (f"{path}.{name}", type(thing).__name__, item)

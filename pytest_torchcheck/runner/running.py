@@ -1,128 +1,38 @@
-"""Run the checks of a contract: which cases there are, one case, all of them."""
+"""Run the cases of a contract, and turn what happens into findings."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import torch
-
-from . import artifacts, compiler, deadline, outcomes, sources, spending, verdicts
-from .adapters import LoopUnavailableError
-from .blame import compiled_by_itself, only_observed, raised_by_observer, unsupported_on
-from .catalogue import Check, catalogue
-from .codes import folding
-from .codes.errors import FURTHER, explain_error, own_loss_line
-from .contracts import DEVICE_TYPES, FULL_PRECISION, Contract, DeclarationError
-from .declared_names import UnknownNameError
-from .findings import Culprit, Finding, Location, Report
-from .heard import say_again
-from .late import resolve
-from .nearest import unknown
-from .printable import message_of
-from .state import is_device_error, isolated, repeatable
-from .subject import NothingToDifferentiate, Subject, SubjectError, UnmeasurableError
+from .. import artifacts, compiler, deadline, outcomes, sources, spending, verdicts
+from ..adapters import LoopUnavailableError
+from ..blame import compiled_by_itself, only_observed, raised_by_observer, unsupported_on
+from ..codes import folding
+from ..codes.errors import FURTHER, explain_error, own_loss_line
+from ..declared_names import UnknownNameError
+from ..findings import Culprit, Finding, Location, Report
+from ..late import resolve
+from ..printable import message_of
+from ..state import is_device_error, isolated, repeatable
+from ..subject import NothingToDifferentiate, Subject, SubjectError, UnmeasurableError
+from .surroundings import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from .batches import Batch
-    from .diagnosis.explanation import Explanation
-    from .heard import Heard
+    from ..batches import Batch
+    from ..contracts import Contract
+    from ..diagnosis.explanation import Explanation
+    from ..heard import Heard
+    from .selection import Case
 
 DEFAULT_EXAMPLES: Final = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One check on one device and dtype: what becomes one pytest item.
-
-    Attributes:
-        check: The check.
-        device: Where it runs, such as ``cpu`` or ``cuda:0``.
-        dtype: Floating dtype of the model, such as ``float32``.
-        id: Stable name, such as ``gradients-exist[cpu-float32]``.
-    """
-
-    check: Check
-    device: str
-    dtype: str
-    id: str
-
-
-def real_devices(contract: Contract, devices: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the devices that checks run on: asked for, declared, or the CPU and CUDA where present."""
-    wanted = devices or contract.devices
-    if wanted is None:
-        return (
-            ("cpu", "cuda") if torch.cuda.is_available() and torch.cuda.device_count() else ("cpu",)
-        )
-    return tuple(device for device in wanted if device != "meta") or ("cpu",)
-
-
-def cases(contract: Contract, *, devices: Sequence[str] | None = None) -> tuple[Case, ...]:
-    """Return the cases that apply by declaration, in the order in which they run.
-
-    Args:
-        contract: The contract.
-        devices: Run on these devices instead of those declared.
-    """
-    places = real_devices(contract, devices)
-    declared = contract.dtypes or ("float32",)
-    full = [dtype for dtype in declared if dtype in FULL_PRECISION] or ["float32"]
-    low = [dtype for dtype in declared if dtype not in FULL_PRECISION]
-    once: list[Case] = []
-    rest: dict[tuple[str, str], list[Case]] = {}
-    for check in catalogue().values():
-        if check.missing(contract) is not None:
-            continue
-        for device in places:
-            kind = device.partition(":")[0]
-            if check.devices and kind not in check.devices:
-                continue
-            if check.axes == "once":
-                once.append(Case(check=check, device=device, dtype=full[0], id=check.name))
-                break
-            if check.axes == "device":
-                made = Case(check=check, device=device, dtype=full[0], id=f"{check.name}[{device}]")
-                rest.setdefault((device, full[0]), []).append(made)
-                continue
-            for dtype in low if check.axes == "low-precision" else full:
-                made = Case(
-                    check=check, device=device, dtype=dtype, id=f"{check.name}[{device}-{dtype}]"
-                )
-                rest.setdefault((device, dtype), []).append(made)
-    found = (*once, *(case for group in rest.values() for case in group))
-    first = next((case for case in found if case.check.leads), None)
-    return found if first is None else (first, *(case for case in found if case is not first))
-
-
-def ordered(
-    contract: Contract, found: tuple[Case, ...], budget: float | None = None
-) -> tuple[Case, ...]:
-    """Return the cases in the order in which they run: the cheapest first where a budget may end them.
-
-    The case that leads stays in front, and cases of one device and dtype stay together.
-    """
-    if budget is None and contract.budget is None:
-        return found
-    places = list(dict.fromkeys((c.check.axes == "once", c.device, c.dtype) for c in found[1:]))
-    return (
-        *found[:1],
-        *sorted(
-            found[1:],
-            key=lambda c: (
-                places.index((c.check.axes == "once", c.device, c.dtype)),
-                spending.estimated_steps(c.check),
-            ),
-        ),
-    )
 
 
 class Runner:
@@ -494,85 +404,3 @@ _REPEATED = frozenset({"violated", "error", "suspicious"})
 def _acting(found: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return what a check that did not come to its end had found so far."""
     return tuple(f for f in found if f.status in ("violated", "suspicious"))
-
-
-def environment(seed: int) -> dict[str, str]:
-    """Return the versions and the seed that decide a verdict, as plain strings."""
-    found = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": platform.platform(terse=True),
-        "seed": str(seed),
-    }
-    if torch.cuda.is_available() and torch.cuda.device_count():
-        found["gpu"] = torch.cuda.get_device_name(0)
-        found["cuda"] = str(torch.version.cuda)
-    return found
-
-
-def run_contract(
-    contract: Contract,
-    *,
-    checks: Sequence[str] | None = None,
-    seed: int = 0,
-    examples: int | None = None,
-    devices: Sequence[str] | None = None,
-    strict: bool = False,
-) -> Report:
-    """Run all cases of a contract; see :meth:`Contract.check`."""
-    known = tuple(catalogue())
-    for name in checks or ():
-        if name not in known:
-            raise DeclarationError(unknown("checks", name, known))
-    if examples is not None and (
-        isinstance(examples, bool) or not isinstance(examples, int) or examples < 1
-    ):
-        raise DeclarationError(f"examples: must be a whole number of at least 1; got {examples!r}")
-    for device in devices or ():
-        if device.partition(":")[0] not in DEVICE_TYPES:
-            raise DeclarationError(unknown("devices", device, DEVICE_TYPES))
-    runner = Runner(contract, seed=seed, examples=examples, strict=strict)
-    chosen = [
-        case
-        for case in ordered(contract, cases(contract, devices=devices))
-        if checks is None or case.check.name in checks
-    ]
-    absent: list[Finding] = []
-    for name in checks or ():
-        if not any(case.check.name == name for case in chosen):
-            reason = (
-                catalogue()[name].missing(contract)
-                or "it does not apply to these devices and dtypes"
-            )
-            absent.append(
-                verdicts.not_applicable(reason).replace(check=name, contract=contract.name)
-            )
-    try:
-        runner.expect(chosen)
-        for case in chosen:
-            if case.device.startswith("cuda") and not torch.cuda.is_available():
-                absent.append(_no_device(case, contract))
-                continue
-            runner.run(case)
-        report = runner.report()
-    finally:
-        runner.close()
-    findings = (*report.findings, *absent)
-    if strict:
-        findings = outcomes.strictly(findings)
-    made = Report(
-        contract=report.contract,
-        findings=findings,
-        seconds=report.seconds,
-        environment=report.environment,
-    )
-    refused = say_again(runner.heard())
-    if refused is not None and made.ok:  # what was found is never replaced by a warning
-        raise refused
-    return made
-
-
-def _no_device(case: Case, contract: Contract) -> Finding:
-    return verdicts.inconclusive(f"no {case.device} device here", code="no-device").replace(
-        check=case.check.name, contract=contract.name, device=case.device, dtype=case.dtype
-    )

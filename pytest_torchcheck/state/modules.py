@@ -1,15 +1,10 @@
-"""Take and put back: everything a run may change, of a module and of the process."""
+"""What a module holds, kept and put back: tensors, plain attributes, scripted and sharded parts."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
-import functools
-import random
-import re
 import sys
 import types
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,36 +12,20 @@ import torch
 import torch.utils.deterministic
 from torch import nn
 
-from .held import Slots, copied, is_iterator, items_of, keeper, position, put_slots, slots_of
-from .peek import NONE, attributes, entries
-from .printable import message_of
-from .trees import address
+from ..held import Slots, copied, is_iterator, items_of, keeper, position, put_slots, slots_of
+from ..peek import NONE, attributes, entries
+from ..trees import address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
-_ATOMS = (
+ATOMS = (
     type(None), bool, int, float, complex, str, bytes, type, types.FunctionType, types.MethodType,
     types.BuiltinFunctionType, types.ModuleType, torch.dtype, torch.device, torch.Size,
 )  # fmt: skip
-_LOSSES = (
-    "device-side assert triggered",
-    "CUDA error: an illegal memory access",
-    "CUDA error: unspecified launch failure",
-    "CUDA error: misaligned address",
-)
-_RANGE = re.compile(
-    r"(?:index|indices|target|label|class|element)\w{0,30}\b.{0,60}out of (?:range|bounds|data bounds)|out of range: tried to"
-    r"|Class values must be|probability tensor contains|multinomial distribution|should be between 0 and 1"
-    r"|Expected p_in|repeats can not be negative",
-    re.I | re.S,
-)
-_HOST_RANGE = re.compile(
-    r"^(?:list|tuple|string|range|deque|array|bytearray|pop) |for axis \d|Dimension out of range"
-)
 _CONTAINERS = (list, dict, set, collections.deque)
 _PLAIN = (*_CONTAINERS, collections.OrderedDict, collections.defaultdict, collections.Counter)
-_FOREIGN = (
+FOREIGN = (
     "builtins",
     "torch",
     "threading",
@@ -64,36 +43,6 @@ def is_lazy(tensor: Any) -> bool:
     return isinstance(
         tensor, torch.nn.parameter.UninitializedParameter | torch.nn.parameter.UninitializedBuffer
     )
-
-
-def is_device_error(error: BaseException) -> bool:
-    """Say whether an error is one of an accelerator's context, after which that device is lost to the process."""
-    text = message_of(error)
-    return isinstance(error, RuntimeError) and any(word in text for word in _LOSSES)
-
-
-def is_range_error(error: BaseException) -> bool:
-    """Say whether an error of the CPU is one that a kernel of a GPU can only assert: an index or a value out of range.
-
-    Others (shapes, dtypes, devices, what Python itself raises) are raised on a GPU too, before anything is queued,
-    and lose no context.
-    """
-    text = message_of(error)
-    return (
-        isinstance(error, IndexError | RuntimeError | ValueError)
-        and _RANGE.search(text) is not None
-        and _HOST_RANGE.search(text) is None
-    )
-
-
-@contextlib.contextmanager
-def device_loss_told() -> Iterator[None]:
-    """Let putting back fail on a lost device: the error that lost it is the one to tell, not this echo of it."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_device_error(error):
-            raise
 
 
 @dataclass(slots=True)
@@ -319,7 +268,7 @@ class ModuleState:
         stack = [value]
         while stack:
             thing = stack.pop()
-            if isinstance(thing, _ATOMS) or id(thing) in self._seen:
+            if isinstance(thing, ATOMS) or id(thing) in self._seen:
                 continue
             self._seen.add(id(thing))
             self._keep.append(thing)
@@ -353,7 +302,7 @@ class ModuleState:
             elif is_iterator(thing):
                 if (then := copied(thing)) is not None:
                     self._iterators[id(thing)] = then
-            elif type(thing).__module__.split(".")[0] not in _FOREIGN:
+            elif type(thing).__module__.split(".")[0] not in FOREIGN:
                 stack.extend(self._take_object(thing))
 
     def _take_object(self, thing: Any) -> Iterable[Any]:
@@ -432,234 +381,3 @@ def _reshard(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, fsdp.FSDPModule):
             part.reshard()
-
-
-_RECOMPILED = 128  # times that a compiled model may be compiled anew
-_BETWEEN = 2**31 + 271828  # a seed that no run has
-_isolated = 0  # blocks that are open
-
-
-@contextlib.contextmanager
-def isolated(*, seeds: bool = False) -> Iterator[None]:
-    """Put back, on every way out, all that a run may change of the process.
-
-    Random states of torch (CPU and every initialised CUDA device), numpy and random; default dtype and
-    device; grad mode; deterministic, TF32, cuDNN and anomaly flags; thread count; warning filters.
-
-    The outermost block also switches off what the caller may have on: ``no_grad``, ``inference_mode``, autocast.
-
-    Args:
-        seeds: Every run inside seeds first. Then the random states are left to the block around this one, if
-            there is one (to take and put them back costs more than a small model's step), and are no run's
-            afterwards: what draws without a seed must not draw what a run drew.
-    """
-    global _isolated
-    outermost = contextlib.nullcontext() if _isolated else _undisturbed()
-    with _settings_kept(), _reseeded() if seeds and _isolated else _randomness_kept(), outermost:
-        _isolated += 1
-        try:
-            yield
-        finally:
-            _isolated -= 1
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Record gradients and compute in the tensors' own dtypes, whatever block the caller is in."""
-    with contextlib.ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        for kind in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        if (compiler := sys.modules.get("torch._dynamo")) is not None:
-            # checks run one model in more modes, dtypes and layouts than a program does
-            most = max(_RECOMPILED, compiler.config.recompile_limit)
-            stack.enter_context(compiler.config.patch(recompile_limit=most))
-        yield
-
-
-@contextlib.contextmanager
-def _reseeded() -> Iterator[None]:
-    try:
-        yield
-    finally:
-        seed_everything(_BETWEEN)
-
-
-@contextlib.contextmanager
-def _randomness_kept() -> Iterator[None]:
-    rng = torch.get_rng_state()
-    cuda = (
-        torch.cuda.get_rng_state_all()
-        if torch.cuda.is_available() and torch.cuda.is_initialized()
-        else None
-    )
-    python = random.getstate()
-    numpy = sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(rng)
-        if cuda is not None:
-            with device_loss_told():
-                torch.cuda.set_rng_state_all(cuda)
-        random.setstate(python)
-        if numpy is not None and numpy_state is not None:
-            numpy.random.set_state(numpy_state)
-
-
-def flags_settable() -> contextlib.AbstractContextManager[None]:
-    """Allow the flags of ``torch.backends`` to be set.
-
-    Whoever has imported ``torch.testing._internal.common_utils``, as tests of CUDA extensions do, has forbidden it
-    for the whole process; torch's own ``cudnn.flags`` allows it for itself in this way.
-    """
-    allowed: contextlib.AbstractContextManager[None] = getattr(
-        torch.backends, "__allow_nonbracketed_mutation"
-    )()
-    return allowed
-
-
-@contextlib.contextmanager
-def _settings_kept() -> Iterator[None]:
-    dtype = torch.get_default_dtype()
-    device = torch.get_default_device()
-    grad = torch.is_grad_enabled()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    cudnn = torch.backends.cudnn
-    flags = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic)
-    rounding = Precision.now()
-    anomaly = (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())
-    threads = torch.get_num_threads()
-    try:
-        with warnings.catch_warnings():
-            yield
-    finally:
-        if torch.get_default_dtype() != dtype:
-            torch.set_default_dtype(dtype)
-        if torch.get_default_device() != device:
-            torch.set_default_device(None if device.type == "cpu" else device)
-        torch.set_grad_enabled(grad)
-        if (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ) != (deterministic, warn_only):
-            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        if (cudnn.enabled, cudnn.benchmark, cudnn.deterministic) != flags:
-            with flags_settable():
-                cudnn.enabled, cudnn.benchmark, cudnn.deterministic = flags
-        rounding.put_back()
-        if (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) != anomaly:
-            torch.autograd.set_detect_anomaly(*anomaly)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-
-
-def repeatable() -> None:
-    """Let cuDNN choose the same, deterministic kernels in every run, so that a failure repeats; inside :func:`isolated`."""
-    cudnn = torch.backends.cudnn
-    if (cudnn.benchmark, cudnn.deterministic) != (False, True):
-        with flags_settable():
-            cudnn.benchmark, cudnn.deterministic = False, True
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """How products in float32 may be rounded, as torch's old and new settings have it.
-
-    The old ones (``allow_tf32``, ``set_float32_matmul_precision``) and the new ones (``fp32_precision``) are two
-    records of one thing: torch raises where the old are read and the two disagree, so that both are kept.
-
-    Attributes:
-        new: By backend and kind of operation.
-        matmul: The old one of products; None where it could not be read.
-        cudnn: The old one of convolutions and recurrent layers; None where it could not be read.
-    """
-
-    new: tuple[str, ...]
-    matmul: str | None
-    cudnn: bool | None
-
-    @classmethod
-    def now(cls) -> Precision:
-        """Return what is set."""
-        _warned_of_old_settings()
-        matmul: str | None = None
-        cudnn: bool | None = None
-        with contextlib.suppress(RuntimeError):
-            matmul = torch.get_float32_matmul_precision()
-        with contextlib.suppress(RuntimeError):
-            cudnn = torch.backends.cudnn.allow_tf32
-        return cls(tuple(part.fp32_precision for part in _rounded_parts()), matmul, cudnn)
-
-    def put_back(self) -> None:
-        """Set it again where something else is set: the old settings first, since they write the new ones too."""
-        now = Precision.now()
-        if now == self:
-            return
-        with flags_settable():
-            if self.matmul is not None and now.matmul != self.matmul:
-                torch.set_float32_matmul_precision(self.matmul)
-            if self.cudnn is not None and now.cudnn != self.cudnn:
-                torch.backends.cudnn.allow_tf32 = self.cudnn
-            for part, value in zip(_rounded_parts(), self.new, strict=True):
-                if part.fp32_precision != value:
-                    part.fp32_precision = value
-
-
-@functools.cache
-def _warned_of_old_settings() -> None:
-    """Let torch say now, unheard, that its old settings are old: it does so once in a process."""
-    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
-        warnings.simplefilter("ignore")
-        _ = torch.backends.cuda.matmul.allow_tf32
-
-
-@functools.cache
-def _rounded_parts() -> tuple[Any, ...]:
-    """Return what has a setting of its own, the general ones first: theirs are those of parts without."""
-    backends: Any = torch.backends
-    cudnn, mkldnn = backends.cudnn, backends.mkldnn
-    return (
-        backends, cudnn, mkldnn, backends.cuda.matmul, cudnn.conv, cudnn.rnn,
-        mkldnn.matmul, mkldnn.conv, mkldnn.rnn,
-    )  # fmt: skip
-
-
-def seed_torch(seed: int) -> None:
-    """Do what ``torch.manual_seed`` does, but for its note of a seed for each kind of device that is not there."""
-    if torch.accelerator.is_available():
-        torch.manual_seed(seed)
-    else:  # 6 us instead of 400, and no list of notes that grows for ever
-        torch.default_generator.manual_seed(seed)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed torch on every device, random, and numpy where it is loaded."""
-    seed_torch(seed)
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
-
-
-@contextlib.contextmanager
-def filled_memory() -> Iterator[None]:
-    """Let torch fill new memory with NaN while inside, as its deterministic mode does."""
-    filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    mode, warn = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    # torch.use_deterministic_algorithms would import the compiler first, which takes seconds
-    torch._C._set_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch._C._set_deterministic_algorithms(mode, warn_only=warn)
-        torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]

@@ -1,0 +1,82 @@
+"""Run a whole contract at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import outcomes, verdicts
+from ..catalogue import catalogue
+from ..contracts import DEVICE_TYPES, Contract, DeclarationError
+from ..findings import Finding, Report
+from ..heard import say_again
+from ..nearest import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+from .running import Runner
+from .selection import cases, no_device, ordered
+
+
+def run_contract(
+    contract: Contract,
+    *,
+    checks: Sequence[str] | None = None,
+    seed: int = 0,
+    examples: int | None = None,
+    devices: Sequence[str] | None = None,
+    strict: bool = False,
+) -> Report:
+    """Run all cases of a contract; see :meth:`Contract.check`."""
+    known = tuple(catalogue())
+    for name in checks or ():
+        if name not in known:
+            raise DeclarationError(unknown("checks", name, known))
+    if examples is not None and (
+        isinstance(examples, bool) or not isinstance(examples, int) or examples < 1
+    ):
+        raise DeclarationError(f"examples: must be a whole number of at least 1; got {examples!r}")
+    for device in devices or ():
+        if device.partition(":")[0] not in DEVICE_TYPES:
+            raise DeclarationError(unknown("devices", device, DEVICE_TYPES))
+    runner = Runner(contract, seed=seed, examples=examples, strict=strict)
+    chosen = [
+        case
+        for case in ordered(contract, cases(contract, devices=devices))
+        if checks is None or case.check.name in checks
+    ]
+    absent: list[Finding] = []
+    for name in checks or ():
+        if not any(case.check.name == name for case in chosen):
+            reason = (
+                catalogue()[name].missing(contract)
+                or "it does not apply to these devices and dtypes"
+            )
+            absent.append(
+                verdicts.not_applicable(reason).replace(check=name, contract=contract.name)
+            )
+    try:
+        runner.expect(chosen)
+        for case in chosen:
+            if case.device.startswith("cuda") and not torch.cuda.is_available():
+                absent.append(no_device(case, contract))
+                continue
+            runner.run(case)
+        report = runner.report()
+    finally:
+        runner.close()
+    findings = (*report.findings, *absent)
+    if strict:
+        findings = outcomes.strictly(findings)
+    made = Report(
+        contract=report.contract,
+        findings=findings,
+        seconds=report.seconds,
+        environment=report.environment,
+    )
+    refused = say_again(runner.heard())
+    if refused is not None and made.ok:  # what was found is never replaced by a warning
+        raise refused
+    return made
