@@ -14,7 +14,7 @@ from torch import nn
 from pytest_torchcheck import Contract
 from pytest_torchcheck.diagnosis import errors, scene
 from pytest_torchcheck.diagnosis.table import Entry, entries
-from pytest_torchcheck.state import _RANGE
+from pytest_torchcheck.state.devices import _RANGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
