@@ -69,7 +69,10 @@ def test_trap_2_a_return_before_the_assertion() -> None:
 
 def test_trap_2_a_check_that_yields_nothing_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     known = catalogue()["mode-flags"]
-    monkeypatch.setattr("pytest_torchcheck.runner.catalogue", lambda: {"mode-flags": Silent(known)})
+    for module in ("selection", "contracts"):
+        monkeypatch.setattr(
+            f"pytest_torchcheck.runner.{module}.catalogue", lambda: {"mode-flags": Silent(known)}
+        )
     (finding,) = linear().check(["mode-flags"]).findings
     assert (finding.status, finding.code) == ("error", "internal-error")
 

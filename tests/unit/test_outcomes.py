@@ -50,7 +50,8 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
         known = dict(catalogue())
         known["mode-flags"] = dataclasses.replace(known["mode-flags"], run=run)
-        monkeypatch.setattr("pytest_torchcheck.runner.catalogue", lambda: known)
+        for module in ("selection", "contracts"):
+            monkeypatch.setattr(f"pytest_torchcheck.runner.{module}.catalogue", lambda: known)
 
     return put
 
