@@ -123,8 +123,8 @@ def _missing(
             )
         )
     # the last bias of an energy has no influence on its derivative: correct models have it
-    made = suspicious if kind == "differentiated" else violated
-    return made(
+    judge = suspicious if kind == "differentiated" else violated
+    return judge(
         "grad-none",
         f"{names_text(names)} {have(names)} no gradient ({len(names)} of {total} parameters)",
         culprits=culprits,

@@ -58,7 +58,9 @@ class _Against:
         check = Check(
             name=NAME, run=partial(self.run, node), summary=SUMMARY, axes="once", family="change"
         )
-        made: Case = resolve("runner:Case")(check=check, device=device, dtype=dtype, id=NAME)
+        made: Case = resolve("runner.selection:Case")(
+            check=check, device=device, dtype=dtype, id=NAME
+        )
         return (made,)
 
     def _name(self, node: ContractNode) -> str:
