@@ -254,7 +254,7 @@ class CheckItem(pytest.Item):
         before = node.runner.seconds
         self.findings = node.runner.run(self.case)
         self.seconds = node.runner.seconds - before
-        self.environment = resolve("runner:environment")(node.runner.seed)
+        self.environment = resolve("runner.surroundings:environment")(node.runner.seed)
         self.user_properties.extend(_properties(node.contract.name, self.case, self.findings))
         saved = [
             one.evidence["batch saved"] for one in self.findings if "batch saved" in one.evidence
