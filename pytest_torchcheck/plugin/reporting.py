@@ -194,14 +194,16 @@ class Ledger:
         return render_html([report for _, report in reports], tables=tables)
 
     def _sarif(self, reports: Sequence[tuple[str, Report]]) -> str:
-        from .. import __version__
-        from ..render.sarif import sarif
+        from .. import __version__  # spares loading it where no such file is asked for
+        from ..render.sarif import sarif  # spares loading it where no such file is asked for
 
         root = Path(os.environ.get("GITHUB_WORKSPACE") or self.config.rootpath)
         return strict_json(sarif(reports, root=root, version=__version__)) + "\n"
 
     def _markdown(self, reports: Sequence[tuple[str, Report]]) -> str:
-        from ..render.markdown import summary_line
+        from ..render.markdown import (
+            summary_line,
+        )  # spares loading it where no such file is asked for
 
         return summary_line(report for _, report in reports)
 
