@@ -46,7 +46,7 @@ VALUES = {
     "html": ("a.html", "b.html", Path("b.html")),
     "sarif": ("a.sarif", "b.sarif", Path("b.sarif")),
     "markdown": ("a.markdown", "b.markdown", Path("b.markdown")),
-    "baseline": ("a.baseline", "b.baseline", Path("b.baseline")),
+    "baseline": ("known.txt", "other.txt", Path("other.txt")),
     "budget": ("10", "20.5", 20.5),
     "durations": ("3", "4", 4),
     "require": ("cuda", "cuda:2", Require("cuda", 2)),
