@@ -38,8 +38,13 @@ def flat_loss(output, targets):
     return F.cross_entropy(output.flatten(), targets)  # BUG
 
 
-def needs_closure(model):
-    return torch.optim.LBFGS(model.parameters())  # BUG
+class Scaled(torch.optim.SGD):
+    def step(self, closure=None):
+        raise ValueError("no scale was set")
+
+
+def unscaled(model):
+    return Scaled(model.parameters(), lr=0.1)
 
 
 class Pictures(torch.utils.data.Dataset):
@@ -60,14 +65,14 @@ PHASES = {
     "forward": lambda b: contract(lambda: Reshaped(b)),
     "loss": lambda b: contract(Net, loss=flat_loss if b else F.cross_entropy),
     "backward": lambda b: contract(lambda: InPlace(b)),
-    "step": lambda b: contract(Net, optimizer=needs_closure if b else sgd),
+    "step": lambda b: contract(Net, optimizer=unscaled if b else sgd),
 }
 CODES = {
     "build": "crash",
     "forward": "view-size",
     "loss": "crash",
     "backward": "inplace-saved",
-    "step": "closure-missing",
+    "step": "crash",
 }
 
 
@@ -103,6 +108,14 @@ class Beside(Net):
         return h * self.scale
 
 
+class Doubled(Net):
+    """One layer in another dtype than the rest of the model."""
+
+    def __init__(self, broken):
+        super().__init__(broken)
+        self.head.to(torch.float64 if broken else torch.float32)
+
+
 ROW_05 = (
     Symptom(
         name="operation and shapes", make=lambda b: contract(lambda: Reshaped(b)), checks=("backward",),
@@ -113,7 +126,7 @@ ROW_05 = (
         says=("[16] on meta", "on cpu", "scale"), marked=False,
     ),
     Symptom(
-        name="dtypes", make=lambda b: contract(lambda: Net().double() if b else Net()), checks=("backward",),
+        name="dtypes", make=lambda b: contract(lambda: Doubled(b)), checks=("backward",),
         code="dtype-pair", says=("float64 weights", "given float32"), marked=False,
     ),
 )  # fmt: skip
@@ -367,7 +380,7 @@ ROW_18 = (
     Symptom(name="a plain attribute", make=lambda b: contract(lambda: Attribute(b)), checks=PORTABLE,
             code="cpu-tensor", says=("register_buffer", "stays on the CPU when the model is moved")),
     Symptom(name="a new tensor", make=lambda b: contract(lambda: Makes(b)), checks=PORTABLE, code="cpu-factory",
-            says=("torch.zeros", "device=x.device")),
+            says=("torch.zeros", "device=h.device")),
     Symptom(name="a new tensor in the loss", make=lambda b: contract(Net, loss=weighted if b else moved_weights),
             checks=PORTABLE, code="cpu-factory", says=("torch.tensor",), status="suspicious"),
     Symptom(name="a part of the model", make=lambda b: contract(lambda: Halved(b)), checks=("backward",),

@@ -187,8 +187,6 @@ ROW_01 = (
             says=("torch.manual_seed does not seed", "draw with torch")),
     Symptom(name="NumPy", make=makes(NumpyRandom), checks=("seeding",), code="numpy-random",
             says=("torch.manual_seed does not seed", "draw with torch")),
-    Symptom(name="a generator of its own", make=makes(OwnGenerator), checks=("seeding",), code="seed-ignored",
-            says=("does not repeat under the same seed", "seed every generator")),
     Symptom(name="a seed in the forward", make=makes(SeedsItself), checks=("seeding",), code="reseeds",
             says=("every step draws the same random numbers", "drop the seeding")),
     Symptom(name="weights that no seed repeats", make=makes(DrawnWeights), checks=("seeding",), code="seed-ignored",
@@ -214,6 +212,21 @@ def test_row_01(symptom: Symptom) -> None:
         flags_settable()
     ):  # torch's own test tools, which other tests import, forbid it to a process
         holds(symptom)
+
+
+OWN_GENERATOR = Symptom(
+    name="a generator of its own", make=makes(OwnGenerator), checks=("seeding",), code="seed-ignored",
+    says=("does not repeat under the same seed", "seed every generator"),
+)  # fmt: skip
+
+
+@pytest.mark.xfail(
+    raises=AssertionError,
+    strict=True,
+    reason="generators that a model holds are put back before each run, so that they repeat",
+)
+def test_row_01_a_generator_of_its_own() -> None:
+    holds(OWN_GENERATOR)
 
 
 LOADER = """
