@@ -30,7 +30,8 @@ class HostSync:
     """The host waited for the device.
 
     Attributes:
-        location: The user's line; None in a part of torch that cannot do without, such as a scaler's step.
+        location: The user's line; None in a part of torch that cannot do without, such as a
+            scaler's step.
         message: What torch said.
     """
 
@@ -65,7 +66,8 @@ class Cuda:
     def precision(self, *, tf32: bool) -> Iterator[None]:
         """Set the flags that decide how products are computed, and put them back.
 
-        The old flags are set too: a model that reads them (``torch.backends.cudnn.flags`` does) must find both alike.
+        The old flags are set too: a model that reads them (``torch.backends.cudnn.flags`` does)
+            must find both alike.
         """
         cudnn: Any = torch.backends.cudnn
         before, benchmark = Precision.now(), cudnn.benchmark
@@ -111,7 +113,8 @@ class Cuda:
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Warm up on another stream, as torch asks for, then capture a CUDA graph.
 
-        Other threads of the process may go on using CUDA meanwhile (a loader that pins memory). A capture that
+        Other threads of the process may go on using CUDA meanwhile (a loader that pins memory). A
+        capture that
         fails leaves torch on its stream, and random generators that wait for its end: both are put back.
         """
         with self.other_stream():

@@ -44,7 +44,8 @@ def raised_by_observer(error: BaseException) -> bool:
 def only_observed(error: SubjectError) -> bool:
     """Say whether torch's compiler refused what it compiles by itself because it was observed.
 
-    Operators such as ``cond`` and ``flex_attention`` compile their functions also outside ``torch.compile``.
+    Operators such as ``cond`` and ``flex_attention`` compile their functions also outside
+    ``torch.compile``.
     The same call is made once more, with nothing that observes it.
     """
     if isinstance(error.error, UnobservableError):
@@ -71,7 +72,8 @@ def compiled_by_itself(error: SubjectError) -> str:
 def unsupported_on(error: BaseException, device: str) -> str | None:
     """Return torch's own statement that it lacks an implementation for a device, or None where it makes none.
 
-    ``flex_attention`` runs forward on a CPU and has no backward there: a fact about torch, and none about the model.
+    ``flex_attention`` runs forward on a CPU and has no backward there: a fact about torch, and none
+        about the model.
 
     Args:
         error: What came out of the user's model, loss or step, with its traceback.

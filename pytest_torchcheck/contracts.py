@@ -109,8 +109,10 @@ class Contract:
         model: A factory ``() -> nn.Module``, or a module. A module is never modified: its state is put
             back after every check.
         inputs: Specs of the inputs: a shape string, a spec, a tuple of them (positional) or a dict
-            (keyword arguments). Without them and without a batch, they come from the annotations of ``forward``,
-            such as ``Float[Tensor, "B 4"]``, and so does ``output``; a factory that does not say what it returns
+            (keyword arguments). Without them and without a batch, they come from the annotations of
+            ``forward``,
+            such as ``Float[Tensor, "B 4"]``, and so does ``output``; a factory that does not say
+            what it returns
             is built once for that.
         targets: Specs of what the loss gets after the output.
         sizes: Range of each symbol of the specs, inclusive: ``{"B": (1, 8)}``, or a fixed number.
@@ -118,11 +120,13 @@ class Contract:
             ``(seed) -> (inputs, targets)``.
         output: Spec of the output; symbols are shared with the inputs.
         output_range: ``(low, high)`` that every element of a float output stays in.
-        loss: ``loss(output, targets) -> scalar``, ``loss(output)`` where there are no targets, or ``"output"`` where the
+        loss: ``loss(output, targets) -> scalar``, ``loss(output)`` where there are no targets, or
+            ``"output"`` where the
             model returns its own.
         optimizer: ``(model) -> Optimizer``, the user's own.
         train_step: ``(model, optimizer, inputs, targets) -> loss``, the user's own step.
-        trainer: A trainer that an adapter knows (of Lightning, of Hugging Face): its own loop is watched instead of a
+        trainer: A trainer that an adapter knows (of Lightning, of Hugging Face): its own loop is
+            watched instead of a
             ``train_step``, and it may bring model, data, loss and optimizer with it.
         promises: What else holds, as objects of :mod:`pytest_torchcheck.promises`.
         functions: ``{name: (function, inputs)}`` to gradcheck beside those found by themselves.
@@ -135,14 +139,17 @@ class Contract:
         devices: Where it must run; by default the CPU and CUDA where present.
         dtypes: In which floating dtypes it must run; by default the model's own.
         ranks: Also as so many data-parallel ranks.
-        budget: How many plain training steps the checks may take together; declared checks always run, and
+        budget: How many plain training steps the checks may take together; declared checks always
+            run, and
             what no longer fits is reported as not run.
         overfit: ``Overfit(steps=40, ratio=0.1)``, or None with a reason under ``skip``.
         batch_dim: Dimension of the batch; None where there is none (graphs).
         skip: ``{"check-name": "reason"}``; a skip that is no longer needed fails.
         changes: What changes since the reference of ``--torchcheck-against``, with the reason:
-            ``{"outputs": "exact GELU"}``; names are ``state``, ``outputs``, ``init`` and ``cost``. For ``state``
-            also a function from an old state dict to a new one, for checkpoints that the model itself cannot load.
+            ``{"outputs": "exact GELU"}``; names are ``state``, ``outputs``, ``init`` and ``cost``.
+            For ``state``
+            also a function from an old state dict to a new one, for checkpoints that the model
+            itself cannot load.
         name: Name in reports; by default that of the function, the variable or the model's class.
     """
 
@@ -252,7 +259,8 @@ class Contract:
             unknown = sorted(set(self.growth) - set(symbols))
             if unknown:
                 raise DeclarationError(
-                    f"growth: no input has the symbol {unknown[0]!r}; symbols are: {', '.join(sorted(symbols)) or 'none'}"
+                    f"growth: no input has the symbol {unknown[0]!r}; symbols are: "
+                    f"{', '.join(sorted(symbols)) or 'none'}"
                 )
         _names_known(self)
         _calls_fit(self)
@@ -399,7 +407,8 @@ class Contract:
             strict: Count ``suspicious`` and ``inconclusive`` as violated.
 
         Returns:
-            A report; ``report.ok`` is False when anything is violated, when a check itself failed, and when
+            A report; ``report.ok`` is False when anything is violated, when a check itself failed,
+            and when
             no check reached a verdict.
 
         Raises:
@@ -559,7 +568,8 @@ def _loss(loss: Any) -> Any:
         )
     if not callable(loss):
         raise DeclarationError(
-            f"loss: allowed are a callable loss(output, targets) -> scalar, one without targets, loss(output), and the str 'output'; got {loss!r}"
+            "loss: allowed are a callable loss(output, targets) -> scalar, one without "
+            f"targets, loss(output), and the str 'output'; got {loss!r}"
         )
     return loss
 

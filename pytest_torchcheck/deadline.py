@@ -1,7 +1,9 @@
 """How long an explanation may take: it gives up when its time is over, and the finding remains without it.
 
-The deadline is cooperative. Whoever explains asks :func:`keep` before each run of the model, each torch call that is
-recorded and each search of a source file; no signal or thread interrupts the user's code. One run that never calls
+The deadline is cooperative. Whoever explains asks :func:`keep` before each run of the model, each
+torch call that is
+recorded and each search of a source file; no signal or thread interrupts the user's code. One run
+that never calls
 torch is therefore never cut short.
 """
 
@@ -24,7 +26,8 @@ _until: float | None = None
 class TooLongError(BaseException):
     """An explanation is out of time.
 
-    It is no ``Exception``, so that neither an explainer nor the user's code takes it for a failure of a run.
+    It is no ``Exception``, so that neither an explainer nor the user's code takes it for a failure
+    of a run.
     """
 
 

@@ -1,6 +1,7 @@
 """Code that a finding suggests: it parses, and uses names that exist where it is to stand.
 
-Every fragment goes through :func:`usable`; where it cannot be used there, the caller says in words what to do.
+Every fragment goes through :func:`usable`; where it cannot be used there, the caller says in words
+what to do.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def usable(code: str, place: Location | None) -> bool:
     """Say whether a fragment is Python, and all of its names exist at a line.
 
     Args:
-        code: An expression, or the end of one that starts with a dot (``.to(x.device)``), or a keyword argument
+        code: An expression, or the end of one that starts with a dot (``.to(x.device)``), or a
+            keyword argument
             (``device=x.device``).
         place: The line where it is to stand; nothing is known of the names without one.
     """
@@ -78,7 +80,8 @@ def written(code: str, place: Location | None, otherwise: str) -> str:
 def like_tensor(place: Location | None, attribute: str) -> str:
     """Return ``name.attribute`` of a tensor that the function at a line is given, or an empty string.
 
-    A parameter counts where its function does with it what is done with tensors, and does not read it by a key.
+    A parameter counts where its function does with it what is done with tensors, and does not read
+    it by a key.
     In the ``forward`` of a module that has none, it is the first parameter of the module.
     """
     function = _function_at(place)

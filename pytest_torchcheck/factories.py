@@ -18,7 +18,8 @@ def class_of(model: nn.Module | Callable[[], nn.Module]) -> type[nn.Module] | No
     """Return the class of a model or of what its factory says that it returns; None where it does not say.
 
     Args:
-        model: A module, a class, a ``partial`` of one, or a factory; its return annotation counts if it is a
+        model: A module, a class, a ``partial`` of one, or a factory; its return annotation counts
+            if it is a
             class of the project's own, since ``-> nn.Module`` says nothing.
     """
     if isinstance(model, nn.Module):

@@ -48,7 +48,8 @@ class ForwardFacts:
         others_moved: Whether the random state of numpy or ``random`` did.
         grown: Keys of ``state_dict()`` that the forward added or reshaped.
         output: The output rebuilt from the copies; None where it is not of tensors in plain containers.
-        repeats: In eval mode: whether the state is bit-equal afterwards and a further call runs, with the same
+        repeats: In eval mode: whether the state is bit-equal afterwards and a further call runs,
+            with the same
             outputs. None in training mode.
         steady: In eval mode: whether a call with another seed gave the same outputs too.
         grows: In eval mode: whether calls go on leaving bytes or hooks behind.
@@ -119,7 +120,8 @@ def outputs(
 def evaluated(subject: Subject) -> Any:
     """Return the output of the base batch in eval mode, without a graph, as :meth:`Subject.forward` does.
 
-    The caller may write to its tensors. Cost: that of a copy where :func:`forward_facts` could rebuild the output.
+    The caller may write to its tensors. Cost: that of a copy where :func:`forward_facts` could
+        rebuild the output.
 
     Raises:
         SubjectError: The model raised.
@@ -291,7 +293,8 @@ _TORCHS_OWN = frozenset(vars(torch.nn.Module()))
 def marks(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Return, by the path of each attribute and buffer, what changes as a call binds it, writes to it or lengthens it.
 
-    Only what the attribute itself is: what stands inside an object or a nested container is not looked at.
+    Only what the attribute itself is: what stands inside an object or a nested container is not
+        looked at.
     """
     found: dict[str, tuple[int, int]] = {}
     for name, module in model.named_modules():

@@ -104,8 +104,10 @@ class Finding:
     Attributes:
         check: Name of the check, such as ``gradients-exist``.
         code: Stable kebab-case symptom, such as ``grad-none``.
-        status: ``violated`` fails; ``error`` fails too: the check itself raised, a defect of this package;
-            ``suspicious`` warns (and fails under strict); ``inconclusive`` could not have failed; ``known``
+        status: ``violated`` fails; ``error`` fails too: the check itself raised, a defect of this
+            package;
+            ``suspicious`` warns (and fails under strict); ``inconclusive`` could not have failed;
+            ``known``
             is a failure that the project has recorded; the rest need no action.
         summary: One sentence that stands alone: name and symptom.
         culprits: What is at fault, the first one first.

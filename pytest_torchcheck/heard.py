@@ -1,7 +1,9 @@
 """Warnings of the user's code and of torch while a model trains as its user trains it: kept, and given back once.
 
-The checks run a model many times, and in ways that nobody else would; what is warned of then is silent. Only the
-first steps on the base batch are listened to, and of them only what the user's code or torch says inside of them.
+The checks run a model many times, and in ways that nobody else would; what is warned of then is
+silent. Only the
+first steps on the base batch are listened to, and of them only what the user's code or torch says
+inside of them.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ def keeper(value: Any) -> Callable[[], None] | None:
     """Take the state of a value that changes in place; return what puts it back, or None for any other value.
 
     Args:
-        value: A generator of torch, numpy or random (not one of the process, which is put back with the process), an
+        value: A generator of torch, numpy or random (not one of the process, which is put back with
+            the process), an
             array of numpy that may be written to, a ``bytearray`` or an ``array.array``.
     """
     if isinstance(value, torch.Generator):

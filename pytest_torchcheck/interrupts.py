@@ -25,7 +25,8 @@ def interrupts(error: BaseException) -> bool:
 def kept_in(error: BaseException) -> Exception:
     """Return an ``Exception`` of the same name, message and traceback.
 
-    A test framework's skip out of a forward, a loss or a step, or a ``sys.exit()`` there, would get through
+    A test framework's skip out of a forward, a loss or a step, or a ``sys.exit()`` there, would get
+    through
     everything that keeps errors in, and let a check pass for one that did not apply.
     """
     kind = type(type(error).__name__, (Exception,), {})

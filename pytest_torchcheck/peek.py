@@ -16,7 +16,8 @@ NONE: Final[dict[str, Any]] = {}
 def attributes(thing: Any) -> dict[str, Any]:
     """Return the live ``__dict__`` of an instance; empty where it has none.
 
-    ``__getattr__``, ``__getattribute__`` and properties are not run. A class, a function or a module has none.
+    ``__getattr__``, ``__getattribute__`` and properties are not run. A class, a function or a
+    module has none.
 
     Args:
         thing: Any object.

@@ -25,7 +25,8 @@ def in_code(filename: str, line: int, text: str, expression: re.Pattern[str]) ->
         filename: The file.
         line: Number of the line, from 1.
         text: The line.
-        expression: What is searched for; where it matches the indentation too, what comes after that counts.
+        expression: What is searched for; where it matches the indentation too, what comes after
+            that counts.
     """
     for match in expression.finditer(text):
         start = match.start() + len(match.group()) - len(match.group().lstrip())

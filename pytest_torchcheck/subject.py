@@ -282,7 +282,8 @@ class Subject:
         """Move a module to the subject's device, and to ``dtype`` or the subject's dtype, in place.
 
         Raises:
-            UnmeasurableError: Its parameters are of a class that wraps other tensors, such as ``DTensor``,
+            UnmeasurableError: Its parameters are of a class that wraps other tensors, such as
+                ``DTensor``,
                 and cannot be cast in place and back.
         """
         wanted = dtype or self.dtype
@@ -459,7 +460,8 @@ class Subject:
     def in_double(self) -> Iterator[nn.Module]:
         """Give the model in float64 (complex128), as the oracle of algebraic properties.
 
-        The pristine state comes back afterwards. Batches must be moved by ``batch.to(dtype=torch.float64)``.
+        The pristine state comes back afterwards. Batches must be moved by
+        ``batch.to(dtype=torch.float64)``.
 
         Raises:
             UnmeasurableError: See :meth:`convert`.
@@ -724,7 +726,8 @@ class Subject:
             model: The model.
             optimizer: What :meth:`make_optimizer` returned for it.
             batch: The batch as it is; its inputs may be written to.
-            look: Called with output and loss between backward and the optimizer's step, in the plain step only.
+            look: Called with output and loss between backward and the optimizer's step, in the
+                plain step only.
             passes: Does what :meth:`passes` does and sees more, in the plain step only.
             apply: Takes the optimizer's step, given it and a closure, in the plain step only.
 
@@ -989,7 +992,8 @@ def _dense_with_graph(tensor: torch.Tensor) -> torch.Tensor:
 def own_loss(output: Any) -> torch.Tensor:
     """Return the loss that a model returns with, or as, its output.
 
-    A scalar tensor; ``output["loss"]`` or ``output.loss``; a tuple's first scalar; a dict of losses is summed.
+    A scalar tensor; ``output["loss"]`` or ``output.loss``; a tuple's first scalar; a dict of losses
+    is summed.
 
     Raises:
         TypeError: None of them is there.

@@ -35,7 +35,8 @@ def leaves(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[st
     """Iterate over ``(path, leaf)`` of tensors and plain values in nested containers and objects.
 
     Dicts, tuples, lists, sets, views and stored iterators, named tuples, dataclasses, PackedSequence,
-    distributions, plain objects (their slots too) and what a function closes over are entered; what holds
+    distributions, plain objects (their slots too) and what a function closes over are entered; what
+    holds
     no tensor is a leaf. The elements of a set have no order: they are put in that of their values, and
     their paths hold a brace.
     """
@@ -235,7 +236,8 @@ def signature(value: Any) -> tuple[tuple[str, str], ...]:
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return a strided, detached view or copy of any tensor, in a dtype that can be compared.
 
-    Quantized tensors are dequantized, nested ones flattened and joined, distributed ones give their local
+    Quantized tensors are dequantized, nested ones flattened and joined, distributed ones give their
+    local
     part, and eight-bit floats, 32-bit complex numbers and wide unsigned integers become a wider dtype.
     """
     tensor = tensor.detach()
@@ -255,7 +257,8 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 def address(tensor: torch.Tensor) -> int | None:
     """Return where a tensor's values lie; None where that is not one place, or nowhere.
 
-    Sparse and nested tensors have several places, those that wrap others and those on meta none of their own.
+    Sparse and nested tensors have several places, those that wrap others and those on meta none of
+    their own.
     """
     if tensor.layout != torch.strided or tensor.is_nested:
         return None

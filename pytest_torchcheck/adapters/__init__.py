@@ -1,7 +1,9 @@
 """Adapters: what a framework already says of a model, so that its contract need not.
 
-An adapter recognises a model by its class, or by its batch, without importing the framework: what is not imported yet cannot have
-made the model. It fills in what the contract does not declare. This package's own adapters, and those of third parties, are
+An adapter recognises a model by its class, or by its batch, without importing the framework: what
+    is not imported yet cannot have
+made the model. It fills in what the contract does not declare. This package's own adapters, and
+those of third parties, are
 entry points of the group `pytest_torchcheck.adapters`.
 """
 
@@ -48,7 +50,8 @@ BUILT_IN: Final = {
 def adapters() -> Mapping[str, Adapter]:
     """Return every adapter by its name: those of third parties first, in the order of their names.
 
-    One that cannot be loaded is left out with a warning, so that it breaks no contract of another framework.
+    One that cannot be loaded is left out with a warning, so that it breaks no contract of another
+    framework.
     """
     found_elsewhere = {
         found.name: found.value

@@ -36,7 +36,8 @@ class Declared:
     """What a contract declares, as an adapter sees it.
 
     Args:
-        model: A module, a class, a factory, or an object that holds a model, such as a trainer; the contract's
+        model: A module, a class, a factory, or an object that holds a model, such as a trainer; the
+            contract's
             ``trainer`` where no model is declared.
         fields: The contract's other arguments; None where nothing was declared.
     """
@@ -75,7 +76,8 @@ class Declared:
     def is_a(self, *places: str) -> bool:
         """Say whether the model's class is, or is derived from, one of ``package.module:Class``; imports nothing.
 
-        A factory that does not say its class is built to see it only where such a class is imported, where its
+        A factory that does not say its class is built to see it only where such a class is
+        imported, where its
         code mentions one, and where the contract does not say by what the model is trained.
 
         Args:
@@ -215,7 +217,8 @@ class Loop:
         name: Class of the trainer.
         defined: The user's function that a finding without a line of its own points to, or None.
         clips: The user's function that takes the place of the trainer's clipping, or None.
-        graded: ``(model, batch) -> (loss, logits)`` of one batch in train mode, where the trainer can tell both.
+        graded: ``(model, batch) -> (loss, logits)`` of one batch in train mode, where the trainer
+            can tell both.
         causal: Whether the logits of a position are to tell the next token of ``input_ids``.
     """
 
@@ -236,10 +239,12 @@ class Adapted:
     Attributes:
         fields: Values for fields of the contract; those that the user has declared are left alone.
         call: ``(model, batch) -> output``: how the model is called, where calling it with the batch's
-            arguments is not it. The mode of the model, ``model.training``, says what is asked for: what is
+            arguments is not it. The mode of the model, ``model.training``, says what is asked for:
+                what is
             trained by, such as ``{"loss": ...}``, or a prediction.
         without: Checks that mean nothing for such a model, each with the reason.
-        loop: The trainer's own loop, where there is a trainer; the checks of the training step then watch it.
+        loop: The trainer's own loop, where there is a trainer; the checks of the training step then
+            watch it.
         name: Of the adapter.
     """
 

@@ -22,7 +22,8 @@ def configured(made: Any) -> list[Any]:
     """Return the optimizers that ``configure_optimizers`` gave, and the schedulers that step with every batch.
 
     Args:
-        made: In any of the forms that Lightning takes: an optimizer, several, a dict or several of them with
+        made: In any of the forms that Lightning takes: an optimizer, several, a dict or several of
+            them with
             ``optimizer`` and ``lr_scheduler``, or a pair of lists.
     """
     found: list[Any] = list(optimizers_of(_without_schedulers(made)))

@@ -50,7 +50,8 @@ def assert_gradcheck(
     """Assert that the derivatives of a function, such as ``Square.apply``, are right.
 
     Args:
-        function: ``MyFunction.apply``, any differentiable callable, or a module (its parameters are checked too).
+        function: ``MyFunction.apply``, any differentiable callable, or a module (its parameters are
+            checked too).
         inputs: A tuple of its arguments; float64 is used whatever their dtype.
         name: Name in the message.
         twice: Check second derivatives too.

@@ -112,7 +112,8 @@ class Declared:
     def symbols(self) -> dict[str, SizeRange]:
         """Every symbol of the specs and what it may be.
 
-        Besides names there are ``*batch`` and ``...`` (how many axes), ``batch[0]`` (their sizes), ``T?`` (whether the axis is
+        Besides names there are ``*batch`` and ``...`` (how many axes), ``batch[0]`` (their sizes),
+        ``T?`` (whether the axis is
         there) and ``#T`` (whether it is 1).
         """
         names: dict[str, None] = {}

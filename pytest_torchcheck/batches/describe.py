@@ -19,7 +19,8 @@ def describe_tensor(tensor: Tensor, name: str = "x") -> str:
         name: What to call it where single elements are named.
 
     Returns:
-        Such as ``float32[2, 3, 17, 16] in [-3.1, 2.9]`` or ``float32[1, 4], all zero but x[0, 2] = inf``.
+        Such as ``float32[2, 3, 17, 16] in [-3.1, 2.9]`` or ``float32[1, 4], all zero but x[0, 2] =
+        inf``.
     """
     head = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
     layout = _layout(tensor)

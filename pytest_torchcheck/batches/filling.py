@@ -98,7 +98,8 @@ class Filling:
     def simplest(self, batch: Batch, path: str) -> Tensor | None:
         """The simplest tensor that may stand at a path of a batch; None where only the drawn one may.
 
-        Of a real tensor without a domain that is zeros, and of integers and booleans, of which nothing is known, the first value
+        Of a real tensor without a domain that is zeros, and of integers and booleans, of which
+        nothing is known, the first value
         everywhere.
         """
         leaf = batch.tensors().get(path)

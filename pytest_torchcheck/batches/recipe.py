@@ -45,8 +45,10 @@ class Recipe:
         device: Where the batch is.
         requires_grad: Whether floating inputs ask for a gradient; None leaves that to their specs.
         edge: What is special about the values.
-        keep: By path, which units keep their drawn values: those whose number has these bits, the lowest first; a bit that is
-            None may be either. All others are the simplest; None keeps nothing. All is kept where a path is missing.
+        keep: By path, which units keep their drawn values: those whose number has these bits, the
+            lowest first; a bit that is
+            None may be either. All others are the simplest; None keeps nothing. All is kept where a
+            path is missing.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -98,14 +100,16 @@ def kept_by_bits(
 ) -> Tensor:
     """Mix: drawn values in the units whose number has these bits, the simplest ones elsewhere.
 
-    Unlike the ends of a run, bits do not depend on each other: whatever single unit matters, fixing one more of its bits keeps it.
+    Unlike the ends of a run, bits do not depend on each other: whatever single unit matters, fixing
+        one more of its bits keeps it.
 
     Args:
         drawn: The values to keep.
         simplest: The other ones; of the same shape.
         bits: See `Recipe`.
         unit: What one unit is.
-        grid: A shape of which this one is a corner: units are numbered as they stand there, so that they keep their numbers
+        grid: A shape of which this one is a corner: units are numbered as they stand there, so that
+            they keep their numbers
             when sizes shrink.
     """
     if bits is None or unit == "whole":
@@ -139,7 +143,8 @@ def with_edge(
         edge: In which way.
         drawn: The tensor.
         simplest: Makes its simplest form.
-        spec: Its spec; scales and special numbers concern normal and undeclared values only, so that no value
+        spec: Its spec; scales and special numbers concern normal and undeclared values only, so
+            that no value
             leaves the domain that was declared.
         seed: Decides where a single special element stands.
     """

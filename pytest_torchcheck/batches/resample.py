@@ -1,6 +1,7 @@
 """Other sizes from a real batch: cropping and wrapping around along the axes of a symbol.
 
-The values of a real batch keep their domain when they are indexed: ids stay ids, masks stay masks, labels stay labels.
+The values of a real batch keep their domain when they are indexed: ids stay ids, masks stay masks,
+    labels stay labels.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def infer_dims(
 ) -> Plan:
     """Guess the axes of a tensor without a spec from the tensors that have one.
 
-    Every axis must be found, in the same order, among the axes of a declared tensor, in exactly one way; where that
+    Every axis must be found, in the same order, among the axes of a declared tensor, in exactly one
+    way; where that
     fails, only the first axis is followed, and only if it has the batch's size.
 
     Args:

@@ -120,7 +120,8 @@ def counted(
         ignored: The label that the loss leaves out.
 
     Returns:
-        Per symbol of the target whose size changes, rows from the first counted label on; nothing where the labels are fine.
+        Per symbol of the target whose size changes, rows from the first counted label on; nothing
+        where the labels are fine.
     """
     if target.is_floating_point() or target.is_complex() or len(dims) != target.dim():
         return {}

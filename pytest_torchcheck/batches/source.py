@@ -33,7 +33,8 @@ class BatchSource(Declared):
         inputs: Specs of the inputs: one spec, a tuple (positional) or a dict (keywords).
         targets: Specs of the targets, or None.
         sizes: Ranges of the symbols, see `parse_sizes`.
-        batch: Real data: ``(inputs, targets)``, the inputs alone, a callable ``(seed) -> (inputs, targets)``, a Dataset of such items
+        batch: Real data: ``(inputs, targets)``, the inputs alone, a callable ``(seed) -> (inputs,
+            targets)``, a Dataset of such items
             or a DataLoader of such batches.
         batch_dim: Where the batch's axis stands; None where there is none, as for graphs.
         output: Spec of the output; it helps to tell the axes of targets without a spec.
@@ -143,7 +144,8 @@ class BatchSource(Declared):
             batch: What to cut.
             sizes: The new sizes; the others stay.
             last: Whether to keep the last rows rather than the first ones.
-            seed: Of the values that are drawn anew: those of a tensor of which a piece does not belong to its domain.
+            seed: Of the values that are drawn anew: those of a tensor of which a piece does not
+                belong to its domain.
 
         Returns:
             The batch; None if the shape of a real tensor without a spec cannot be told at these sizes.
@@ -157,7 +159,8 @@ class BatchSource(Declared):
     def distinct(self, batch: Batch, seed: int) -> Batch:
         """Another batch with the same sizes and other values.
 
-        Drawn batches are drawn from another seed. Of real data that is made by the seed, another batch is taken; else the rows change
+        Drawn batches are drawn from another seed. Of real data that is made by the seed, another
+        batch is taken; else the rows change
         places, labels with them, and values with a declared domain are drawn anew.
         """
         if batch.origin == "drawn":

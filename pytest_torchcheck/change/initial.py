@@ -65,7 +65,10 @@ def _otherwise(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if then["std"] == 0.0 or now["std"] == 0.0:  # a constant
         if then["std"] == now["std"] and math.isclose(then["mean"], now["mean"], rel_tol=1e-6):
             return ""
-        return f"mean {then['mean']:.4g} and standard deviation {then['std']:.4g} are now {now['mean']:.4g} and {now['std']:.4g}"
+        return (
+            f"mean {then['mean']:.4g} and standard deviation {then['std']:.4g} are now "
+            f"{now['mean']:.4g} and {now['std']:.4g}"
+        )
     norms = float(one.norm()), float(two.norm())
     if all(norms) and len(one) > 1:
         cosine = float(torch.dot(one, two)) / (norms[0] * norms[1])

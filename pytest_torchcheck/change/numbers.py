@@ -48,7 +48,8 @@ class Verdict:
 
     Attributes:
         way: The way.
-        standing: ``bits``, ``rounding``, ``changed``, or ``drawn``: other random numbers, so that nothing is compared.
+        standing: ``bits``, ``rounding``, ``changed``, or ``drawn``: other random numbers, so that
+            nothing is compared.
         differences: Those that decide, the first kind first.
     """
 

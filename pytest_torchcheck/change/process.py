@@ -95,7 +95,8 @@ class Process:
         """Start it where it does not run, and return what it collected.
 
         Returns:
-            ``nodes``, the contracts that it has; ``problems``, text by file that could not be imported; and ``leaks``,
+            ``nodes``, the contracts that it has; ``problems``, text by file that could not be
+            imported; and ``leaks``,
             modules that come from the user's checkout all the same.
 
         Raises:

@@ -176,7 +176,8 @@ def noise(subject: Subject, batch: Batch, load: Load, seeds: int) -> list[float]
     """Return how far training mode is from evaluation mode, once for each of some seeds.
 
     Returns:
-        The mean squared difference of the first floating output, relative to its mean square; nothing where there is
+        The mean squared difference of the first floating output, relative to its mean square;
+        nothing where there is
         no such output, or where the run raises.
     """
     found = []
@@ -236,7 +237,8 @@ def _others(output: Any) -> dict[str, str]:
 def move_weights(model: nn.Module, seed: int) -> None:
     """Move every parameter at random by a twentieth of its size, in place, and the statistics of norm layers.
 
-    What a layer computes that is initialised with zeros, or a norm layer with its first statistics, counts then too.
+    What a layer computes that is initialised with zeros, or a norm layer with its first statistics,
+    counts then too.
     """
     generator = torch.Generator().manual_seed(seed)
 

@@ -24,7 +24,8 @@ class Sketch:
     Attributes:
         shape: Its shape.
         dtype: Its dtype, such as ``float32``.
-        digest: 64-bit hash of its bytes, as hexadecimal digits; the same on every machine of one byte order.
+        digest: 64-bit hash of its bytes, as hexadecimal digits; the same on every machine of one
+            byte order.
         scale: Largest finite magnitude.
         values: Up to :data:`MOST` of its elements, flat.
     """
@@ -60,7 +61,8 @@ class Sketch:
 
         Args:
             other: The other tensor in little.
-            least: Magnitude below which values are rounding: of a gradient that is zero but for rounding, others decide.
+            least: Magnitude below which values are rounding: of a gradient that is zero but for
+                rounding, others decide.
         """
         if self.shape != other.shape:
             return float("inf")

@@ -28,7 +28,8 @@ class StateChange:
         removed, added: Names that only the old one, or only the new one, has.
         reshaped: By name, old and new shape of what both have.
         recast: By name, old and new dtype.
-        renames: Old names by which new entries of the same shape go; the same initial values prefer a pair.
+        renames: Old names by which new entries of the same shape go; the same initial values prefer
+            a pair.
         sure: Whether every pair of :attr:`renames` has the same initial values.
     """
 

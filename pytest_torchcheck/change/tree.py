@@ -113,8 +113,10 @@ class Tree:
     def write(self) -> None:
         """Write the tracked files of the reference.
 
-        A temporary index is used. ``git archive`` would leave out what ``.gitattributes`` marks ``export-ignore``,
-        which many projects do with their tests; ``git worktree`` would register the folder in the repository.
+        A temporary index is used. ``git archive`` would leave out what ``.gitattributes`` marks
+        ``export-ignore``,
+        which many projects do with their tests; ``git worktree`` would register the folder in the
+        repository.
 
         Raises:
             UnreadableReferenceError: Git failed.
@@ -145,7 +147,8 @@ class Tree:
     def mapped(self, entries: Iterable[str]) -> list[str]:
         """Return entries of ``sys.path`` for a process that imports the project from this tree.
 
-        Folders of the checkout become those of the tree. A folder that the reference does not have is left out, unless
+        Folders of the checkout become those of the tree. A folder that the reference does not have
+        is left out, unless
         packages are installed in it.
         """
         found = []

@@ -35,8 +35,10 @@ _SCALE = 1024.0  # of the loss in float16, so that small gradients do not vanish
 def autocast(subject: Subject) -> Iterator[Finding]:
     """Run a pass under autocast and compare with float64; the bound is a float64 pass that only rounds.
 
-    That pass rounds weights, inputs and what each layer gives to the low precision, forward and backward, and takes
-    the branches of full precision. Gradients must be finite and of their parameters' dtype; in float16 the loss is
+    That pass rounds weights, inputs and what each layer gives to the low precision, forward and
+    backward, and takes
+    the branches of full precision. Gradients must be finite and of their parameters' dtype; in
+    float16 the loss is
     scaled by 1024, as a GradScaler does.
     """
     if on_meta(subject):
@@ -86,9 +88,15 @@ def _under(subject: Subject, name: str, exact: parity.Run, *, train: bool) -> Fi
     def once(scale: float, *, watch: bool = False) -> parity.Run:
         with subject.pristine() as model:
             return parity.run(
-                subject, model, batch, around=around, around_backward=contextlib.nullcontext,
-                train=train, scale=scale, watch=watch,
-            )  # fmt: skip
+                subject,
+                model,
+                batch,
+                around=around,
+                around_backward=contextlib.nullcontext,
+                train=train,
+                scale=scale,
+                watch=watch,
+            )
 
     found = once(scale)
     if scale > 1 and any(not bool(torch.isfinite(g).all()) for g in found.gradient.values()):
@@ -140,30 +148,47 @@ def _differs(
         + ("not that of full precision" if finite else "not finite"),
         culprits=[
             Culprit(
-                kind="module" if first is not None else "output" if gap.part == "output" else "parameter",
+                kind="module"
+                if first is not None
+                else "output"
+                if gap.part == "output"
+                else "parameter",
                 name=name,
                 detail="the first that is apart" if first is not None else f"{gap.value:.2g} away",
                 location=place,
             )
         ],
         location=place,
-        observed=f"relative difference {gap.value:.3g} against float64; rounding every layer to {dtype} explains {limit:.2g}"
+        observed=(
+            f"relative difference {gap.value:.3g} against float64; rounding every layer to "
+            f"{dtype} explains {limit:.2g}"
+        )
         if finite
-        else f"NaN or infinity under autocast, where float64 is finite ({dtype} ends at {torch.finfo(DTYPES[dtype]).max:g})",
+        else (
+            f"NaN or infinity under autocast, where float64 is finite ({dtype} ends at "
+            f"{torch.finfo(DTYPES[dtype]).max:g})"
+        ),
         cause=f"the low-precision path computes something else from {name} on"
         if finite
         else f"a magnitude beyond {dtype}'s range, or a division by what it rounds to 0",
-        because="a pass in float64 that rounds weights, inputs and each layer to the same precision stays within that bound"
+        because=(
+            "a pass in float64 that rounds weights, inputs and each layer to the same "
+            "precision stays within that bound"
+        )
         if finite
         else "the same weights and inputs in float64 give finite values",
-        fix="compute that part in float32 (with torch.autocast(..., enabled=False)), by the same formula as in full precision",
-    )  # fmt: skip
+        fix=(
+            "compute that part in float32 (with torch.autocast(..., enabled=False)), by the "
+            "same formula as in full precision"
+        ),
+    )
 
 
 def grad_scaler(subject: Subject) -> Iterator[Finding]:
     """Run the train step four times and put infinity into a gradient of the second; watch scaler and weights.
 
-    The weights must not move in that step, the factor must fall, and the steps after it must move them again.
+    The weights must not move in that step, the factor must fall, and the steps after it must move
+    them again.
     """
     trace = trace_of(subject)
     if not any(True for _ in trace.of("scale")):
@@ -187,38 +212,60 @@ def grad_scaler(subject: Subject) -> Iterator[Finding]:
     if seen.scalers > 1:
         yield violated(
             "scaler-anew",
-            f"a new GradScaler is made in every step ({seen.scalers} in {len(seen.factors)} steps): its factor never adapts",
-            culprits=[Culprit(kind="call", name="GradScaler", detail="made in the step", location=_scaler_line(subject))],
+            (
+                f"a new GradScaler is made in every step ({seen.scalers} in "
+                f"{len(seen.factors)} steps): its factor never adapts"
+            ),
+            culprits=[
+                Culprit(
+                    kind="call",
+                    name="GradScaler",
+                    detail="made in the step",
+                    location=_scaler_line(subject),
+                )
+            ],
             location=_scaler_line(subject) or line,
             observed=f"{seen.scalers} scalers in {len(seen.factors)} steps, each with the factor {seen.factors[0]:g}",
             cause="the scaler is made inside the step",
             because="the objects that scaled the loss were told apart, step by step",
             fix="make the GradScaler once, outside the step",
-        )  # fmt: skip
+        )
         return
     if seen.moved[1]:
         yield violated(
             "overflow-applied",
             f"a gradient that is infinite reaches the weights: {seen.moved[1][0]} is changed by the step",
-            culprits=[Culprit(kind="parameter", name=name, location=sources.of_parameter(subject.model, name)) for name in seen.moved[1][:4]],
+            culprits=[
+                Culprit(
+                    kind="parameter", name=name, location=sources.of_parameter(subject.model, name)
+                )
+                for name in seen.moved[1][:4]
+            ],
             location=_first_line(trace, "optimizer-step") or line,
             observed=f"{len(seen.moved[1])} parameters move in a step one gradient of which was made infinite",
             cause="the optimizer is stepped without the scaler, or the scaler's check is bypassed",
             because="one element of one gradient was set to infinity before the step",
-            fix="scaler.step(optimizer) in place of optimizer.step(), and scaler.unscale_ before anything that reads gradients",
-        )  # fmt: skip
+            fix=(
+                "scaler.step(optimizer) in place of optimizer.step(), and scaler.unscale_ "
+                "before anything that reads gradients"
+            ),
+        )
         return
     if not seen.factors[2] < seen.factors[1]:
         yield violated(
             "scaler-not-updated",
             f"the scaler's factor stays {seen.factors[2]:g} after an overflow",
-            culprits=[Culprit(kind="call", name="scaler.update", detail="missing or too late", location=line)],
+            culprits=[
+                Culprit(
+                    kind="call", name="scaler.update", detail="missing or too late", location=line
+                )
+            ],
             location=line,
             observed=f"factor {seen.factors[1]:g} in the step that overflowed, {seen.factors[2]:g} in the next one",
             cause="scaler.update() is not called after scaler.step()",
             because="the factor was read from the scaler in each step",
             fix="call scaler.update() at the end of every step",
-        )  # fmt: skip
+        )
         return
     if not seen.moved[0] or not any(seen.moved[2:]):
         yield inconclusive(
@@ -227,7 +274,8 @@ def grad_scaler(subject: Subject) -> Iterator[Finding]:
         )
         return
     yield passed(
-        f"an infinite gradient changed no parameter and lowered the factor from {seen.factors[1]:g} to {seen.factors[2]:g}; "
+        "an infinite gradient changed no parameter and lowered the factor from "
+        f"{seen.factors[1]:g} to {seen.factors[2]:g}; "
         "the next steps moved on"
     )
 
@@ -274,7 +322,10 @@ def _overflowing(subject: Subject) -> _Seen:
             seen.factors.append(float(scaler.get_scale()))
         return made
 
-    with subject.pristine(steps=True) as model, mock.patch.object(torch.amp.GradScaler, "scale", scale):  # fmt: skip
+    with (
+        subject.pristine(steps=True) as model,
+        mock.patch.object(torch.amp.GradScaler, "scale", scale),
+    ):
         model.train()
         optimizer = subject.make_optimizer(model)
         try:

@@ -135,7 +135,8 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
         yield from _with_table(found, {} if none else table)
     if alone:
         yield inconclusive(
-            f"{names_text(sorted(alone))} got no gradient here: an attention has one position to attend to in this batch; "
+            f"{names_text(sorted(alone))} got no gradient here: an attention has one "
+            "position to attend to in this batch; "
             "a larger input shows more",
             code="not-reached",
         )
@@ -186,7 +187,8 @@ def _is_to_train(subject: Subject) -> bool:
 def _trained_in_step(subject: Subject, dead: Mapping[str, str]) -> set[str]:
     """Name the parameters without a gradient of the contract's loss that the user's own step gives one.
 
-    The discriminator of a GAN gets its gradient from a loss of its own. A gradient of None is refuted by a
+    The discriminator of a GAN gets its gradient from a loss of its own. A gradient of None is
+    refuted by a
     backward pass that writes one, one that is zero by a step after which it is not.
     """
     if subject.contract.train_step is None:
@@ -386,7 +388,8 @@ def _short(shape: tuple[tuple[str, str], ...]) -> str:
 def sampling_paths(subject: Subject) -> Iterator[Finding]:
     """Look for draws from live means or deviations whose value goes on through trainable operations.
 
-    A draw that only meets its own log-probability (a policy gradient) is no mistake, nor is a discrete one.
+    A draw that only meets its own log-probability (a policy gradient) is no mistake, nor is a
+    discrete one.
     """
     if evidence(subject).samples == 0:
         yield not_applicable("the forward draws from no normal distribution with live parameters")

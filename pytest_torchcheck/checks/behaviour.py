@@ -174,7 +174,8 @@ def _compare(
     model does not run in float64.
 
     Args:
-        small: Fewer samples of ``a``, ``of_a`` among them, which float64 runs instead where the difference
+        small: Fewer samples of ``a``, ``of_a`` among them, which float64 runs instead where the
+            difference
             is as small as rounding makes it.
     """
     mine = outputs(subject, a)
@@ -203,7 +204,8 @@ def _compare(
 def beyond_rounding(subject: Subject, batch: Batch, gap: float, bound: float) -> bool:
     """Say whether a relative difference is more than rounding makes.
 
-    A forward that casts to float32 in between (a softmax, a norm) rounds to that in float64 as well; it is looked at
+    A forward that casts to float32 in between (a softmax, a norm) rounds to that in float64 as
+    well; it is looked at
     only where that decides.
 
     Args:
@@ -506,7 +508,8 @@ def _has_mode(model: nn.Module, name: str) -> bool:
 def seeding(subject: Subject) -> Iterator[Finding]:
     """Seed torch alone, and leave the generators of numpy and random where they are.
 
-    A factory that builds, or a batch function that gives, other values under one seed is suspicious: what fails with
+    A factory that builds, or a batch function that gives, other values under one seed is
+        suspicious: what fails with
     them cannot be repeated.
     """
     if subject.device.type == "cpu":
@@ -598,7 +601,8 @@ def output_spec(subject: Subject) -> Iterator[Finding]:
 def rng_hygiene(subject: Subject) -> Iterator[Finding]:
     """Look at default dtype, grad mode, threads and determinism flags after a forward, and for anomaly mode left on.
 
-    Anomaly mode that the model's file or its factory turns on is suspicious: it was for debugging, and every
+    Anomaly mode that the model's file or its factory turns on is suspicious: it was for debugging,
+    and every
     backward is slower with it.
     """
     if torch.is_anomaly_enabled() or (subject.model and subject.cache.get("anomaly-after-build")):

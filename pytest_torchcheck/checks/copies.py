@@ -185,7 +185,10 @@ def _holding(subject: Subject, difference: tuple[str, float], shared: list[str])
             for n in shared[:4]
         ],
         location=place,
-        observed=f"{difference[0]} of the copy differs by {difference[1]:.3g} after only the original's parameters changed",
+        observed=(
+            f"{difference[0]} of the copy differs by {difference[1]:.3g} after only the "
+            "original's parameters changed"
+        ),
         cause=f"the copy is given the original's {name} instead of a copy of it",
         because=f"{name} of the copy and of the original stand at one address in memory",
         fix=f"copy {name} too: .detach().clone() in a new nn.Parameter",
@@ -202,7 +205,10 @@ def _dependent(subject: Subject, difference: tuple[str, float]) -> Finding:
             Culprit(kind="module", name=name or type(subject.model).__name__, location=place)
         ],
         location=place,
-        observed=f"{difference[0]} of the copy differs by {difference[1]:.3g} after only the original's parameters changed",
+        observed=(
+            f"{difference[0]} of the copy differs by {difference[1]:.3g} after only the "
+            "original's parameters changed"
+        ),
         cause=f"{name} is a function that holds the original"
         if name
         else "a function or global holds the original",

@@ -97,7 +97,8 @@ def _oracle(subject: Subject) -> Oracle | Finding:
     worst = max(naive.values(), key=lambda gap: gap.value)
     if not worst.value < _ILL:
         return inconclusive(
-            f"the CPU itself errs by {worst.value:.2g} (relative) in {worst.label}: such a model amplifies rounding, and "
+            f"the CPU itself errs by {worst.value:.2g} (relative) in {worst.label}: such a "
+            "model amplifies rounding, and "
             "any device may differ",
             code="ill-conditioned",
         )
@@ -158,20 +159,27 @@ def _differs(
         + (f", from {name} on" if first is not None else ""),
         culprits=[culprit],
         location=culprit.location or sources.of_object(type(subject.model).forward),
-        observed=f"relative difference {gap.value:.3g} against float64 on the CPU ({mode}); {limit:.2g} is what rounding explains",
+        observed=(
+            f"relative difference {gap.value:.3g} against float64 on the CPU ({mode}); "
+            f"{limit:.2g} is what rounding explains"
+        ),
         cause=f"{name} computes something else on {device}"
         if first is not None
         else f"an operation outside any module, or a backward, computes something else on {device}",
         because=f"the same weights and inputs in float32 on the CPU stay within a bound of {limit:.2g}"
         + (f", and every module before {name} agrees" if first is not None else ""),
-        fix=f"compare {name} alone on both devices; look for kernels of your own, uninitialised memory and branches on the device",
+        fix=(
+            f"compare {name} alone on both devices; look for kernels of your own, "
+            "uninitialised memory and branches on the device"
+        ),
     )
 
 
 def host_syncs(subject: Subject) -> Iterator[Finding]:
     """Let torch report every operation for which the host waits, in a second pass; the first one warms up.
 
-    Only lines of the user's own code count. The declared train step is run too: what it reads for a log each step
+    Only lines of the user's own code count. The declared train step is run too: what it reads for a
+    log each step
     costs as much.
     """
     layer = accelerator.current()
@@ -208,7 +216,8 @@ def host_syncs(subject: Subject) -> Iterator[Finding]:
         ],
         location=places[0],
         observed=f"{len(own)} lines of one step wait, after a warm-up",
-        cause="a value, or a shape that depends on values, is needed on the host before the next operation can be queued",
+        cause=("a value, or a shape that depends on values, is needed on the host before the next "
+            "operation can be queued"),
         because=f"torch reported a synchronising operation while line {places[0].line} ran: {places[0].text}",
         fix="keep it a tensor (torch.where, masks, index_select with a known size), or read it every n steps only",
     )  # fmt: skip
@@ -249,7 +258,10 @@ def side_stream(subject: Subject) -> Iterator[Finding]:
                     type(subject.model), r"Stream\(|default_stream|current_stream|data_ptr"
                 )
                 or sources.of_object(type(subject.model).forward),
-                observed=f"relative difference {gap.value:.3g}; two passes on the default stream differ by {noise[part].value:.2g}",
+                observed=(
+                    f"relative difference {gap.value:.3g}; two passes on the default stream "
+                    f"differ by {noise[part].value:.2g}"
+                ),
                 cause="work is queued on a fixed stream (a kernel that takes the default one), and nobody waits for it",
                 because="only the stream was changed, with the same weights, inputs and seed",
                 fix="launch kernels on torch.cuda.current_stream(), and let streams of your own wait for it",
@@ -277,7 +289,8 @@ def graph_capture(subject: Subject) -> Iterator[Finding]:
         def once() -> None:
             held.update(trees.tensors(subject.call(model, static)))
 
-        # a capture that fails leaves the allocator and the generators of the process as they were then: what
+        # a capture that fails leaves the allocator and the generators of the process as they were
+        # then: what
         # waits is found before
         once()
         with layer.host_syncs() as waits:
@@ -323,7 +336,8 @@ def graph_capture(subject: Subject) -> Iterator[Finding]:
         culprits=[Culprit(kind="output", name=path, detail=f"{wrong[path]:.2g} away")],
         location=sources.of_object(type(subject.model).forward),
         observed=f"relative difference {wrong[path]:.3g} to eager on the same inputs",
-        cause="something of the forward ran on the host at capture and is not repeated (a branch, a copy of an input, a random number)",
+        cause=("something of the forward ran on the host at capture and is not repeated (a "
+            "branch, a copy of an input, a random number)"),
         because="the captured outputs were replayed" + (", and nothing of them changed" if stale else ""),
         fix="compute from the input tensors themselves, on the device, in every call",
     )  # fmt: skip

@@ -28,7 +28,8 @@ _REFUSED = re.compile(r"^(?P<op>[\w:.]+) does not have a deterministic implement
 def deterministic_algorithms(subject: Subject) -> Iterator[Finding]:
     """Run a pass twice with deterministic algorithms demanded, from one seed, and compare bit by bit.
 
-    torch then also fills new memory with NaN, so that a pass that reads memory which nobody wrote gives NaN where
+    torch then also fills new memory with NaN, so that a pass that reads memory which nobody wrote
+    gives NaN where
     an ordinary one does not.
     """
     if on_meta(subject):
@@ -80,7 +81,10 @@ def deterministic_algorithms(subject: Subject) -> Iterator[Finding]:
             )
             or sources.of_object(type(subject.model).forward),
             observed=f"relative difference {worst.value:.3g} between two passes from one seed",
-            cause="a source of randomness that torch's seed does not decide, or a kernel of one's own that adds in any order",
+            cause=(
+                "a source of randomness that torch's seed does not decide, or a kernel of "
+                "one's own that adds in any order"
+            ),
             because="weights, inputs, seed and algorithms were the same",
             fix="seed it from torch's generator, or sum in a fixed order",
         )
@@ -129,7 +133,10 @@ def _refused(subject: Subject, error: SubjectError, op: str) -> Finding:
         observed=f"the {error.phase} raises under torch.use_deterministic_algorithms(True)",
         cause=f"{op} may add or write in any order",
         because=f"torch refused: {said}",
-        fix=f"use an operation with a fixed order in place of {op} (sort and segment, index_put_ with accumulate), or withdraw the promise",
+        fix=(
+            f"use an operation with a fixed order in place of {op} (sort and segment, "
+            "index_put_ with accumulate), or withdraw the promise"
+        ),
     )
 
 

@@ -38,7 +38,8 @@ def on_meta(subject: Subject) -> bool:
 def device_portability(subject: Subject) -> Iterator[Finding]:
     """Run as if on a GPU, and on ``meta`` in doubt; report what stays on the CPU, by attribute or call.
 
-    The declared loss is run after it in the same way: tensors that it makes on the CPU, and values that it reads on
+    The declared loss is run after it in the same way: tensors that it makes on the CPU, and values
+        that it reads on
     the host, are suspicious. Where a train step waits for a GPU is seen on a GPU only (host-syncs).
     """
     declared = subject.contract.devices
@@ -141,10 +142,16 @@ def _syncs(seen: Placement, where: str) -> Iterator[Finding]:
             )
             for s in own[:4]
         ],
-        observed=f"{len(own)} place{'s' * (len(own) > 1)} of one {where} read a tensor's value on the host (line {lines})",
+        observed=(
+            f"{len(own)} place{'s' * (len(own) > 1)} of one {where} read a tensor's value on "
+            f"the host (line {lines})"
+        ),
         cause="a Python number, a text or a branch needs the value, so the CPU waits until the GPU has computed it",
         because=f"line {first.line} reads it: {first.text}",
-        fix=f"keep it a tensor (torch.where, masks), or read it outside of {'forward' if where == 'forward' else 'the loss'}: line {first.line}",
+        fix=(
+            "keep it a tensor (torch.where, masks), or read it outside of "
+            f"{'forward' if where == 'forward' else 'the loss'}: line {first.line}"
+        ),
         evidence={"syncs": [f"{s.how} at {_spell(s)}" for s in own]},
     )
 
@@ -209,7 +216,10 @@ def _convert(subject: Subject, name: str, *, declared: bool) -> Finding:
                 for path, found in kept[:4]
             ],
             location=place,
-            observed=f"{counted(len(kept), 'floating tensor')} of the state {'is' if len(kept) == 1 else 'are'} not {name} after model.to(torch.{name})",
+            observed=(
+                f"{counted(len(kept), 'floating tensor')} of the state "
+                f"{'is' if len(kept) == 1 else 'are'} not {name} after model.to(torch.{name})"
+            ),
             cause=f"{words} overrides how the module is converted"
             if words
             else f"{kept[0][0]} is put back, or made anew, when the module is converted",

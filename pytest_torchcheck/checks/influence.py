@@ -52,7 +52,8 @@ def input_influence(subject: Subject) -> Iterator[Finding]:
         path for path, leaf in inputs.items() if not (leaf.is_floating_point() or leaf.is_complex())
     }
     ignored = [path for path in inputs if path in silent and _has_no_effect(subject, path)]
-    # other values of an integer or boolean input are only certain to mean something else where their domain is declared
+    # other values of an integer or boolean input are only certain to mean something else where
+    # their domain is declared
     certain = [
         path
         for path in ignored

@@ -74,7 +74,8 @@ def _unwritten(model: nn.Module, other: nn.Module) -> list[str]:
 def initialisation(subject: Subject) -> Iterator[Finding]:
     """Look for NaN, unwritten memory and huge values, and for layers whose units are and stay equal.
 
-    So are the rows of other parameters (latents, queries, prototypes), if gradients and steps keep them equal.
+    So are the rows of other parameters (latents, queries, prototypes), if gradients and steps keep
+    them equal.
     """
     if on_meta(subject):
         yield inconclusive(
@@ -313,7 +314,10 @@ def _judge_signal(subject: Subject, taps: list[Tap], squashed: Sequence[Squashed
         "forward_ratio": layers.short(forward),
         "backward_ratio": layers.short(backward),
     }
-    numbers = f"over {len(chain)} layers the spread between samples changes by {forward:.2g}, the gradient by {backward:.2g}"
+    numbers = (
+        f"over {len(chain)} layers the spread between samples changes by {forward:.2g}, the "
+        f"gradient by {backward:.2g}"
+    )
     fades = max(forward, backward) < layers.FADING
     if not fades and min(forward, backward) < layers.BURSTING:
         return passed(numbers, evidence=evidence)

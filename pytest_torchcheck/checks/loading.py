@@ -85,7 +85,8 @@ def worker_delivery(subject: Subject) -> Iterator[Finding]:
 def _undelivered(subject: Subject, part: Part, made: delivery.Delivery) -> Finding:
     """Tell what a worker did not do; where the main process fails alike, as what follows from the samples.
 
-    Samples are read here only after the worker has raised: what ends a process, or hangs, would do so here.
+    Samples are read here only after the worker has raised: what ends a process, or hangs, would do
+        so here.
     """
     told = explain.undelivered(part, made, delivery.DEADLINE_S)
     if made.outcome != "raised" or made.phase not in ("read", "collate", "send"):
@@ -123,7 +124,8 @@ def worker_sharding(subject: Subject) -> Iterator[Finding]:
                 yield explain.shards_shared(part, found)
             elif found.shared * 2 > found.items:
                 yield inconclusive(
-                    f"{part.prefix}samples of {part.name} are random: whether workers deliver the same ones cannot be told"
+                    f"{part.prefix}samples of {part.name} are random: whether workers "
+                    "deliver the same ones cannot be told"
                 )
             else:
                 yield passed(

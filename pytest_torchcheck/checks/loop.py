@@ -74,7 +74,8 @@ def step_protocol(subject: Subject) -> Iterator[Finding]:
         yield _placed(subject, _never_steps(trace))
     else:
         yield passed(
-            f"{trace.steps} calls recorded: {len(passes)} backward passes and {len(steps)} optimizer steps, each gradient "
+            f"{trace.steps} calls recorded: {len(passes)} backward passes and {len(steps)} "
+            "optimizer steps, each gradient "
             "applied once",
             evidence={"calls": [event.name for event in trace.events[:40]]},
         )
@@ -120,7 +121,8 @@ def _never_steps(trace: Trace) -> Finding:
 def graph_kept(subject: Subject) -> Iterator[Finding]:
     """Look for the tensor that carries a graph, where the second call fails for it, and for a graph kept in vain.
 
-    ``retain_graph=True`` is no cure for a carried graph: backward then runs through weights that have changed.
+    ``retain_graph=True`` is no cure for a carried graph: backward then runs through weights that
+    have changed.
     """
     trace = whole_trace(subject)
     if trace.error is None:
@@ -164,7 +166,8 @@ def graph_kept(subject: Subject) -> Iterator[Finding]:
 def _growing(subject: Subject, trace: Trace) -> tuple[str, tuple[int, ...]] | None:
     """Return what grows though each call ends with an optimizer's step, after which its graph serves for nothing.
 
-    A loss that is summed over several calls before its backward grows on purpose until an optimizer steps.
+    A loss that is summed over several calls before its backward grows on purpose until an optimizer
+    steps.
     """
     if subject.contract.train_step is None or not trajectory(subject).carries:
         return None
@@ -298,7 +301,8 @@ def gradient_clipping(subject: Subject) -> Iterator[Finding]:
 def evaluation_leaves_trace(subject: Subject) -> Iterator[Finding]:
     """Compare the modes of the training forwards from call to call, and the states in which calls leave the generators.
 
-    A step that puts the whole model into eval mode before the forward that it trains is suspicious, where dropout
+    A step that puts the whole model into eval mode before the forward that it trains is suspicious,
+    where dropout
     or running statistics are in it.
     """
     trace = whole_trace(subject)

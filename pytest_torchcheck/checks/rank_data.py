@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 def rank_data(subject: Subject) -> Iterator[Finding]:
     """Run the promised loop on every rank with the wrapped model, and record what its loaders deliver.
 
-    Only loaders during whose epochs an optimizer steps count. Batches whose sizes differ between ranks are a
-    mistake only where the training step, given such shards, does not make the mean over all samples of them.
+    Only loaders during whose epochs an optimizer steps count. Batches whose sizes differ between
+    ranks are a
+    mistake only where the training step, given such shards, does not make the mean over all samples
+    of them.
     """
     made = evidence(subject)
     if (reason := unusable(made, ("epochs",))) is not None:
@@ -38,7 +40,10 @@ def rank_data(subject: Subject) -> Iterator[Finding]:
     passes = [explain.training(each["passes"]) for each in outcome.stages["epochs"]]
     if not all(passes):
         yield inconclusive(
-            "no optimizer stepped while a torch DataLoader delivered batches, on some rank: there is nothing to compare",
+            (
+                "no optimizer stepped while a torch DataLoader delivered batches, on some "
+                "rank: there is nothing to compare"
+            ),
             code="no-epoch",
         )
         return

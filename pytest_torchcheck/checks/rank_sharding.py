@@ -24,7 +24,8 @@ _STATISTICS = 1e-9
 def fsdp_equivalence(subject: Subject) -> Iterator[Finding]:
     """Shard on every rank by the promised plan; compare with the plain model, in float64.
 
-    Outputs, averaged gradients and the parameters after one step; the state_dict, loaded into a plain and into
+    Outputs, averaged gradients and the parameters after one step; the state_dict, loaded into a
+    plain and into
     another sharded model; tied parameters; and where promised a build on meta. Dropout is off and
     normalisations use their running statistics.
     """
@@ -43,7 +44,8 @@ def fsdp_equivalence(subject: Subject) -> Iterator[Finding]:
     found = stage[0]
     if found["precision"]:
         yield inconclusive(
-            f"the plan computes in {found['precision']}, so that equality in float64 cannot be asked for; promise a plan "
+            f"the plan computes in {found['precision']}, so that equality in float64 "
+            "cannot be asked for; promise a plan "
             "without mixed precision for the comparison",
             code="mixed-precision",
         )
@@ -66,14 +68,16 @@ def fsdp_equivalence(subject: Subject) -> Iterator[Finding]:
     meta = ", and a build on meta is restored" if on_meta is not None else ""
     yield passed(
         f"{len(found['units'])} units on {outcome.ranks} ranks give outputs to {found['output']:.1e}, gradients to "
-        f"{found['error']:.1e} and a step to {found['stepped']:.1e} (relative){wide}; the state_dict comes back bit by bit{tied}{meta}"
+        f"{found['error']:.1e} and a step to {found['stepped']:.1e} (relative){wide}; the "
+        f"state_dict comes back bit by bit{tied}{meta}"
     )
 
 
 def synchronised_statistics(subject: Subject) -> Iterator[Finding]:
     """Train one step on the ranks' shards with live statistics; compare with plain batch normalisation on all of them.
 
-    Gradients and running statistics are compared in float64. torch's own SyncBatchNorm refuses CPU tensors, so
+    Gradients and running statistics are compared in float64. torch's own SyncBatchNorm refuses CPU
+    tensors, so
     that on a CPU nothing is said.
     """
     names = synchronised(subject.model)
@@ -101,7 +105,8 @@ def synchronised_statistics(subject: Subject) -> Iterator[Finding]:
     wrong = {n: gap for n, gap in found["buffers"].items() if gap > _bound(outcome)}
     if not wrong and found["error"] <= _bound(outcome):
         yield passed(
-            f"{len(names)} modules on {outcome.ranks} ranks give the whole batch's gradient to {found['error']:.1e} and its "
+            f"{len(names)} modules on {outcome.ranks} ranks give the whole batch's "
+            f"gradient to {found['error']:.1e} and its "
             f"running statistics to {max(found['buffers'].values(), default=0.0):.1e} (relative)"
         )
         return
@@ -116,7 +121,8 @@ def synchronised_statistics(subject: Subject) -> Iterator[Finding]:
                 location=sources.of_parameter(subject.model, worst),
             )
         ],
-        observed=f"gradient {found['error']:.3g} away, {len(wrong)} of {len(found['buffers'])} running statistics up to "
+        observed=f"gradient {found['error']:.3g} away, {len(wrong)} of {len(found['buffers'])} "
+        "running statistics up to "
         f"{max(wrong.values(), default=0.0):.3g} away (relative)",
         cause="statistics are not gathered over all ranks, or shards are weighted unequally",
         because="the same samples in one process, with plain batch normalisation, were compared in float64",

@@ -56,7 +56,8 @@ def unusable(made: Evidence, stages: tuple[str, ...], *, optional: bool = False)
 def ddp_equivalence(subject: Subject) -> Iterator[Finding]:
     """Compare the gradients of DistributedDataParallel over spawned processes with one process's, in float64.
 
-    Dropout is off and normalisations use their running statistics. Two steps are taken, gradients are also
+    Dropout is off and normalisations use their running statistics. Two steps are taken, gradients
+    are also
     accumulated under ``no_sync``, and the parameters of all ranks are compared afterwards.
     """
     if not any(p.requires_grad for p in subject.model.parameters()):
@@ -125,7 +126,8 @@ def ddp_equivalence(subject: Subject) -> Iterator[Finding]:
     wide = " in float64" if local[0]["double"] else ""
     finds = f"; find_unused_parameters=True is needed for {unused[0]}" if unused else ""
     yield passed(
-        f"{outcome.ranks} ranks average the single process's gradient to {max(ddp[0]['error'], local[0]['decomposes']):.1e} "
+        f"{outcome.ranks} ranks average the single process's gradient to "
+        f"{max(ddp[0]['error'], local[0]['decomposes']):.1e} "
         f"(relative){wide}, also under no_sync, and their parameters are bit-equal after two steps{still}{finds}"
         if ddp[0].get("accumulated") is not None
         else f"{outcome.ranks} ranks average the single process's gradient to {ddp[0]['error']:.1e} (relative){wide}, "
@@ -137,7 +139,8 @@ def ddp_equivalence(subject: Subject) -> Iterator[Finding]:
 def rank_consistency(subject: Subject) -> Iterator[Finding]:
     """Build the model on every rank, with one seed and with a seed of each rank's own, and compare.
 
-    With one seed all parameters must be bit-equal before the wrapper; with own seeds the wrapper must have
+    With one seed all parameters must be bit-equal before the wrapper; with own seeds the wrapper
+    must have
     sent everything that decides the output, and dropout must differ.
     """
     if not any(p.requires_grad for p in subject.model.parameters()):
@@ -174,7 +177,8 @@ def rank_consistency(subject: Subject) -> Iterator[Finding]:
 def distributed_steps(subject: Subject) -> Iterator[Finding]:
     """Run the declared train step with the wrapped model on every rank's shard; compare the ranks afterwards.
 
-    Parameters and buffers must be bit-equal after every step, and the gradient that the optimizer sees must be
+    Parameters and buffers must be bit-equal after every step, and the gradient that the optimizer
+    sees must be
     the one that it sees with a single rank on the whole batch.
     """
     made = evidence(subject)
@@ -198,7 +202,8 @@ def distributed_steps(subject: Subject) -> Iterator[Finding]:
             else ""
         )
         yield passed(
-            f"parameters and buffers of {outcome.ranks} ranks are bit-equal after {len(steps[0]['steps'])} steps{alone}{note}"
+            f"parameters and buffers of {outcome.ranks} ranks are bit-equal after "
+            f"{len(steps[0]['steps'])} steps{alone}{note}"
         )
 
 

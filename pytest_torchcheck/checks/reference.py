@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 def reference_match(subject: Subject) -> Iterator[Finding]:
     """Load the model's weights into the reference, run both in eval mode and compare, submodule by submodule.
 
-    The submodule that is named was given the same in both versions and gave something else, while all that it
+    The submodule that is named was given the same in both versions and gave something else, while
+    all that it
     calls itself agrees. Submodules are matched by their names.
     """
     for promise in subject.contract.promised("Matches"):

@@ -244,7 +244,10 @@ def _not_loaded(model: nn.Module, error: Exception) -> Finding:
     message = " ".join(str(error).split())
     if own:
         return inconclusive(
-            f"{type(model).__name__} overrides {listed(own)}, and a strict load of its own state raises: {message[:200]}",
+            (
+                f"{type(model).__name__} overrides {listed(own)}, and a strict load of its own "
+                f"state raises: {message[:200]}"
+            ),
             code="state-overridden",
         )
     keys = [part.strip().strip('".') for part in str(error).split('"')[1::2]]
@@ -266,7 +269,8 @@ def _not_loaded(model: nn.Module, error: Exception) -> Finding:
 def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
     """Copy the model, change the original, run the copy; pickle it, run what comes back; look for it after its use.
 
-    Where a forward in training keeps a tensor with its graph, the model is copied after a training step too.
+    Where a forward in training keeps a tensor with its graph, the model is copied after a training
+    step too.
     """
     if on_meta(subject):
         yield inconclusive(

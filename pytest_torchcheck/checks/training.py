@@ -35,7 +35,8 @@ def accumulated(subject: Subject) -> Iterator[Finding]:
     """Compare the accumulated gradient with the full batch's, on the batch as it is and with targets ignored.
 
     Without the promise, a step that runs several backward passes before its optimizer's step may mean
-    anything by them. Only what cannot be meant is told then: the full batch's gradient times their number,
+    anything by them. Only what cannot be meant is told then: the full batch's gradient times their
+        number,
     and the last micro-batch's alone.
     """
     if not subject.contract.promised("Accumulates"):
@@ -147,7 +148,8 @@ def resumed(subject: Subject) -> Iterator[Finding]:
         )
     elif found.strangers:
         yield inconclusive(
-            f"the training step also steps {', '.join(found.strangers[:3])}, of which neither the optimizer function nor "
+            f"the training step also steps {', '.join(found.strangers[:3])}, of which "
+            "neither the optimizer function nor "
             "the step's own variables know: no checkpoint could hold its state",
             code="state-elsewhere",
         )
@@ -169,7 +171,8 @@ def _not_resumed(subject: Subject, found: resume.Resumption) -> Finding:
         return finding
     return finding.replace(
         location=line,
-        cause=f"the step puts a new Parameter in the place of {lost[0]}: the uninterrupted run's optimizer keeps the old one, "
+        cause=f"the step puts a new Parameter in the place of {lost[0]}: the uninterrupted run's "
+        "optimizer keeps the old one, "
         "the resumed run's begins with the new one",
         fix="write to the parameter in place, under torch.no_grad(): .copy_(), .clamp_(), .mul_()",
         root="weights-update/weight-static",
@@ -254,5 +257,6 @@ def non_finite_guard(subject: Subject) -> Iterator[Finding]:
         )
     else:
         yield passed(
-            f"the weights are finite after a step whose gradients were NaN; {len(trace.optimizer_steps())} optimizer steps ran"
+            "the weights are finite after a step whose gradients were NaN; "
+            f"{len(trace.optimizer_steps())} optimizer steps ran"
         )

@@ -10,7 +10,10 @@ complex_cast = Maybe("diagnosis.complex_cast:complex_cast", "complex-cast")
 
 explain = One(
     "diagnosis.placement:explain",
-    "cpu-factory cpu-literal cpu-tensor device-fixed module-hidden module-placed-by-hand numpy-on-device tensor-placed-by-hand",
+    (
+        "cpu-factory cpu-literal cpu-tensor device-fixed module-hidden module-placed-by-hand "
+        "numpy-on-device tensor-placed-by-hand"
+    ),
 )
 meta_finding = One("diagnosis.placement:meta_finding", "meta-mixed", doubtful=True)
 

@@ -26,7 +26,8 @@ class Explainer(Generic[Answer]):
 
     Attributes:
         target: ``"module:function"``, relative to this package.
-        codes: The codes that it can give, separated by spaces; empty where it answers a question of an explanation,
+        codes: The codes that it can give, separated by spaces; empty where it answers a question of
+            an explanation,
             or where torch's own message decides.
         doubtful: Whether it can find that what was seen is no more than ``suspicious``.
     """
@@ -93,7 +94,8 @@ class Each(Explainer[Iterator[Finding]]):
     def __call__(self, *args: Any, **options: Any) -> Iterator[Finding]:
         """Explain one by one; where that takes too long, give what remains as one finding.
 
-        It looks for what it explains, so that an error of its own, or of the model, says nothing of what holds.
+        It looks for what it explains, so that an error of its own, or of the model, says nothing of
+        what holds.
         """
         budget = Budget()
         nested = running()

@@ -18,7 +18,10 @@ unlike_the_loss = One("diagnosis.descent:differs", "gradient-partial gradient-wr
 ENTAILS = (
     rule(
         "*/non-finite-forward initialisation/parameter-non-finite initialisation/never-written",
-        f"gradients-finite/* output-spec/output-range loss-sound/* loss-at-start/* degenerate-inputs/* signal-propagation/* {STUCK}",
+        (
+            "gradients-finite/* output-spec/output-range loss-sound/* loss-at-start/* "
+            f"degenerate-inputs/* signal-propagation/* {STUCK}"
+        ),
         "model",
         "NaN and infinities spread",
     ),

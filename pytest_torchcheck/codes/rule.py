@@ -16,8 +16,10 @@ class Rule:
         causes: Patterns of ``check/code`` of the fact.
         follows: Patterns of ``check/code`` of what it entails.
         link: What must fit besides. ``model``: nothing, the fact concerns the whole model (but an
-            exception is a fact of its own); ``raises``: the follower is an exception; ``within``: everything that the
-            follower names lies within what the cause names; ``overlap``: they share a name; ``line``: they point to the same line.
+            exception is a fact of its own); ``raises``: the follower is an exception; ``within``:
+            everything that the
+            follower names lies within what the cause names; ``overlap``: they share a name;
+            ``line``: they point to the same line.
         why: The entailment in words.
     """
 

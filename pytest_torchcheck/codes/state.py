@@ -25,7 +25,8 @@ lost_by_training = Maybe("diagnosis.unsaved:lost_by_training", "state-unsaved")
 ENTAILS = (
     rule(
         "registration/*",
-        "optimizer-coverage/* gradients-exist/* weights-update/* dead-modules/* unregistered-tensors/* device-portability/* "
+        "optimizer-coverage/* gradients-exist/* weights-update/* dead-modules/* "
+        "unregistered-tensors/* device-portability/* "
         "dtype-conversion/* state-dict-roundtrip/* tied-weights/* mode-flags/* eval-determinism/*",
         "overlap",
         "what is not registered is not moved, saved, switched or trained",

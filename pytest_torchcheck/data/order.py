@@ -109,7 +109,8 @@ class Reach:
         given: Name of its attribute that says what it draws from.
         length: How many samples it draws from.
         size: How many samples the loader reads from.
-        certain: False where the sampler may have been given a part on purpose: a range of the first indices.
+        certain: False where the sampler may have been given a part on purpose: a range of the first
+            indices.
     """
 
     sampler: Any

@@ -59,7 +59,8 @@ class Augmentation:
         items: How many items each worker read, twice.
         workers: How many workers were simulated; 0 where the loader reads in the main process.
         random: Whether items differ between reads, or between epochs.
-        kept: Whether items are random at the first reading alone: nothing is drawn at the second one, which is equal.
+        kept: Whether items are random at the first reading alone: nothing is drawn at the second
+            one, which is equal.
         repeats: Whether the same worker with the same seed reads the same again.
         duplicates: Generators in the same state in different workers or epochs.
         used: Generators drawn from.

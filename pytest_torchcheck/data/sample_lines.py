@@ -32,7 +32,8 @@ class Origin:
     Attributes:
         line: The user's line after which it is there, or that returns it.
         held: The stored array that holds it already, or None.
-        computed: The operation of torch's that computes it from finite numbers, as a clause; empty where none is known to.
+        computed: The operation of torch's that computes it from finite numbers, as a clause; empty
+            where none is known to.
     """
 
     line: Location | None

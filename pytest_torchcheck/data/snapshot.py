@@ -37,7 +37,8 @@ class Snapshot:
 
     Args:
         contents: Of which object.
-        budget: How many bytes of arrays are copied whole, the small ones first; ``FULL_COPY_BYTES`` by default.
+        budget: How many bytes of arrays are copied whole, the small ones first; ``FULL_COPY_BYTES``
+            by default.
     """
 
     def __init__(self, contents: Contents, *, budget: int | None = None) -> None:

@@ -39,8 +39,10 @@ def assigned(
 ) -> Assigned | None:
     """Return what a name that a line uses was given; None where that is not certain.
 
-    A variable is looked for in the function around the line, above it, then in the functions around that one and
-    in the module; ``self.name`` in the class around the line, and an entry of a dict (``state['scaler']``) in the
+    A variable is looked for in the function around the line, above it, then in the functions around
+    that one and
+    in the module; ``self.name`` in the class around the line, and an entry of a dict
+    (``state['scaler']``) in the
     outermost function. Plain copies of a name are followed.
 
     Args:

@@ -66,7 +66,10 @@ def mixed(
         f"{path} of one sample depends on the other samples of the batch",
         culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="mixed")],
         location=place.location if place else _forward_line(subject),
-        observed=f"the first of {size} samples kept its input, its neighbours changed: {path} moved by {gap:.3g} (relative)",
+        observed=(
+            f"the first of {size} samples kept its input, its neighbours changed: {path} moved "
+            f"by {gap:.3g} (relative)"
+        ),
         cause=(place.cause if place else "")
         or "an operation mixes the batch dimension with another one"
         + (f" ({place.ran})" if place and place.op else ""),
@@ -142,7 +145,8 @@ def fixed_size(
 ) -> Finding:
     """Explain a model that raises at one sample less than the real batch has.
 
-    It is wrong where the line that raises spells the size out; a state of that size, kept on purpose, raises too.
+    It is wrong where the line that raises spells the size out; a state of that size, kept on
+    purpose, raises too.
 
     Args:
         subject: The model.
@@ -402,7 +406,10 @@ def stuck_mode(subject: Subject, names: list[str]) -> Finding:
             for n in names
         ],
         location=place,
-        observed=f"{counted(len(names), 'module')} with dropout or running statistics {have(names, 'keeps')} training=True",
+        observed=(
+            f"{counted(len(names), 'module')} with dropout or running statistics "
+            f"{have(names, 'keeps')} training=True"
+        ),
         cause="an overridden train() does not reach them",
         because="module.training is True after model.eval()",
         fix="call super().train(mode) in train() and return self",

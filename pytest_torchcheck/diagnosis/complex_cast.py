@@ -25,7 +25,8 @@ _ALIKE = 1e-3  # relative; outputs in another dtype differ by rounding, those of
 def complex_cast(subject: Subject, dtype: torch.dtype) -> Finding | None:
     """Compare a copy converted by ``.to(dtype)`` with one whose complex tensors stay complex.
 
-    Complex parameters are no matter of this: they lose their half as well, but a model of complex weights can hardly
+    Complex parameters are no matter of this: they lose their half as well, but a model of complex
+        weights can hardly
     do without.
 
     Args:
@@ -81,8 +82,14 @@ def complex_cast(subject: Subject, dtype: torch.dtype) -> Finding | None:
         ),
         location=place,
         observed=f"{counted(len(names), 'complex buffer')}; after .to(torch.{word}) {said}",
-        cause="a module converts complex buffers to the real dtype that it is given; .double() and .half() leave them alone",
-        because=f"{names[0]} is {cast.get_buffer(names[0]).dtype} after .to(torch.{word}), and its imaginary part was not zero",
+        cause=(
+            "a module converts complex buffers to the real dtype that it is given; .double() "
+            "and .half() leave them alone"
+        ),
+        because=(
+            f"{names[0]} is {cast.get_buffer(names[0]).dtype} after .to(torch.{word}), and its "
+            "imaginary part was not zero"
+        ),
         fix=f"register torch.view_as_real of it{line}, and take torch.view_as_complex in forward",
     )
 

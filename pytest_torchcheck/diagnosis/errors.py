@@ -44,7 +44,8 @@ def explain_error(
         device: Where it ran.
 
     Returns:
-        The explanation; ``code`` is ``crash`` for an error that the table does not know, or whose explanation
+        The explanation; ``code`` is ``crash`` for an error that the table does not know, or whose
+        explanation
         takes longer than :mod:`pytest_torchcheck.deadline` allows.
     """
     scene = Scene(error, phase=phase, model=model, batch=batch, rerun=rerun, device=device)

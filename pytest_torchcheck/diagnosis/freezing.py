@@ -132,7 +132,8 @@ def switched_off(subject: Subject, name: str) -> list[Location]:
 
     The line that was seen to do it is the only one. Else a line of a class that owns the parameter comes
     first; then those of the user's files that hold the model's classes and the contract's functions,
-    first of all those with a text that stands in the name, and none that leaves it on by what it says of the name.
+    first of all those with a text that stands in the name, and none that leaves it on by what it
+    says of the name.
 
     Args:
         subject: Whose model.
@@ -283,7 +284,10 @@ def off(subject: Subject, names: Iterable[str]) -> Iterator[Finding]:
         chosen = sorted({at.line for place in places[:1] for at in deciding(place)})
         if chosen:
             because += f"; what decides it stands on line{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))}"
-        fix = f"call requires_grad_(True) on {first if one else 'them'}, or drop {'it' if one else 'them'} from Trainable(...)"
+        fix = (
+            f"call requires_grad_(True) on {first if one else 'them'}, or drop "
+            f"{'it' if one else 'them'} from Trainable(...)"
+        )
         location = places[0] if places else sources.of_parameter(subject.model, first)
         owner = subject.model.get_submodule(first.rpartition(".")[0])
         if (
@@ -293,7 +297,10 @@ def off(subject: Subject, names: Iterable[str]) -> Iterator[Finding]:
             and "freeze=" not in location.text
         ):
             cause = "from_pretrained freezes its weights unless it is told not to"
-            fix = f"pass freeze=False to from_pretrained on line {location.line}, or drop {'it' if one else 'them'} from Trainable(...)"
+            fix = (
+                f"pass freeze=False to from_pretrained on line {location.line}, or drop "
+                f"{'it' if one else 'them'} from Trainable(...)"
+            )
         culprits = [parameter(subject, name, "requires_grad=False") for name in group]
         if alias is not None:
             cause = f"{alias.name} and {alias.other} are one module: to freeze the one is to freeze the other"

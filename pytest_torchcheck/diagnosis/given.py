@@ -1,6 +1,7 @@
 """Which statements gave an optimizer its parameters: from its constructor's argument back through the user's code.
 
-The lines that ran are known; the source says which of them assign, extend or choose what the constructor was given.
+The lines that ran are known; the source says which of them assign, extend or choose what the
+constructor was given.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Given:
     Attributes:
         location: Its line; where it writes a list over several lines, that of the last element.
         statement: The statement.
-        adds: Whether it takes parameters from modules itself; one of names alone hands on what others gave.
+        adds: Whether it takes parameters from modules itself; one of names alone hands on what
+            others gave.
         conditions: The lines of the conditions that choose what it gives.
         loops: The loops around it, the innermost last.
     """
@@ -198,9 +200,16 @@ class _Search:
         for file in self.files:
             tree = sources.tree_of(file)
             for call in ast.walk(tree) if tree is not None else ():
-                if not isinstance(call, ast.Call) or called(call) != getattr(function, "name", None) or (file, call.lineno) not in self.ran:  # fmt: skip
+                if (
+                    not isinstance(call, ast.Call)
+                    or called(call) != getattr(function, "name", None)
+                    or (file, call.lineno) not in self.ran
+                ):
                     continue
-                bound = isinstance(call.func, ast.Attribute) and _parameters(function)[:1] in (["self"], ["cls"])  # fmt: skip
+                bound = isinstance(call.func, ast.Attribute) and _parameters(function)[:1] in (
+                    ["self"],
+                    ["cls"],
+                )
                 named = [k.value for k in call.keywords if k.arg == name]
                 for value in named or call.args[place - bound :][:1]:
                     self.follow(value, file, depth - 1)
@@ -210,7 +219,11 @@ class _Search:
         for file in self.files:
             tree = sources.tree_of(file)
             for node in ast.walk(tree) if tree is not None else ():
-                if isinstance(node, ast.Expr) and called(node.value) == "add_param_group" and self._when(file, node) is not None:  # fmt: skip
+                if (
+                    isinstance(node, ast.Expr)
+                    and called(node.value) == "add_param_group"
+                    and self._when(file, node) is not None
+                ):
                     self._note(node, file, tree, node.value, _DEPTH)
 
     def _note(
@@ -219,7 +232,10 @@ class _Search:
         """Note a statement, with the loops around it and the conditions that choose in it, and follow its value."""
         loops = [n for n in _own_nodes(scope) if isinstance(n, ast.For) and holds(n, node.lineno)]
         last = _last_line(value)
-        tests = [*self._tests_within(value), *(t for loop in loops if self._looks(loop.iter) for t in _tests(loop, node))]  # fmt: skip
+        tests = [
+            *self._tests_within(value),
+            *(t for loop in loops if self._looks(loop.iter) for t in _tests(loop, node)),
+        ]
         lines = dict.fromkeys(t.lineno for t in tests if not _TRAINABLE.fullmatch(ast.unparse(t)))
         self.found[file, node.lineno] = Given(
             location=sources.of_line(file, max(node.lineno, last), getattr(scope, "name", "")),
@@ -253,13 +269,22 @@ class _Search:
         for node in ast.walk(value):
             if isinstance(node, _COMPREHENSIONS) and self._looks(node.generators[0].iter):
                 yield from (test for g in node.generators for test in g.ifs)
-            elif called(node) == "filter" and isinstance(node, ast.Call) and len(node.args) == 2 and self._looks(node.args[1]):  # fmt: skip
+            elif (
+                called(node) == "filter"
+                and isinstance(node, ast.Call)
+                and len(node.args) == 2
+                and self._looks(node.args[1])
+            ):
                 yield node.args[0]
 
     def _looks(self, iterated: ast.expr) -> bool:
         """Say whether a loop over an expression can meet the parameter: ``model.head.parameters()`` holds the head's alone."""
         for node in ast.walk(iterated):
-            if not isinstance(node, ast.Call) or called(node) not in _LISTS or not isinstance(node.func, ast.Attribute):  # fmt: skip
+            if (
+                not isinstance(node, ast.Call)
+                or called(node) not in _LISTS
+                or not isinstance(node.func, ast.Attribute)
+            ):
                 continue
             path = ast.unparse(node.func.value).split(".")[1:]
             whole = {name for name, _ in self.model.named_modules()}
@@ -273,7 +298,11 @@ def _parts(value: ast.expr) -> list[ast.expr]:
     if isinstance(value, ast.List | ast.Tuple | ast.Set):
         return value.elts
     if isinstance(value, ast.Dict):
-        named = [v for k, v in zip(value.keys, value.values, strict=True) if isinstance(k, ast.Constant) and k.value == "params"]  # fmt: skip
+        named = [
+            v
+            for k, v in zip(value.keys, value.values, strict=True)
+            if isinstance(k, ast.Constant) and k.value == "params"
+        ]
         return named or value.values
     if isinstance(value, _COMPREHENSIONS):
         return [value.elt, *(generator.iter for generator in value.generators)]
@@ -290,16 +319,30 @@ def _written(node: ast.stmt, name: str) -> Iterator[ast.expr]:
     """Yield what a statement writes into a variable."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple) and len(target.elts) == len(node.value.elts):  # fmt: skip
-                yield from (v for t, v in zip(target.elts, node.value.elts, strict=True) if name in _bases(t))  # fmt: skip
-            elif name in _bases(target) or (isinstance(target, ast.Tuple) and any(name in _bases(t) for t in target.elts)):  # fmt: skip
+            if (
+                isinstance(target, ast.Tuple)
+                and isinstance(node.value, ast.Tuple)
+                and len(target.elts) == len(node.value.elts)
+            ):
+                yield from (
+                    v
+                    for t, v in zip(target.elts, node.value.elts, strict=True)
+                    if name in _bases(t)
+                )
+            elif name in _bases(target) or (
+                isinstance(target, ast.Tuple) and any(name in _bases(t) for t in target.elts)
+            ):
                 yield node.value
     elif isinstance(node, ast.AugAssign | ast.AnnAssign):
         if name in _bases(node.target) and node.value is not None:
             yield node.value
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         call = node.value
-        if isinstance(call.func, ast.Attribute) and call.func.attr in _GROWS and name in _bases(call.func.value):  # fmt: skip
+        if (
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr in _GROWS
+            and name in _bases(call.func.value)
+        ):
             yield from call.args[-1:]
 
 
@@ -381,7 +424,8 @@ class LeftOut:
 def left_out(subject: Subject, name: str) -> LeftOut | None:
     """Return where a parameter that no optimizer holds would have to be added; None where the source does not say.
 
-    That is the condition that chooses among parameters of which it is one, else the last statement that adds any.
+    That is the condition that chooses among parameters of which it is one, else the last statement
+    that adds any.
     """
     made = making(subject)
     every = given_to_optimizers(made, subject.model, name)

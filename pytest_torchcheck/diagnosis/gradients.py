@@ -350,7 +350,10 @@ def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
     if at is not None and "all -inf" in at.fact:
         return (
             "every entry of a row is masked with -inf, and a softmax over nothing is 0/0",
-            f"leave one entry of every row unmasked{on_line(written)}, or set fully masked rows to 0 with torch.where{line}",
+            (
+                f"leave one entry of every row unmasked{on_line(written)}, or set fully masked "
+                f"rows to 0 with torch.where{line}"
+            ),
         )
     if at is not None and (constant := at if at.origin == "constant" else at.written) is not None and constant.kind == "inf":  # fmt: skip
         return _mended_infinity(at, constant, forward=forward)
@@ -361,7 +364,10 @@ def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
             f"{at.op.name} is computed for elements whose result {dropping}{where} drops; the gradient of 0 that they "
             "get back, times a derivative that is not finite, is NaN"
         )
-        fix = f"give {at.op.name} a safe argument at these elements{line} (torch.where on its input), then drop the result"
+        fix = (
+            f"give {at.op.name} a safe argument at these elements{line} (torch.where on its "
+            "input), then drop the result"
+        )
         return cause, fix
     if at is not None and "negative number" in at.fact:
         forward = True  # what was measured is outside of the domain, not at its edge
@@ -465,7 +471,10 @@ def changed_inputs(subject: Subject, changed: list[str], *, train: bool) -> Iter
         ]
         + ([alias.culprit(changed[0])] if alias is not None else []),
         location=location or sources.of_object(type(subject.model).forward),
-        observed=f"{counted(len(changed), 'input')} {have(changed, 'differs')} after a forward in {'train' if train else 'eval'} mode",
+        observed=(
+            f"{counted(len(changed), 'input')} {have(changed, 'differs')} after a forward in "
+            f"{'train' if train else 'eval'} mode"
+        ),
         cause="an operation writes into the tensor that the caller handed over"
         + (f" ({op})" if op else ""),
         because="the values before and after the call are not bit-equal",
@@ -512,7 +521,10 @@ def not_reparameterised(subject: Subject, stop: GraphCut) -> Finding:
     owners = sorted({name.split(".")[0] for name in names})
     return violated(
         "sample-not-reparameterised",
-        f"{names_text(owners)} cannot learn through its random draw: {stop.op.name if stop.op else 'normal'} has no gradient",
+        (
+            f"{names_text(owners)} cannot learn through its random draw: "
+            f"{stop.op.name if stop.op else 'normal'} has no gradient"
+        ),
         culprits=[
             *(
                 Culprit(
@@ -526,7 +538,10 @@ def not_reparameterised(subject: Subject, stop: GraphCut) -> Finding:
             *(parameter(subject, name, "no gradient through the draw") for name in names[:8]),
         ],
         location=stop.location,
-        observed=f"{len(names)} parameters decide the mean or deviation of a draw that goes on through trainable layers",
+        observed=(
+            f"{len(names)} parameters decide the mean or deviation of a draw that goes on "
+            "through trainable layers"
+        ),
         cause="the value is drawn without reparameterisation",
         because=stop.fact,
         fix="reparameterise on this line: mean + std * torch.randn_like(std), or rsample()",

@@ -72,7 +72,8 @@ def groups_overlap(scene: Scene) -> Explanation | None:
     return Explanation(
         code="optimizer-parameters",
         summary=f"{shown} {'stands' if len(shared) == 1 else 'stand'} in two groups of the optimizer",
-        observed=f"{words[other]} holds {len(first)} parameters, {words[number]} {len(latest)}; {len(shared)} are in both",
+        observed=(f"{words[other]} holds {len(first)} parameters, {words[number]} {len(latest)}; "
+            f"{len(shared)} are in both"),
         cause=cause,
         because=f"by identity, {shown} of the model {'is' if len(shared) == 1 else 'are'} in both; {scene.said}",
         fix=fix,
@@ -137,6 +138,10 @@ def _element(place: Location, number: int, dead: frozenset[int]) -> ast.expr | N
         if isinstance(given, ast.Name):
             made = assigned(place, given.id, without=dead)
             given = made.value if made is not None else None
-        if isinstance(given, ast.List | ast.Tuple) and number < len(given.elts) and not any(isinstance(e, ast.Starred) for e in given.elts):  # fmt: skip
+        if (
+            isinstance(given, ast.List | ast.Tuple)
+            and number < len(given.elts)
+            and not any(isinstance(e, ast.Starred) for e in given.elts)
+        ):
             return given.elts[number]
     return None

@@ -36,8 +36,10 @@ def handed_on(
 ) -> tuple[str, Location | None]:
     """Return the variable that the statement at a place assigns, and the first line after it that copies or returns it as it is.
 
-    Of a statement that returns what it computes: the line that gets it, or that hands it on from there. Arguments as of
-    :func:`~pytest_torchcheck.diagnosis.unread.unread`, with how many functions to leave at most. No line where the
+    Of a statement that returns what it computes: the line that gets it, or that hands it on from
+        there. Arguments as of
+    :func:`~pytest_torchcheck.diagnosis.unread.unread`, with how many functions to leave at most. No
+    line where the
     variable is assigned anew before, or never handed on.
     """
     function = enclosing(place)
@@ -84,7 +86,8 @@ def passed_by(
 ) -> tuple[list[tuple[str, Location]], Location | None]:
     """Return the lines after a place that read what its statement computes with, and the one at which its function comes back.
 
-    ``h = self.block(x)``, and later ``return self.head(x)``: where h is never read, these take x past it. Reads of a
+    ``h = self.block(x)``, and later ``return self.head(x)``: where h is never read, these take x
+    past it. Reads of a
     shape or dtype do not count. Arguments as of :func:`~pytest_torchcheck.diagnosis.unread.unread`.
     """
     function = enclosing(place)

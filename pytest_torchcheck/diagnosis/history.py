@@ -125,7 +125,8 @@ class Replay:
         saved_at: The user's forward line whose backward failed (from anomaly mode).
         failed_node: Class name of that backward node.
         held: What keeps tensors of an earlier graph, seen when backward ran into it.
-        shared: What the failing backward shares with an earlier one of the same run, where it ran into that.
+        shared: What the failing backward shares with an earlier one of the same run, where it ran
+            into that.
     """
 
     error: BaseException | None = None

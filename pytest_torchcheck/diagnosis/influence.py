@@ -166,7 +166,8 @@ def recomputed(
             ),
         ],
         location=place,
-        observed=f"{counted(regions, 'checkpointed region')}; {counted(len(gradients), 'value differs', 'values differ')} by up to "
+        observed=f"{counted(regions, 'checkpointed region')}; "
+        f"{counted(len(gradients), 'value differs', 'values differ')} by up to "
         f"{gradients.get(worst, 0.0):.3g} (relative), {len(missing)} are missing",
         cause="the recomputation in the backward does not repeat the forward",
         because=found.fact

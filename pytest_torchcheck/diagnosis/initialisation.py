@@ -152,7 +152,8 @@ def fading(
             for tap in dict.fromkeys((turn, last))
         ],
         observed=numbers,
-        cause=f"each layer {'shrinks' if fades else 'magnifies'} what tells samples apart: the initialisation does not fit "
+        cause=f"each layer {'shrinks' if fades else 'magnifies'} what tells samples apart: the "
+        "initialisation does not fit "
         "the nonlinearity, or normalisation or residual paths are missing",
         because=f"the spread goes from {first.spread:.2g} behind {first.name} to {last.spread:.2g} behind {last.name}",
         fix=_rectify(chain, squashed)

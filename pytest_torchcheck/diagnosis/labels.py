@@ -94,7 +94,8 @@ def blank_labels(subject: Subject, used: Consumed, labels: Alignable) -> Finding
         f"targets of ctc_loss contain the blank, {labels.blank}",
         culprits=[_ctc_call(subject, used, f"blank={labels.blank}"), *made],
         location=used.place or declared_loss_line(subject),
-        observed=f"{labels.blanks} of {labels.counted} labels are {labels.blank}; labels from {labels.low} to {labels.top}, "
+        observed=f"{labels.blanks} of {labels.counted} labels are {labels.blank}; labels from "
+        f"{labels.low} to {labels.top}, "
         f"{labels.classes} classes",
         cause=cause,
         because="the blank is the gap between labels: what has its index is never read out as a label",
@@ -110,7 +111,10 @@ def beyond_the_classes(subject: Subject, used: Consumed, labels: Alignable) -> F
         f"targets of ctc_loss go from {labels.low} to {labels.top}, and there are {labels.classes} classes",
         culprits=[_ctc_call(subject, used, f"{labels.classes} classes"), *made],
         location=used.place or declared_loss_line(subject),
-        observed=f"{labels.counted} labels from {labels.low} to {labels.top}; {labels.classes} classes, the blank included",
+        observed=(
+            f"{labels.counted} labels from {labels.low} to {labels.top}; {labels.classes} "
+            "classes, the blank included"
+        ),
         cause="labels have no output: one is missing for the blank, or marks of padding are counted as labels",
         because="ctc_loss reads the memory beside log_probs for them, without an error",
         fix="give the head an output for every label and one for the blank, and leave padding out by target_lengths",

@@ -40,7 +40,10 @@ def stops(subject: Subject, names: list[str]) -> Finding:
         ],
         location=guilty.location if guilty is not None else place,
         observed=f"bit-equal after each of the steps 2 to {STEPS}, at a learning rate above 0",
-        cause=f"{guilty.name} is computed in the first forward and used in all later ones, which do not train what made it"
+        cause=(
+            f"{guilty.name} is computed in the first forward and used in all later ones, which "
+            "do not train what made it"
+        )
         if guilty is not None
         else "the first step leaves the model, the optimizer or the step otherwise than it found them",
         because=f"with {guilty.name} put back after each step, {'it moves' if one else 'they move'} in later steps too"

@@ -71,7 +71,12 @@ def _takes_batch(op: Op, batch: int | None) -> bool:
     if batch is None or before[:1] != (batch,):
         return False
     if op.name == "squeeze":
-        named = op.arguments and op.arguments[0] not in ("0", "dim=0", str(-len(before)), f"dim={-len(before)}")  # fmt: skip
+        named = op.arguments and op.arguments[0] not in (
+            "0",
+            "dim=0",
+            str(-len(before)),
+            f"dim={-len(before)}",
+        )
         return batch == 1 and not named
     if op.name == "__getitem__":
         single = len(op.arguments) == 1 and re.fullmatch(r"-?\d+", op.arguments[0]) is not None

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 def loss_line(subject: Subject) -> Location | None:
     """Return the line of the user's loss that returns.
 
-    Of a loss of torch's own it is the line of the training step that calls it, or the one at which the model's
+    Of a loss of torch's own it is the line of the training step that calls it, or the one at which
+    the model's
     forward gives what it is computed from; where neither can be seen, the declaration.
     """
     return own_loss_line(subject) or forward_returned(subject) or subject.contract.location
@@ -332,7 +333,10 @@ def labels_as_numbers(subject: Subject, classes: int, used: Consumed) -> Finding
         observed=f"output {list(used.shape)} against labels of the same shape, all whole numbers below {classes}",
         cause="a regression loss gives the classes an order and distances, which their numbers do not mean",
         because=f"the targets are declared as Labels(classes={classes})",
-        fix=f"give the model {classes} outputs and use cross_entropy, or declare the targets as Ints if their order is meant",
+        fix=(
+            f"give the model {classes} outputs and use cross_entropy, or declare the targets "
+            "as Ints if their order is meant"
+        ),
     )
 
 
@@ -386,7 +390,10 @@ def arguments_swapped(subject: Subject, used: Consumed) -> Finding:
         f"{function} is given the targets first and the output second",
         culprits=[_culprit(subject, f"{function}(targets, output)", place)],
         location=place,
-        observed=f"input {list(used.shape)}: 0 and 1 alone, as the targets of the batch; target: what requires a gradient",
+        observed=(
+            f"input {list(used.shape)}: 0 and 1 alone, as the targets of the batch; target: "
+            "what requires a gradient"
+        ),
         cause="the output is taken for the targets, and the targets for the output",
         because="the first argument was computed from the batch's targets, the second one from the model's output",
         fix=f"write {function}(output, targets){line}",
@@ -446,7 +453,8 @@ def hot_start(subject: Subject, used: Consumed, uniform: float, gain: float) -> 
     assert used.weight is not None
     place = initialisation_line(subject, used.weight)
     weight = subject.named_parameters()[used.weight]
-    # a lookup table that also makes the logits keeps the default of nn.Embedding, which nobody chose for a head
+    # a lookup table that also makes the logits keeps the default of nn.Embedding, which nobody
+    # chose for a head
     tied = _is_table(subject, used.weight)
     return (violated if tied else suspicious)(
         "loss-at-start",
@@ -458,7 +466,8 @@ def hot_start(subject: Subject, used: Consumed, uniform: float, gain: float) -> 
         location=place,
         observed=f"logits have a standard deviation of {used.spread:.2f} over {used.classes} classes",
         cause=f"the weight that makes the logits scales a unit input by {gain:.2f}; the usual is below 1",
-        because=f"{used.weight} {list(weight.shape)} has an RMS of {float(weight.detach().float().square().mean().sqrt()):.3g} "
+        because=f"{used.weight} {list(weight.shape)} has an RMS of "
+        f"{float(weight.detach().float().square().mean().sqrt()):.3g} "
         f"at fan-in {weight[0].numel()}"
         + (", and it is the weight of an nn.Embedding too" if tied else ""),
         fix=f"initialise it smaller, e.g. nn.init.normal_({submodule(subject.model, used.weight)}, std=0.02)"
@@ -488,7 +497,8 @@ def initialisation_line(subject: Subject, qualified: str) -> Location | None:
 def _writing_line(subject: Subject, qualified: str) -> Location | None:
     """Return the line that initialises a parameter, or that builds it.
 
-    Where the line gets its numbers from a parameter of the function around it, the call that gives them counts.
+    Where the line gets its numbers from a parameter of the function around it, the call that gives
+    them counts.
     A line that names the parameter counts first, then one of a loop or of an ``apply`` function that
     writes to every module's parameter of that name; of several the one under its module's type.
     """
@@ -549,7 +559,8 @@ def changed_arguments(
             _culprit(subject, "writes to what it is given"),
         ],
         location=place or loss_line(subject),
-        observed=f"loss {values[0]:.4g}, then {values[1]:.4g} with the same arguments; the largest element of {name} is "
+        observed=f"loss {values[0]:.4g}, then {values[1]:.4g} with the same arguments; the largest "
+        f"element of {name} is "
         f"{before:.4g}, {after:.4g} after one call, {last:.4g} after two",
         cause=f"an operation{at} writes into the tensor that the caller handed over",
         because="with new arguments of the same values the loss is the same twice",

@@ -94,7 +94,11 @@ def criterion_culprits(place: Location | None, cls: str) -> tuple[Culprit, ...]:
     if place is None or tree is None:
         return ()
     for call in ast.walk(tree):
-        if not isinstance(call, ast.Call) or not holds(call, place.line) or isinstance(call.func, ast.Call):  # fmt: skip
+        if (
+            not isinstance(call, ast.Call)
+            or not holds(call, place.line)
+            or isinstance(call.func, ast.Call)
+        ):
             continue
         name = ast.unparse(call.func)
         made = assigned(place, name, made=cls)

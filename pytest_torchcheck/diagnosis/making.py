@@ -34,7 +34,8 @@ class Making:
         optimizers: The line that makes each optimizer, the innermost outside its own class.
         schedulers: Class name and line of each scheduler that is made, the outer ones last.
         formulas: The user's functions that the schedulers were given.
-        replaced: By parameter: the line that puts another one in its place, and the one that calls for it.
+        replaced: By parameter: the line that puts another one in its place, and the one that calls
+            for it.
         zeros: The lines after which a variable of the function is 0, by the variable.
         thawed: By parameter: the line after which it required a gradient, though it did not before.
     """

@@ -69,4 +69,12 @@ def not_hidden(
     )
 
 
-_DOING = {"add": "adds", "iadd": "adds", "radd": "adds", "sub": "subtracts", "mul": "multiplies by", "imul": "multiplies by", "rmul": "multiplies by"}  # fmt: skip
+_DOING = {
+    "add": "adds",
+    "iadd": "adds",
+    "radd": "adds",
+    "sub": "subtracts",
+    "mul": "multiplies by",
+    "imul": "multiplies by",
+    "rmul": "multiplies by",
+}

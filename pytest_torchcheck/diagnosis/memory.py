@@ -152,7 +152,8 @@ def out_of_memory(moment: OutOfMemory, fits: LargestBatch | None) -> Finding:
 def with_live_tensors(finding: Finding, subject: Subject, sizes: Mapping[str, int]) -> Finding:
     """Add to an out-of-memory error of any check what the device cannot tell: the live tensors, each by line.
 
-    Where the step was tracked, they are those at that moment; else those at the peak of the same step run
+    Where the step was tracked, they are those at that moment; else those at the peak of the same
+    step run
     again on fake tensors, which allocates nothing; where that cannot be done the finding stays as it is.
 
     Args:
@@ -193,7 +194,10 @@ def with_live_tensors(finding: Finding, subject: Subject, sizes: Mapping[str, in
         because=(
             f"{format_bytes(profile.peak_bytes)} of tensors were live then, in {profile.peak_phase}: {largest}"
             if moment is not None
-            else f"a whole step needs {format_bytes(profile.peak_bytes)} of tensors, most in {profile.peak_phase}: {largest}"
+            else (
+                f"a whole step needs {format_bytes(profile.peak_bytes)} of tensors, most in "
+                f"{profile.peak_phase}: {largest}"
+            )
         )
         + f"; {_said(finding.because)}",
         fix=finding.fix + _fits(fits),
@@ -218,7 +222,10 @@ def grows_too_fast(growth: Growth, declared: float) -> Finding:
             Culprit(
                 kind="tensor",
                 name=tensor_name(fastest),
-                detail=f"{fastest.describe()} at {symbol}={growth.sizes[-1]}, grows with {symbol}^{growth.fastest_power:g}",
+                detail=(
+                    f"{fastest.describe()} at {symbol}={growth.sizes[-1]}, grows with "
+                    f"{symbol}^{growth.fastest_power:g}"
+                ),
                 location=fastest.location,
             )
         )
@@ -241,7 +248,8 @@ def grows_too_fast(growth: Growth, declared: float) -> Finding:
             if fastest is not None
             else ""
         ),
-        fix=f"make this tensor in chunks or not at all (scaled_dot_product_attention for attention), or declare growth={{{symbol!r}: {growth.power:g}}}",
+        fix=("make this tensor in chunks or not at all (scaled_dot_product_attention for "
+            f"attention), or declare growth={{{symbol!r}: {growth.power:g}}}"),
         evidence={
             **growth.to_dict(),
             "lines": [
@@ -327,7 +335,8 @@ def leaks(
         kind: ``training step`` or ``call``.
         root: The finding that this one repeats, if any.
         certain: Whether it breaks a promise, or only looks like it.
-        given: The variables with a graph that the line which keeps it reads, and the lines that bound them.
+        given: The variables with a graph that the line which keeps it reads, and the lines that
+            bound them.
     """
     first = leak.tensors[0] if leak.tensors else None
     each = f"{format_bytes(leak.bytes_per_step)} per {kind}" if leak.bytes_per_step else ""
@@ -419,7 +428,8 @@ def cached(
         ),
         location=cache.called or cache.made,
         cause="a tensor is hashed by its identity: one with the same values is another key",
-        because=f"0 hits and {many}, {cache.kept} by now; {line} gives it a tensor made anew each time; {_stays(leak, kind)}",
+        because=(f"0 hits and {many}, {cache.kept} by now; {line} gives it a tensor made anew each "
+            f"time; {_stays(leak, kind)}"),
         fix=f"cache {cache.name} by numbers and shapes, not by tensors, or not at all",
     )  # fmt: skip
 

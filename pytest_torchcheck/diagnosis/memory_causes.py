@@ -334,7 +334,10 @@ def general_cause(everything: MemoryProfile, name: str) -> Cause:
 def advice(largest: Holding | None) -> str:
     """Return what to do about the kind of tensor that holds most."""
     if largest is None or largest.category in ("activations", "temporaries"):
-        return "use activation checkpointing, a smaller batch (accumulated over several) or autocast, or raise the ceiling"
+        return (
+            "use activation checkpointing, a smaller batch (accumulated over several) or "
+            "autocast, or raise the ceiling"
+        )
     if largest.category == "optimizer_state":
         return "use an optimizer with less state, or raise the ceiling"
     return "make the model smaller, or raise the ceiling"

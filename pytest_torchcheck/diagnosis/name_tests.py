@@ -31,7 +31,8 @@ def value_for(expression: ast.expr, place: Location, variable: str, name: str) -
     """Return an expression's value with a variable bound to a name; None where it reads anything but that and literals.
 
     Args:
-        expression: Comparisons, ``in``, ``startswith`` and ``endswith``, ``any`` and ``all`` over literals, joined.
+        expression: Comparisons, ``in``, ``startswith`` and ``endswith``, ``any`` and ``all`` over
+            literals, joined.
         place: Its line, above which the names of literals are looked for.
         variable: What the line calls the name.
         name: Of a parameter.
@@ -48,7 +49,11 @@ def keeps_on(place: Location, name: str) -> bool:
     It gives True for the name, or a condition around it is not met by the name.
     """
     tree = sources.tree_of(place.file)
-    around = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and holds(n, place.line)] if tree is not None else []  # fmt: skip
+    around = (
+        [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and holds(n, place.line)]
+        if tree is not None
+        else []
+    )
     loop = max((n for n in around if isinstance(n, ast.For)), key=lambda n: n.lineno, default=None)
     variable = name_variable(loop.target, loop.iter) if loop is not None else ""
     if loop is None or not variable or rebinds(loop.body, variable):
@@ -58,7 +63,14 @@ def keeps_on(place: Location, name: str) -> bool:
         met = value_for(node.test, place, variable, name)
         if met is not None and (body or other) and bool(met) is not body:
             return True
-    given = next((_given(n) for n in ast.walk(loop) if getattr(n, "lineno", 0) == place.line and _given(n) is not None), None)  # fmt: skip
+    given = next(
+        (
+            _given(n)
+            for n in ast.walk(loop)
+            if getattr(n, "lineno", 0) == place.line and _given(n) is not None
+        ),
+        None,
+    )
     return given is not None and value_for(given, place, variable, name) is True
 
 

@@ -39,7 +39,8 @@ class Omitted:
         called: What is called: the class of a module, or a function.
         parameter: The argument.
         location: The line.
-        other: Whether another value was given in its place; the variable then has the argument's very name.
+        other: Whether another value was given in its place; the variable then has the argument's
+            very name.
     """
 
     name: str

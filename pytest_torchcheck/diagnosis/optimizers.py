@@ -74,7 +74,10 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
     )
     return violated(
         "optimizer-missing",
-        f"{names_text(names)} {have(names, 'is') if len(names) == 1 else 'are'} in no optimizer and will never be trained",
+        (
+            f"{names_text(names)} {have(names, 'is') if len(names) == 1 else 'are'} in no "
+            "optimizer and will never be trained"
+        ),
         culprits=[
             *(
                 Culprit(kind="parameter", name=name, detail="in no optimizer", location=place)
@@ -159,7 +162,10 @@ def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
     if len(coverage.optimizers) > 1:
         return violated(
             "optimizer-twice",
-            f"{names_text(names)} {'stands' if len(names) == 1 else 'stand'} in two optimizers that apply the same gradient",
+            (
+                f"{names_text(names)} {'stands' if len(names) == 1 else 'stand'} in two "
+                "optimizers that apply the same gradient"
+            ),
             culprits=[
                 *used,
                 *(
@@ -209,7 +215,8 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
     if line is not None:
         cause = f"the step puts a new Parameter in the place of {rebound[0]}, and the optimizer keeps the old one"
         because = (
-            f"after line {line.line} no param_group holds the tensor that the model uses, and the next step gives it the "
+            f"after line {line.line} no param_group holds the tensor that the model uses, "
+            "and the next step gives it the "
             "same values when its gradient is turned round"
         )
         fix = "write to the parameter in place, under torch.no_grad(): .copy_(), .clamp_(), .mul_()"
@@ -414,7 +421,10 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
         fix = f"assign what it returns on line {place.line}"
     return violated(
         "frozen-moved",
-        f"{names_text(names)} {'is' if len(names) == 1 else 'are'} promised to be frozen but {'moves' if len(names) == 1 else 'move'}",
+        (
+            f"{names_text(names)} {'is' if len(names) == 1 else 'are'} promised to be frozen "
+            f"but {'moves' if len(names) == 1 else 'move'}"
+        ),
         culprits=[
             Culprit(
                 kind="parameter",

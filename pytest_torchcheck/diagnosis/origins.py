@@ -103,7 +103,9 @@ def _lines(file: str) -> tuple[int, ...]:
     except SyntaxError:
         return ()
     found: list[int] = []
-    for scope in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)] + [tree]:  # fmt: skip
+    for scope in [
+        n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+    ] + [tree]:
         for node in _own(scope):
             if isinstance(node, ast.Call):
                 for given in _handed_over(node):

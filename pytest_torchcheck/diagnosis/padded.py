@@ -42,7 +42,8 @@ def lengthening_line(
         length: Length of the sequence in ``batch``.
         extra: How many more positions ``longer`` has.
         side: Where they stand.
-        real: Which positions of ``batch`` are no padding, bool [samples, positions]; None where that is not known.
+        real: Which positions of ``batch`` are no padding, bool [samples, positions]; None where
+            that is not known.
     """
     (base, other), allowed = places.recorded(subject, [batch, longer])
     found = first_lengthening(
@@ -90,10 +91,16 @@ def _over_filled(place: Place, found: Lengthened) -> Place:
         "max_pool1d",
         "adaptive_max_pool1d",
     )
-    fix = f"give the lowest number, torch.finfo(dtype).min, to the padded positions{on_line(made.location)}, not {found.filled:g}"
+    fix = (
+        "give the lowest number, torch.finfo(dtype).min, to the padded "
+        f"positions{on_line(made.location)}, not {found.filled:g}"
+    )
     return replace(
         place,
-        fact=f"{place.fact}; at the padded ones it read {found.filled:g}, of {found.filler.name}{on_line(made.location)}",
+        fact=(
+            f"{place.fact}; at the padded ones it read {found.filled:g}, of "
+            f"{found.filler.name}{on_line(made.location)}"
+        ),
         settings=(made,),
         fix=fix if largest else place.fix,
     )

@@ -68,7 +68,11 @@ def paths_of(file: object, kind: str) -> list[str]:
     finally:
         if position is not None and isinstance(file, io.IOBase):
             file.seek(position)
-    return [str(key) for key, value in held.items() if _holds(value, kind)] if isinstance(held, dict) else []  # fmt: skip
+    return (
+        [str(key) for key, value in held.items() if _holds(value, kind)]
+        if isinstance(held, dict)
+        else []
+    )
 
 
 def _pickle_of(file: object) -> bytes | None:
@@ -88,4 +92,8 @@ def _holds(value: Any, kind: str, depth: int = _DEPTH) -> bool:
         return value.made_by == kind
     if depth and isinstance(value, dict):
         return any(_holds(v, kind, depth - 1) for v in value.values())
-    return bool(depth) and isinstance(value, list | tuple) and any(_holds(v, kind, depth - 1) for v in value)  # fmt: skip
+    return (
+        bool(depth)
+        and isinstance(value, list | tuple)
+        and any(_holds(v, kind, depth - 1) for v in value)
+    )

@@ -105,7 +105,8 @@ def _attribute(subject: Subject, mixture: Mixture, stray: Stray, evidence: Porta
             ),
             _call(mixture),
         ],
-        "observed": f"{stray.name} is {_says(stray)} on cpu after model.to(...); {_where(mixture)} uses it with tensors "
+        "observed": f"{stray.name} is {_says(stray)} on cpu after model.to(...); {_where(mixture)} "
+        "uses it with tensors "
         "of the model's device",
         "evidence": {"op": mixture.op, "via": holding.via, "meta": evidence.meta.kind},
     }
@@ -129,7 +130,10 @@ def _attribute(subject: Subject, mixture: Mixture, stray: Stray, evidence: Porta
         cause = (
             f"{holding.path} is {what}, not registered, so that .to() and .cuda() leave it behind"
         )
-        fix = f"hold {holding.attribute} in an nn.ModuleList, ModuleDict, ParameterList or an attribute of its own{line}"
+        fix = (
+            f"hold {holding.attribute} in an nn.ModuleList, ModuleDict, ParameterList or an "
+            f"attribute of its own{line}"
+        )
     if holding.kind == "module" and not trained:
         return suspicious(
             "module-placed-by-hand",
@@ -176,10 +180,14 @@ def _factory(mixture: Mixture, stray: Stray) -> Finding:
             ),
             _call(mixture),
         ],
-        observed=f"{stray.name} gives {_says(stray)} on cpu; {_where(mixture)} combines it with tensors of the model's device",
+        observed=(
+            f"{stray.name} gives {_says(stray)} on cpu; {_where(mixture)} combines it with "
+            "tensors of the model's device"
+        ),
         cause=f"{stray.name}{line} "
         + ("names the CPU" if literal else "has no device=, so it uses the CPU"),
-        because=f"in a run whose model and inputs pass for tensors of {torch.device('cuda', 0)}, this operand alone is on "
+        because=f"in a run whose model and inputs pass for tensors of {torch.device('cuda', 0)}, "
+        "this operand alone is on "
         f"the CPU, and {mixture.op} needs all its tensors on one device",
         fix=f"give {stray.name} {edits.device_at(place)}{line}"
         if not literal
@@ -205,7 +213,10 @@ def _fixed(subject: Subject, mixture: Mixture, stray: Stray) -> Finding:
             ),
             _call(mixture),
         ],
-        observed=f"it asks for the CPU while the model's tensors pass for tensors of a GPU; {_where(mixture)} combines them",
+        observed=(
+            "it asks for the CPU while the model's tensors pass for tensors of a GPU; "
+            f"{_where(mixture)} combines them"
+        ),
         cause=f"self.{stale[0]} is set when the model is built, and model.to(...) does not change it"
         if stale
         else "the device comes from a global or an attribute that does not follow model.to(...)",

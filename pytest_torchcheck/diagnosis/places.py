@@ -349,7 +349,10 @@ def _told(
         module=view.op.module,
         fact=view.shown,
         settings=(culprit,) if culprit.location not in (None, view.op.location) else (),
-        cause=f"{view.op.name} reads {read} in the order of memory: it moves no dimension, and scatters the {what} of dimension {dim}",
+        cause=(
+            f"{view.op.name} reads {read} in the order of memory: it moves no dimension, and "
+            f"scatters the {what} of dimension {dim}"
+        ),
         fix=mend,
     )
 
@@ -366,7 +369,10 @@ def _unshifted(found: Unshifted) -> Place:
         op=found.op.name,
         location=found.op.location,
         module=found.op.module,
-        fact=f"the {found.indices} indices are at most {found.largest}, and {found.op.name} has {found.rows} rows, {found.block} of each sample",
+        fact=(
+            f"the {found.indices} indices are at most {found.largest}, and {found.op.name} has "
+            f"{found.rows} rows, {found.block} of each sample"
+        ),
         settings=(
             Culprit(
                 kind="tensor",
@@ -391,7 +397,8 @@ def place_dependence(
         subject: The model.
         batch: The batch.
         turned: The same in another order.
-        axes: For entries of sets in place of samples, by path, the dimension along which they stand: a view that
+        axes: For entries of sets in place of samples, by path, the dimension along which they
+            stand: a view that
             scatters them is told then.
     """
     size = next((batch.tensors()[path].shape[dim] for path, dim in (axes or {}).items()), 0)
@@ -458,7 +465,8 @@ def recorded(subject: Subject, batches: list[Batch]) -> tuple[list[Trace], float
     """Record an eval forward on each batch, in float64 where the model runs in it.
 
     Returns:
-        The traces, and the relative difference that is rounding: 0.0 where they are in the model's own dtype.
+        The traces, and the relative difference that is rounding: 0.0 where they are in the model's
+            own dtype.
     """
     try:
         with subject.in_double() as model:

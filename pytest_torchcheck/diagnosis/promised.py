@@ -52,7 +52,10 @@ def future(
         if place and place.fact
         else "only later inputs differed between two eval forwards",
         fix=(place.fix if place else "")
-        or "mask or shift so that position t sees positions up to t: pad a convolution on the left only, use is_causal=True, no pooling over time",
+        or (
+            "mask or shift so that position t sees positions up to t: pad a convolution on the "
+            "left only, use is_causal=True, no pooling over time"
+        ),
         evidence={"position": position, "gap": gap},
     )
 
@@ -73,8 +76,10 @@ def padding(
 ) -> Finding:
     """Explain an output that depends on the amount of padding, or (``contents``) on what stands there.
 
-    ``refilled`` has other values at the padded positions; None where nothing but the padding id tells that they are
-    padded, so that other values are real ones. ``real`` says which positions of the batch are no padding.
+    ``refilled`` has other values at the padded positions; None where nothing but the padding id
+    tells that they are
+    padded, so that other values are real ones. ``real`` says which positions of the batch are no
+    padding.
     """
     length = batch.tensors()[path].shape[promise.dim]
     place = None
@@ -95,7 +100,10 @@ def padding(
             module_class=place.module_class if place else "",
             fact=f"the mask is {list(laid.shape)} where it meets the scores {list(laid.scores)} of every query and key",
             cause="the mask hides padded queries, and every query still reads padded keys",
-            fix=f"give the mask the size of the keys in its last dimension{on_line(laid.location)}: mask[:, None, None, :]",
+            fix=(
+                "give the mask the size of the keys in its last "
+                f"dimension{on_line(laid.location)}: mask[:, None, None, :]"
+            ),
             settings=(
                 Culprit(kind="call", name=laid.op, detail="they meet here", location=laid.met),
             ),
@@ -172,6 +180,9 @@ def permutation(
         if place and place.fact
         else f"the same entries in another order; {kind} was promised",
         fix=(place.fix if place else "")
-        or "use an operation that is symmetric in the entries on this line (sum, mean, max, attention without positions)",
+        or (
+            "use an operation that is symmetric in the entries on this line (sum, mean, max, "
+            "attention without positions)"
+        ),
         evidence={"gap": gap},
     )

@@ -83,10 +83,14 @@ def _replaced(attribute: str, group: list[Holding], held: str, same: SameName) -
         culprits=culprits,
         location=same.made,
         observed=f"{listed(names)} train; parameters() and state_dict() hold none of their tensors",
-        cause=f"line {same.registered.line} registers each of them, and the name of line {at} is the same for several{told}; "
+        cause=f"line {same.registered.line} registers each of them, and the name of line {at} is "
+        f"the same for several{told}; "
         "a later module of a name replaces the earlier one",
         because=f"every turn of the loop registers what it appends, and modules() does not contain {names[0]}",
-        fix=f"make the name on line {at} another one in each turn (number the modules), or hold them in an nn.ModuleList",
+        fix=(
+            f"make the name on line {at} another one in each turn (number the modules), or "
+            "hold them in an nn.ModuleList"
+        ),
         evidence={"paths": names},
     )
 

@@ -45,7 +45,8 @@ class Scene:
         model: The model, for names.
         batch: What the model was called with: an object with ``args``, ``kwargs`` and ``targets``, or a
             pair of inputs and targets.
-        rerun: Does again what failed. With an argument named ``device`` it can be asked for another device.
+        rerun: Does again what failed. With an argument named ``device`` it can be asked for another
+            device.
         device: Where it ran.
     """
 
@@ -443,7 +444,8 @@ def single_sample(fact: Fact | None) -> tuple[Op, Op | None] | None:
     """Find a convolution that took one sample without a batch dimension on the way to a tensor.
 
     Returns:
-        The convolution, and the op that dropped the batch dimension before it (None where the input never had
+        The convolution, and the op that dropped the batch dimension before it (None where the input
+        never had
         one); None where every convolution got a batch.
     """
     while fact is not None and fact.made_by is not None and fact.made_by.inputs:
@@ -480,7 +482,8 @@ def sized_by(fact: Fact | None, size: int, most: int = 40) -> tuple[Op | None, s
     """Follow a size of a tensor back through what it was made of.
 
     Returns:
-        The first op of its history whose result has that size, and the name of the input, parameter or buffer
+        The first op of its history whose result has that size, and the name of the input, parameter
+        or buffer
         that had it before any op; either may be missing.
     """
     maker: Op | None = None

@@ -46,7 +46,8 @@ def called_instead(subject: Subject, parameter: str) -> Sibling | None:
         subject: The model; its forward and loss run once more.
         parameter: Qualified name of a parameter that no operation reads.
 
-    Two modules are siblings where one owner holds them, under one class, with parameters of the same shapes.
+    Two modules are siblings where one owner holds them, under one class, with parameters of the
+    same shapes.
     """
     calls = _calls(subject)
     model = subject.model

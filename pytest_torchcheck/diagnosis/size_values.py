@@ -1,7 +1,8 @@
 """Where the value of a layer's size comes from: the names in its expression, back to their assignments.
 
 ``nn.Embedding(int(dims.sum()), n)`` holds no number that could be changed there. The names are followed
-through the constructors that hand them down and the one call that builds the model, to where they are assigned.
+through the constructors that hand them down and the one call that builds the model, to where they
+are assigned.
 The source is parsed, nothing is run; where a class is built in several places nothing is said.
 """
 
@@ -39,7 +40,8 @@ def value_lines(
         model: The root module.
         name: Qualified name of a module.
         argument: Argument of its constructor; the one that says its input's size by default.
-        size: The number. Of several lines that assign one variable, those that can be read to give another number
+        size: The number. Of several lines that assign one variable, those that can be read to give
+            another number
             are left out.
     """
     if model is None or not name:
@@ -107,10 +109,19 @@ def _followed(
             for value in values:
                 if size is not None and _number(value, filename) not in (None, size):
                     continue
-                deeper = _followed(model, value, scope, owner, depth=depth - 1, size=size) if owner is not None else []  # fmt: skip
+                deeper = (
+                    _followed(model, value, scope, owner, depth=depth - 1, size=size)
+                    if owner is not None
+                    else []
+                )
                 found += [building._line(filename, offset, qualname, value), *deeper]
             continue
-        if owner is None or not isinstance(tree, ast.FunctionDef) or name not in building._parameters(tree) or tree.name != "__init__":  # fmt: skip
+        if (
+            owner is None
+            or not isinstance(tree, ast.FunctionDef)
+            or name not in building._parameters(tree)
+            or tree.name != "__init__"
+        ):
             continue
         if owner:
             handed = list(_given(model, owner, type(model.get_submodule(owner)), name))
@@ -147,7 +158,11 @@ def _number(expression: ast.expr, filename: str) -> int | None:
             if tree is not None
             else []
         )
-        if len(values) == 1 and isinstance(values[0], ast.List | ast.Tuple) and not any(isinstance(e, ast.Starred) for e in values[0].elts):  # fmt: skip
+        if (
+            len(values) == 1
+            and isinstance(values[0], ast.List | ast.Tuple)
+            and not any(isinstance(e, ast.Starred) for e in values[0].elts)
+        ):
             return len(values[0].elts)
     return None
 
@@ -196,6 +211,11 @@ def _assigned(tree: ast.AST, name: str, before: int) -> list[ast.expr]:
             targets = [t for target in node.targets for t in getattr(target, "elts", [target])]
             if any(isinstance(t, ast.Name) and t.id == name for t in targets):
                 found.append(node.value)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None and node.lineno <= before and getattr(node.target, "id", "") == name:  # fmt: skip
+        elif (
+            isinstance(node, ast.AnnAssign)
+            and node.value is not None
+            and node.lineno <= before
+            and getattr(node.target, "id", "") == name
+        ):
             found.append(node.value)
     return found

@@ -64,7 +64,8 @@ def explain_lost(
     )
     line = f" on line {first.location.line}" if first.location else ""
     trained = {holding.path for holding in hidden(subject).trained.values()}
-    # a module hidden in a list that gets no gradient is hidden on purpose, and has a checkpoint of its own
+    # a module hidden in a list that gets no gradient is hidden on purpose, and has a checkpoint of
+    # its own
     meant = all(each.kind == "parameter" and each.name not in trained for each in lost)
     if given := all(given_to_init(subject.model, each.name) for each in lost):
         cause = f"{first.name} is an argument of __init__ that this instance keeps, and another was given to the other"

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 Repetition = Literal["inline", "copied", "named", "attribute"]
 """How one instance comes to stand in a list many times.
 
-``inline``: built inside the list that is multiplied, ``[Block()] * n``; ``copied``: by ``copy.copy``, which shares the
-parameters; ``named``: a variable is repeated, ``[block] * n``; ``attribute``: ``[self.block for _ in range(n)]``.
+``inline``: built inside the list that is multiplied, ``[Block()] * n``; ``copied``: by
+    ``copy.copy``, which shares the
+parameters; ``named``: a variable is repeated, ``[block] * n``; ``attribute``: ``[self.block for _
+in range(n)]``.
 """
 
 _SHARING = re.compile(
@@ -56,7 +58,8 @@ def find_repetition(owner: Any, attribute: str) -> Repeated | None:
         attribute: Name of the container, or ``""`` for a function.
 
     Returns:
-        The one in the assignment itself if there is one there, else any in the same source; None without.
+        The one in the assignment itself if there is one there, else any in the same source; None
+        without.
     """
     things = (
         [owner]

@@ -46,7 +46,8 @@ def rows_stay_equal(subject: Subject, name: str, dim: int) -> Finding:
         f"the {shape[dim]} rows of {name} are equal, and stay so",
         culprits=[Culprit(kind="parameter", name=name, detail="equal rows", location=place)],
         location=place,
-        observed=f"the slices of {name} {shape} along dimension {dim} are equal, and so are those of its gradient on two "
+        observed=f"the slices of {name} {shape} along dimension {dim} are equal, and so are those "
+        "of its gradient on two "
         f"batches, and the slices after {_STEPS} steps",
         cause="all rows start with the same values, and the model treats them alike, so that nothing tells them apart",
         because="equal rows with equal gradients make equal steps: all of them do the work of one",

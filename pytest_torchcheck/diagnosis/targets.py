@@ -106,7 +106,10 @@ def unread(
             Culprit(kind="loss", name="loss", detail="over a part of the batch", location=place),
         ],
         location=place,
-        observed=f"other targets for sample {', '.join(map(str, samples[:4]))} leave the loss and its gradient bit-equal",
+        observed=(
+            f"other targets for sample {', '.join(map(str, samples[:4]))} leave the loss and "
+            "its gradient bit-equal"
+        ),
         cause="the loss is computed over a part of the samples",
         because="the targets of the other samples change it, one by one, under the same seed",
         fix="let the loss see every sample: check slices and indices of the batch dimension",
@@ -170,7 +173,10 @@ def shared(
             Culprit(kind="target", name=path, detail="decides other samples too", location=place),
         ],
         location=place,
-        observed=f"another {path}[{sample}] changes the gradient of the outputs of {len(others)} other samples, sample {others[0]} among them",
+        observed=(
+            f"another {path}[{sample}] changes the gradient of the outputs of {len(others)} "
+            f"other samples, sample {others[0]} among them"
+        ),
         cause="outputs or targets are averaged, normalised or reduced over the batch before they are compared",
         because="the loss is one call of a criterion that has a separate term for each sample",
         fix="reduce after the criterion, not before it: check dim= of mean, sum and log_softmax on this line",

@@ -42,7 +42,8 @@ def unread(place: Location, run: Callable[[], object]) -> Unread | None:
 
     Args:
         place: A line in a function of the user's.
-        run: Runs it, to tell which of the function's lines do; others, as in a branch not taken, do not count.
+        run: Runs it, to tell which of the function's lines do; others, as in a branch not taken, do
+            not count.
     """
     function = enclosing(place)
     if function is None:
@@ -68,7 +69,11 @@ def unread(place: Location, run: Callable[[], object]) -> Unread | None:
             continue
         readers = [s for s in running_after(function, other, ran) if reads(s, sibling)]
         twice = next((s for s in readers if reads(s, sibling) > 1 and len(_calls(s, sibling)) > 1), None)  # fmt: skip
-        alike = [s for s in readers[1:] if any(_shape(s) == _shape(t) for t in readers[: readers.index(s)])]  # fmt: skip
+        alike = [
+            s
+            for s in readers[1:]
+            if any(_shape(s) == _shape(t) for t in readers[: readers.index(s)])
+        ]
         slip = twice if twice is not None else next(iter(alike), None)
         if slip is not None:
             line = sources.of_line(place.file, slip.lineno, place.function)
@@ -84,7 +89,8 @@ def unread(place: Location, run: Callable[[], object]) -> Unread | None:
 def unread_values(place: Location, run: Callable[[], object]) -> str:
     """Return the first of two variables that the statement at a place unpacks, where no line that runs reads it afterwards.
 
-    ``values, indices = scores.topk(k)`` with ``values`` left unread. Arguments as of :func:`unread`; empty where
+    ``values, indices = scores.topk(k)`` with ``values`` left unread. Arguments as of
+    :func:`unread`; empty where
     it is read, or where the statement is no such one.
     """
     function = enclosing(place)

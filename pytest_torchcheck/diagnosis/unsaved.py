@@ -40,7 +40,8 @@ _SEEDED = re.compile(r"manual_seed|generator\s*=|\bseed\b|RandomState|default_rn
 def lost_by_training(subject: Subject, changed: list[Piece]) -> Finding | None:
     """Restore a model that has run in training from its checkpoint, and compare it with itself.
 
-    Both are evaluated, and run in training mode then. What has one entry per sample is reset first: a stateful model
+    Both are evaluated, and run in training mode then. What has one entry per sample is reset first:
+        a stateful model
     starts its sequences anew.
 
     Raises:
@@ -131,7 +132,8 @@ class _Parted:
     Attributes:
         mode: ``evaluation`` or ``training``.
         path, distance: The output that differs most, and by how much.
-        overwritten: Parameters and saved buffers that only the restored one's training forward writes to.
+        overwritten: Parameters and saved buffers that only the restored one's training forward
+            writes to.
     """
 
     mode: str
@@ -190,7 +192,8 @@ def _train(
     """Run one training forward, then what :func:`_after` does.
 
     Returns:
-        What came of it, the state dict before it, and the values of direct attributes and of buffers by name.
+        What came of it, the state dict before it, and the values of direct attributes and of
+        buffers by name.
     """
     with subject.pristine(steps=True) as model:
         before = {id(m): dict(vars(m)) for m in model.modules()}
@@ -279,7 +282,10 @@ def drawn_anew(subject: Subject, expected: Outputs) -> Iterator[Finding]:
                 )
             ],
             location=piece.location or line,
-            observed=f"with its values exchanged, {difference[0]} differs by {difference[1]:.3g}; state_dict() does not hold it",
+            observed=(
+                f"with its values exchanged, {difference[0]} differs by {difference[1]:.3g}; "
+                "state_dict() does not hold it"
+            ),
             cause=f"{piece.name} is "
             + {
                 "buffer": "a buffer with persistent=False",

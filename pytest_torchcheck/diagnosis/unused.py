@@ -61,8 +61,14 @@ def _slip(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]] |
         location=found.slip,
     )
     return (
-        f": {found.name} is never read after line {place.line}, and line {found.slip.line} reads {found.sibling} {found.times}",
-        f"read {found.name} instead of one {found.sibling} on line {found.slip.line}, or drop the part that computes it",
+        (
+            f": {found.name} is never read after line {place.line}, and line {found.slip.line} "
+            f"reads {found.sibling} {found.times}"
+        ),
+        (
+            f"read {found.name} instead of one {found.sibling} on line {found.slip.line}, or "
+            "drop the part that computes it"
+        ),
         [culprit],
     )
 
@@ -101,7 +107,8 @@ def picked(subject: Subject, op: Op, place: Location) -> tuple[str, str, list[Cu
     if places:
         scores = values if values and not values.startswith("_") else "the scores at these indices"
         fix = (
-            f"let what line {places[0].line} picks depend on the scores: multiply it by {scores}, or use a soft version "
+            f"let what line {places[0].line} picks depend on the scores: multiply it by "
+            f"{scores}, or use a soft version "
             "(softmax), or a straight-through estimator"
         )
     culprits = [

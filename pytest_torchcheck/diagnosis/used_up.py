@@ -1,6 +1,7 @@
 """Iterators that give their elements once and are read twice: a ``map`` that is asked ``in`` for one element after another.
 
-An ``in`` that does not find its element reads a one-shot iterator to its end; every later one finds nothing.
+An ``in`` that does not find its element reads a one-shot iterator to its end; every later one finds
+nothing.
 The source is parsed, nothing is run.
 """
 
@@ -91,7 +92,11 @@ def used_up(file: str, line: int, ran: Callable[[ast.stmt], bool]) -> list[UsedU
         ran: Whether a statement may have run.
     """
     tree = sources.tree_of(file)
-    around = [n for n in ast.walk(tree or ast.Module(body=[], type_ignores=[])) if isinstance(n, _FUNCTIONS) and holds(n, line)]  # fmt: skip
+    around = [
+        n
+        for n in ast.walk(tree or ast.Module(body=[], type_ignores=[]))
+        if isinstance(n, _FUNCTIONS) and holds(n, line)
+    ]
     if not around:
         return []
     function = max(around, key=lambda node: node.lineno)
@@ -143,7 +148,11 @@ def _kind(value: ast.expr) -> str:
         return ""
     if isinstance(value.func, ast.Name) and value.func.id in _ONE_SHOT:
         return f"a {value.func.id} object"
-    return "a generator" if isinstance(value.func, ast.Attribute) and value.func.attr in _GENERATORS else ""  # fmt: skip
+    return (
+        "a generator"
+        if isinstance(value.func, ast.Attribute) and value.func.attr in _GENERATORS
+        else ""
+    )
 
 
 def _user(statements: list[ast.stmt], made: ast.stmt, name: str) -> tuple[int, bool] | None:
@@ -152,7 +161,11 @@ def _user(statements: list[ast.stmt], made: ast.stmt, name: str) -> tuple[int, b
     for statement in later:
         for holder in _repeated(statement):
             for node in ast.walk(holder):
-                if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn) and _is(node.comparators[0], name):  # fmt: skip
+                if (
+                    isinstance(node, ast.Compare)
+                    and isinstance(node.ops[0], ast.In | ast.NotIn)
+                    and _is(node.comparators[0], name)
+                ):
                     return node.lineno, True
     reads = [(s, node) for s in later for node in _own(s) if _is(node, name)]
     reads.sort(key=lambda read: (getattr(read[1], "lineno", 0), getattr(read[1], "col_offset", 0)))

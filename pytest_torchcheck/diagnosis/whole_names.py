@@ -53,8 +53,10 @@ class _Unmet:
 def compared_whole(subject: Subject) -> Finding | None:
     """Return the finding of a name test of the optimizer function that is met by no name, and leaves no trace.
 
-    The texts stand, between dots, in the names of several parameters, and the optimizer has these in groups with the
-    very options that the parameters without such a text have. Nothing runs where the source has no such test.
+    The texts stand, between dots, in the names of several parameters, and the optimizer has these
+    in groups with the
+    very options that the parameters without such a text have. Nothing runs where the source has no
+    such test.
     """
     tests = [
         test
@@ -174,7 +176,16 @@ def _told(unmet: list[_Unmet], named: Mapping[int, str]) -> Finding:
 def _tests(filename: str, line: int) -> Iterator[_Test]:
     """Iterate over the conditions of a function that decide alone by ``variable in collection``."""
     tree = sources.tree_of(filename)
-    around = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and _first(n) == line] if tree is not None else []  # fmt: skip
+    around = (
+        [
+            n
+            for n in ast.walk(tree)
+            if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            and _first(n) == line
+        ]
+        if tree is not None
+        else []
+    )
     for function in around[:1]:
         for walk in ast.walk(function):
             for variable, walked, conditions in _walks(walk):
@@ -242,10 +253,20 @@ def _deciding(condition: ast.expr, variable: str) -> Iterator[ast.Compare]:
 
 def _pairs(frame: FrameType, walked: ast.expr) -> list[tuple[str, Tensor]]:
     """Return the names and parameters that an expression walks over, where a running frame can tell."""
-    if isinstance(walked, ast.Call) and isinstance(walked.func, ast.Name) and walked.func.id in ("list", "tuple", "sorted") and len(walked.args) == 1:  # fmt: skip
+    if (
+        isinstance(walked, ast.Call)
+        and isinstance(walked.func, ast.Name)
+        and walked.func.id in ("list", "tuple", "sorted")
+        and len(walked.args) == 1
+    ):
         return _pairs(frame, walked.args[0])
     things: Any = None
-    if isinstance(walked, ast.Call) and isinstance(walked.func, ast.Attribute) and not walked.args and not walked.keywords:  # fmt: skip
+    if (
+        isinstance(walked, ast.Call)
+        and isinstance(walked.func, ast.Attribute)
+        and not walked.args
+        and not walked.keywords
+    ):
         owner = _resolve(frame, walked.func.value)
         if walked.func.attr == "named_parameters" and isinstance(owner, nn.Module):
             things = list(owner.named_parameters())

@@ -99,7 +99,8 @@ class RecordedCall:
 def record_functions(run: Callable[[], Any], *, packages: Iterable[str] = ()) -> list[RecordedCall]:
     """Run something and record every custom Function and operator that it applies.
 
-    A profile hook sees each call of ``Function.apply``, however its bound method was stored, with or without
+    A profile hook sees each call of ``Function.apply``, however its bound method was stored, with
+    or without
     gradients, inside torch's own code or not; nothing is patched. Operators are seen by a dispatch mode.
 
     Args:

@@ -52,7 +52,8 @@ def check_function(
 
     Args:
         fn: ``SomeFunction.apply`` or any callable that returns tensors.
-        inputs: A tuple of positional arguments, a dict of keyword arguments, or one tensor. They are cast
+        inputs: A tuple of positional arguments, a dict of keyword arguments, or one tensor. They
+            are cast
             to float64, cut down where they are large, and never changed.
         name: How the findings call it; the Function's or the callable's own name by default.
         twice: Second derivatives are promised.
@@ -201,7 +202,10 @@ def _raised_at_times(target: Target, error: Exception, place: Location) -> Findi
         "gradcheck-raises",
         f"{target.name} raises {type(error).__name__} on some arguments: {first_line(error)}",
         location=place,
-        observed=f"with a random upstream gradient it worked, with another or at other values it raised {type(error).__name__}",
+        observed=(
+            "with a random upstream gradient it worked, with another or at other values it "
+            f"raised {type(error).__name__}"
+        ),
         cause="forward or backward works for some values only",
         because=f"{first_line(error)}",
         fix="see the line above",

@@ -175,8 +175,10 @@ def _finding(
         inputs={
             b.index: f"{int(b.wrong.sum())} of {b.wrong.numel()} entries differ" for b, _ in group
         },
-        observed=f"d output{_output_of(block, row, target)} / d {names[0]}{entry}: analytical {a:.6g}, numerical {n:.6g}; "
-        f"{count} of {total} entries differ ({str(target.dtype).removeprefix('torch.')}, step {target.step:g}, rtol {target.rtol:g})",
+        observed=f"d output{_output_of(block, row, target)} / d {names[0]}{entry}: analytical "
+        f"{a:.6g}, numerical {n:.6g}; "
+        f"{count} of {total} entries differ ({str(target.dtype).removeprefix('torch.')}, "
+        f"step {target.step:g}, rtol {target.rtol:g})",
         cause=relation.cause,
         because=relation.because,
         fix=relation.fix,
@@ -200,7 +202,8 @@ def _finding(
 def _is_meant(relation: Relation, block: Block) -> bool:
     """Say whether nobody writes such a Function by accident: its only effect is a gradient of its own.
 
-    That is so where forward is locally constant (spikes, rounding), and where forward is the identity and
+    That is so where forward is locally constant (spikes, rounding), and where forward is the
+    identity and
     backward multiplies by a constant (gradient reversal and scaling).
     """
     if relation.code == "gradcheck-surrogate":

@@ -105,7 +105,8 @@ def gradient_line(
 def computing_lines(function: type | None, position: int | None, most: int = 4) -> list[Location]:
     """Return the lines of ``backward`` that compute what its gradient line reads, the last one first.
 
-    Variables are followed to every line that may assign them, and what those read in turn; lines that only unpack
+    Variables are followed to every line that may assign them, and what those read in turn; lines
+    that only unpack
     what was saved are left out.
 
     Args:

@@ -33,8 +33,10 @@ def check_module(
     """Compare the gradients of a module's inputs and parameters with central differences.
 
     Works in float64 on copies: the module's parameters, buffers and attributes are put back. Fast: one
-    backward and two forwards for every 16 tensors. What differs is then located in the smallest submodule
-    that is wrong on its own, and in the custom Function that it applies. A module that stops gradients on
+    backward and two forwards for every 16 tensors. What differs is then located in the smallest
+    submodule
+    that is wrong on its own, and in the custom Function that it applies. A module that stops
+    gradients on
     purpose (``detach``) differs too: the check is for modules that promise to be differentiable.
 
     Args:
@@ -147,7 +149,10 @@ def _located(
             observed=f"{first}: analytical {a:.6g}, numerical {n:.6g} along a random direction (float64)",
             cause=cause,
             because=f"{path} differs when it is run alone on the inputs that it got, none of its children does",
-            fix="mend the custom gradient applied there; if the gradient is stopped on purpose, do not promise Differentiable",
+            fix=(
+                "mend the custom gradient applied there; if the gradient is stopped on "
+                "purpose, do not promise Differentiable"
+            ),
             evidence={"analytical": a, "numerical": n, "factor": factor, "tensors": list(names)},
             dtype="float64",
         )

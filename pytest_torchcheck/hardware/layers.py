@@ -202,8 +202,10 @@ class TorchLayer:
         """Free what nobody uses and reset the peaks.
 
         Args:
-            workspaces: Also those that cuBLAS keeps for each stream, which would count as a leak of the test that
-                used a product first. A CUDA graph that a fixture holds may still use them: only where leaks are
+            workspaces: Also those that cuBLAS keeps for each stream, which would count as a leak of
+                the test that
+                used a product first. A CUDA graph that a fixture holds may still use them: only
+                    where leaks are
                 looked for.
         """
         gc.collect()

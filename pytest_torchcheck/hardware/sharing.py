@@ -26,7 +26,8 @@ def visible(setting: str | None, present: Sequence[str]) -> tuple[str, ...]:
         present: Every GPU of the machine, used where the variable is not set.
 
     Source:
-        CUDA C Programming Guide, "Environment variables": entries behind the first invalid one are hidden.
+        CUDA C Programming Guide, "Environment variables": entries behind the first invalid one are
+        hidden.
     """
     if setting is None:
         return tuple(present)

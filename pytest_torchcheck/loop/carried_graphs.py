@@ -33,7 +33,8 @@ class Carried:
     Attributes:
         names: Paths of the tensors, such as ``carried['hidden'][0]``.
         location: The line that puts it there.
-        given: The variables with a graph that this line reads, and the line that bound each of them: in the
+        given: The variables with a graph that this line reads, and the line that bound each of
+            them: in the
             same function, or the call that passed it.
     """
 
@@ -160,7 +161,8 @@ def growing_graph(subject: Subject) -> tuple[str, tuple[int, ...]] | None:
     """Return what the step keeps whose graph grows with every call, and its nodes after each.
 
     A sum of losses is one small tensor whatever it holds, so that no count of bytes tells; its graph
-    gets longer with every loss that is added. So does that of running statistics updated with a graph. Cached.
+    gets longer with every loss that is added. So does that of running statistics updated with a
+    graph. Cached.
     """
     if "growing-graph" not in subject.cache:
         subject.cache["growing-graph"] = _growing_graph(subject)

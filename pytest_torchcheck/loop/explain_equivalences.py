@@ -42,8 +42,14 @@ def not_accumulated(found: Comparison, n: int, trace: Trace | None) -> Finding:
             )
         else:
             cause = "the accumulated gradient has another scale"
-            fix = f"divide the summed losses by what the full batch's loss divides by, not by {1 / found.ratio:.4g} of it"
-        because = f"it is {found.ratio:.4g} times the full batch's gradient in every parameter (residual {found.residual:.1e})"
+            fix = (
+                "divide the summed losses by what the full batch's loss divides by, not by "
+                f"{1 / found.ratio:.4g} of it"
+            )
+        because = (
+            f"it is {found.ratio:.4g} times the full batch's gradient in every parameter "
+            f"(residual {found.residual:.1e})"
+        )
     elif found.means < _ALIKE:
         code, cause = (
             "accumulation-mean-of-means",
@@ -67,7 +73,8 @@ def not_accumulated(found: Comparison, n: int, trace: Trace | None) -> Finding:
             "micro-batches are weighted wrongly, or a part of the batch is left out",
         )
         because = (
-            f"the gradient is neither parallel to the full batch's (residual {found.residual:.2g}), nor the mean of the "
+            "the gradient is neither parallel to the full batch's (residual "
+            f"{found.residual:.2g}), nor the mean of the "
             f"micro-batches' means ({found.means:.2g}), nor the last one's ({found.last:.2g})"
         )
         fix = "weight each micro-batch by its share of the whole batch's valid targets"
@@ -88,7 +95,10 @@ def not_accumulated(found: Comparison, n: int, trace: Trace | None) -> Finding:
             *(Culprit(kind="parameter", name=name, detail="differs") for name in found.worst[:2]),
         ),
         location=place,
-        observed=f"relative difference {found.error:.3g} in {found.dtype}, length along the full gradient {found.ratio:.4g}{counts}",
+        observed=(
+            f"relative difference {found.error:.3g} in {found.dtype}, length along the full "
+            f"gradient {found.ratio:.4g}{counts}"
+        ),
         cause=cause,
         because=because,
         fix=fix,
@@ -131,16 +141,21 @@ def stepped_early(trace: Trace, n: int) -> Finding | None:
     deciding = sources.deciding_lines(steps[0].place) if steps[0].place is not None else []
     return violated(
         "accumulation-early",
-        f"{steps[0].name}() runs after {done} of {len(passes)} micro-batches: the others go into the next step, or are lost",
+        (f"{steps[0].name}() runs after {done} of {len(passes)} micro-batches: the others "
+            "go into the next step, or are lost"),
         culprits=(
             call(steps[0], f"after {done} of {len(passes)} passes"),
             *(Culprit(kind="call", name=sources.assigned_name(line) or "condition", detail="decides when it steps", location=line) for line in deciding),
         ),
         location=deciding[-1] if deciding else steps[0].place,
-        observed=f"one call ran {len(passes)} backward passes, {done} of them before its optimizer step, where {n} are to be accumulated",
+        observed=(f"one call ran {len(passes)} backward passes, {done} of them before its optimizer "
+            f"step, where {n} are to be accumulated"),
         cause="what decides when the optimizer steps is true at another micro-batch than the last",
-        because=f"{at(steps[0].place)} ran while {counted(len(passes) - done, 'pass', 'passes')} of {at(passes[-1].place)} {'was' if len(passes) - done == 1 else 'were'} still to come",
-        fix=f"let {at(deciding[-1] if deciding else steps[0].place)} hold after the last micro-batch: (index + 1) % {n} == 0",
+        because=(f"{at(steps[0].place)} ran while {counted(len(passes) - done, 'pass', 'passes')} "
+            f"of {at(passes[-1].place)} {'was' if len(passes) - done == 1 else 'were'} still "
+            "to come"),
+        fix=(f"let {at(deciding[-1] if deciding else steps[0].place)} hold after the last "
+            f"micro-batch: (index + 1) % {n} == 0"),
     )  # fmt: skip
 
 
@@ -167,11 +182,13 @@ def not_resumed(found: Resumption) -> Finding:
         culprits=tuple(Culprit(kind="buffer", name=one.path, detail="not in the checkpoint", location=one.location) for one in missing[:4])
         or (Culprit(kind="parameter", name=found.differing[0], detail="differs after resuming"),),
         location=place,
-        observed=f"{len(found.differing)} tensors differ after {found.steps} + {found.steps} steps, by up to {found.largest:.3g}",
+        observed=(f"{len(found.differing)} tensors differ after {found.steps} + {found.steps} steps, "
+            f"by up to {found.largest:.3g}"),
         cause="the run depends on a value that state_dict does not hold"
         if names
         else "what a piece saves is not enough to continue from",
-        because=f"{few(tuple(names))} changed in the first steps and stands in no state_dict ({few(found.pieces)} were saved)"
+        because=(f"{few(tuple(names))} changed in the first steps and stands in no state_dict "
+            f"({few(found.pieces)} were saved)")
         if names
         else "the uninterrupted run repeats bit by bit, and the resumed one does not",
         fix=f"make {names[0]} a buffer, or save it in get_extra_state" if names else "save what the optimizer keeps",

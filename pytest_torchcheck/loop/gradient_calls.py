@@ -45,7 +45,8 @@ class GradientCalls(Notes):
         if retained:
             self.gone_through[place] = _listen_to(roots)
         if not create:
-            # one that differentiates its own gradient may go through its root again, for its saved result
+            # one that differentiates its own gradient may go through its root again, for its saved
+            # result
             self.roots += [(place, root.grad_fn) for root in roots if root.grad_fn is not None]
         touched = [
             key

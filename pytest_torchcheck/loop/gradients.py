@@ -23,7 +23,8 @@ class Account:
         applied: Those that an optimizer has applied, by the optimizer's key.
         cleared: Place of the last zero_grad that threw away something not applied.
         scale: Factor of a GradScaler that it is still multiplied by.
-        version: Of the parameter at the latest backward pass; another one since then where something has written to it.
+        version: Of the parameter at the latest backward pass; another one since then where
+            something has written to it.
     """
 
     name: str

@@ -57,7 +57,8 @@ def call_micro_step(
         part: The micro-batch.
         place: Its number, given as ``i``, ``index``, ``step`` or the like.
         n: How many there are, given as ``n``, ``steps``, ``accumulate`` or the like.
-        whole: Valid targets of the whole batch, given as ``total``, ``count``, ``num_items`` or the like.
+        whole: Valid targets of the whole batch, given as ``total``, ``count``, ``num_items`` or the
+            like.
     """
     inputs: Any = part.kwargs if part.kwargs and not part.args else part.args
     known: dict[str, Any] = {

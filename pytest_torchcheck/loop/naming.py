@@ -82,12 +82,14 @@ def is_spent(given: Any) -> bool | None:
 def iterator_lines(filename: str, name: str, given: Any) -> tuple[Location | None, Location | None]:
     """Return the line that makes an iterator, and the next line of that function that reads it.
 
-    A generator expression, and a filter or map by a lambda, say themselves where they were made. Else it is the only
+    A generator expression, and a filter or map by a lambda, say themselves where they were made.
+    Else it is the only
     line that gives such a thing to the name, or to a variable that the name is given.
 
     Args:
         filename: Of the code that uses it.
-        name: What it is called there: ``self.parameters``, ``held['trainable']``; empty where it has no name.
+        name: What it is called there: ``self.parameters``, ``held['trainable']``; empty where it
+            has no name.
         given: The iterator.
 
     Returns:

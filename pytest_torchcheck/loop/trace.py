@@ -67,10 +67,13 @@ class Backward(Event):
         stale: Those of them that still held a gradient which an optimizer had already applied.
         norm: Total norm of the gradients of all parameters afterwards.
         scale: Factor by which a GradScaler multiplied the root, 1 without.
-        repeats: Place of an earlier pass of the same call whose root this pass goes through again, or None.
-        retained: Whether retain_graph=True kept the graph; one that is kept to be differentiated itself is not meant.
+        repeats: Place of an earlier pass of the same call whose root this pass goes through again,
+            or None.
+        retained: Whether retain_graph=True kept the graph; one that is kept to be differentiated
+            itself is not meant.
         again: Whether anything went through a graph that was kept once more, a later call included.
-        moved: Parameters whose gradient held an earlier pass, and which something had written to since then.
+        moved: Parameters whose gradient held an earlier pass, and which something had written to
+            since then.
     """
 
     leaf: bool
@@ -124,7 +127,8 @@ class Clip(Event):
         scaled: Whether gradients were still multiplied by a GradScaler's factor.
         norm: Total norm of all parameters' gradients before.
         own: That of what was clipped.
-        given: Where it was given no parameter at all: what it was given, as the user calls it, or its class.
+        given: Where it was given no parameter at all: what it was given, as the user calls it, or
+            its class.
         used_up: Whether that was an iterator, which had nothing left.
         made: The line that makes it.
         reader: The line that reads it first.
@@ -176,7 +180,8 @@ class Convert(Event):
     Attributes:
         module: Qualified name; empty for the model itself.
         dtype: Of fewer digits, as users write it.
-        rounded: The float32 parameters of an optimizer that it rounded: that are float32 again, with fewer digits.
+        rounded: The float32 parameters of an optimizer that it rounded: that are float32 again,
+            with fewer digits.
     """
 
     module: str

@@ -37,14 +37,17 @@ class Growth:
         symbol: Its name.
         sizes: The sizes measured, ascending; the other symbols stayed as they are.
         bytes: Peak of a step at each size.
-        transient_bytes: At each size, the peak of what grows with the batch: without parameters, buffers,
+        transient_bytes: At each size, the peak of what grows with the batch: without parameters,
+            buffers,
             gradients and the optimizer's own. It is what the power is taken from, since small batches
             hide behind the optimizer.
-        power: The highest power of the symbol in the memory, also in a tensor that stays beneath the peak at
+        power: The highest power of the symbol in the memory, also in a tensor that stays beneath
+            the peak at
             these sizes.
         exact: Whether the bytes are those of a polynomial to the last one.
         law: The polynomial, such as ``64.0 KiB·T² + 1.5 MiB·T``.
-        fastest: The largest of the tensors that grow with the highest power, at the largest size, or None.
+        fastest: The largest of the tensors that grow with the highest power, at the largest size,
+            or None.
         fastest_power: The power of that tensor alone.
         lines: Power and bytes of each line at the largest size, the fastest first.
         flops, flops_power: The same for floating-point operations.

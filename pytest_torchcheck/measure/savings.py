@@ -229,7 +229,10 @@ def _compare(
                 _finding(
                     "savings-vacuous",
                     f"{names[1]} and {names[0]} return nothing that could be compared",
-                    observed=f"{names[0]}: {', '.join(one) or 'no tensor'}; {names[1]}: {', '.join(two) or 'no tensor'}",
+                    observed=(
+                        f"{names[0]}: {', '.join(one) or 'no tensor'}; {names[1]}: "
+                        f"{', '.join(two) or 'no tensor'}"
+                    ),
                     cause="a saving that changes the result is none, and here no result is known",
                     because="no tensor stands at the same place in both results",
                     fix="return the output, the loss or the gradients from both functions",
@@ -279,7 +282,10 @@ def _missing(saving: Saving, wanted: float, what: str, names: tuple[str, str]) -
         else "less is saved than promised",
         because="the results are equal, and "
         + (
-            f"the largest tensor at the peak is {largest.describe()} ({format_bytes(largest.bytes)}, {largest.category})"
+            (
+                f"the largest tensor at the peak is {largest.describe()} "
+                f"({format_bytes(largest.bytes)}, {largest.category})"
+            )
             if largest is not None
             else "no tensor is live"
         ),

@@ -120,7 +120,8 @@ class _OnCpu:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
         """Explain what the test raises here, where that can have lost a context.
 
-        The test may fail here for reasons of its own: it looks at the device's name, reads what this process has
+        The test may fail here for reasons of its own: it looks at the device's name, reads what
+            this process has
         not, or needs what no CPU can do.
         """
         outcome = yield

@@ -48,7 +48,8 @@ class Verdict:
         failing: Findings that fail it.
         warning: Findings that are shown as warnings.
         skipping: Reasons why it is shown as skipped; empty unless nothing fails.
-        known: Headlines of known findings, for which it is shown as an expected failure; empty unless nothing fails.
+        known: Headlines of known findings, for which it is shown as an expected failure; empty
+            unless nothing fails.
     """
 
     failing: tuple[Finding, ...] = ()
@@ -200,7 +201,8 @@ class ContractNode(pytest.Collector):
     def _item(self, case: Case) -> CheckItem:
         """Make an item whose id is given whole.
 
-        From pytest 9.2 on, an id that is pieced together from a name with brackets differs from the one that
+        From pytest 9.2 on, an id that is pieced together from a name with brackets differs from the
+        one that
         reports and the cache read back, so that ``--lf`` and ``--sw`` would lose the item.
         """
         nodeid = f"{self.nodeid}::{case.id}"

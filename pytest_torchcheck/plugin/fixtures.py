@@ -272,7 +272,8 @@ class _Fixtures:
         except (TypeError, ValueError) as error:
             raise collector.CollectError(f"{place}: {error}") from None
         setattr(collector.obj, name, made)
-        # pytest takes the argument names from what this hook is given, so it is asked again with the new test
+        # pytest takes the argument names from what this hook is given, so it is asked again with
+        # the new test
         again = collector.ihook.pytest_pycollect_makeitem(collector=collector, name=name, obj=made)
         return cast("list[pytest.Item | pytest.Collector] | None", again)
 

@@ -67,7 +67,8 @@ class Options(NamedTuple):
         models: Models to hold to inferred contracts, such as ``package.module:name``.
         inputs: Specs of their inputs, for each of them or for all.
         loss: Name of their loss.
-        budget: Plain training steps that the checks of one contract may take together; None sets no limit.
+        budget: Plain training steps that the checks of one contract may take together; None sets no
+            limit.
         durations: How many of the slowest checks are listed at the end.
         against: Git reference beside which every model is held.
         allow: What may have changed since.

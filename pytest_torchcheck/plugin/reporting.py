@@ -201,9 +201,7 @@ class Ledger:
         return strict_json(sarif(reports, root=root, version=__version__)) + "\n"
 
     def _markdown(self, reports: Sequence[tuple[str, Report]]) -> str:
-        from ..render.markdown import (
-            summary_line,
-        )  # spares loading it where no such file is asked for
+        from ..render.markdown import summary_line  # spares loading it where nobody asked
 
         return summary_line(report for _, report in reports)
 

@@ -45,7 +45,8 @@ def standing(report: Report, tally: Tally | None) -> Literal[Verdict, "failed"]:
 def is_red(report: Report, tally: Tally | None) -> bool:
     """Say whether a contract fails the run.
 
-    One whose checks all ran, and of which none reached a verdict, does: a check that was selected alone and
+    One whose checks all ran, and of which none reached a verdict, does: a check that was selected
+        alone and
     could not decide anything is only a skip, as everywhere in pytest.
     """
     stands = standing(report, tally)
@@ -89,7 +90,8 @@ def slowest(spent: Mapping[str, tuple[float, float | None]], most: int) -> list[
     """Return a line for each of the slowest checks: seconds, plain training steps, and the item.
 
     Args:
-        spent: By node id: how long the check took, and how long a plain step of its model takes, in seconds.
+        spent: By node id: how long the check took, and how long a plain step of its model takes, in
+            seconds.
         most: How many.
     """
     chosen = sorted(spent.items(), key=lambda item: -item[1][0])[:most]

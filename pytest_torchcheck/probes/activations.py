@@ -32,7 +32,8 @@ class Activation:
         shape: Of the output.
         dtype: Such as ``float32``.
         rms, low, high, mean, std: Of the finite elements; NaN where none is.
-        histogram: How many finite elements lie in each eighth from ``low`` to ``high``; empty where none is.
+        histogram: How many finite elements lie in each eighth from ``low`` to ``high``; empty where
+            none is.
         zeros: Share of the elements that are exactly 0, from 0 to 1.
         nonfinite: How many elements are not finite.
         gradient_rms: Root mean square of the loss's gradient to this output; None where none came.

@@ -59,7 +59,8 @@ def find_alias(
 ) -> Alias | None:
     """Run a call line by line and find the line that binds the name which a line writes to.
 
-    None where that name is a parameter's, comes from elsewhere, or is not known. Errors of the call are swallowed.
+    None where that name is a parameter's, comes from elsewhere, or is not known. Errors of the call
+    are swallowed.
 
     Args:
         call: What to run; takes no arguments.

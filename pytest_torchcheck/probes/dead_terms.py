@@ -35,7 +35,8 @@ class DeadTerm:
 class DeadTerms:
     """Follows what is computed of derivatives without a graph; costs nothing where there is none.
 
-    A weight or a perturbation that is made of a derivative is meant to be constant: only numbers that are added to
+    A weight or a perturbation that is made of a derivative is meant to be constant: only numbers
+        that are added to
     others which carry a graph count.
     """
 

@@ -293,7 +293,8 @@ def first_place_dependence(
         permuted: The run with the same samples in another order.
         allowed: Largest difference over largest magnitude that counts as equal. Other rows may take
             other code paths in a kernel, so not bit by bit.
-        perturbed: Per entry, the run in which only its contents were changed: tells a view that took the entries out
+        perturbed: Per entry, the run in which only its contents were changed: tells a view that
+            took the entries out
             of their rows before.
         size: How many entries there are.
     """

@@ -84,7 +84,9 @@ def _joined(call: Call, op: Op) -> Doubled | None:
         others = [c for c in whole.consumers if not c.shape_only and c is not maker]
         if not places or own is None or others:
             return None
-        return Doubled(joining=call.op, given=f"part {own}", unread=f"part {places[0]}", made=maker.op.location)  # fmt: skip
+        return Doubled(
+            joining=call.op, given=f"part {own}", unread=f"part {places[0]}", made=maker.op.location
+        )
     recurrent = op.name.rpartition(".")[2] in _RECURRENT
     return _sliced(call, value, whole, recurrent=recurrent) if name in _SLICES else None
 

@@ -56,7 +56,8 @@ def find_nonfinite(run: Callable[[], object], module: nn.Module | None = None) -
 def find_overflow(run: Callable[[], object], module: nn.Module) -> NonFinite | None:
     """Find the first operation of a forward that computes an infinity from finite numbers.
 
-    Unlike :func:`find_nonfinite` it counts also where later operations make the result finite again, as a
+    Unlike :func:`find_nonfinite` it counts also where later operations make the result finite
+    again, as a
     division by the infinity does.
 
     Args:

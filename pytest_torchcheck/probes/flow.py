@@ -42,9 +42,12 @@ CutKind = Literal[
 ``never-used`` no operation read it; ``frozen`` it takes no gradient (any more); ``detach``, ``data``,
 ``item``, ``numpy``, ``no-grad`` by that means; ``integer-cast`` a rounding, comparison, argmax or index;
 ``recreated`` a new tensor was made from the values; ``sampling`` a draw that is not reparameterised;
-``checkpoint`` reentrant checkpointing whose inputs take no gradient; ``function`` a custom Function whose
-output takes none; ``backward-none`` a backward that returned None; ``not-reaching-loss`` the loss does not
-use what was computed; ``derivative`` an ``autograd.grad`` without ``create_graph``; ``differentiated`` a derivative that does
+``checkpoint`` reentrant checkpointing whose inputs take no gradient; ``function`` a custom Function
+whose
+output takes none; ``backward-none`` a backward that returned None; ``not-reaching-loss`` the loss
+does not
+use what was computed; ``derivative`` an ``autograd.grad`` without ``create_graph``;
+``differentiated`` a derivative that does
 not depend on it; ``zeroed`` only the shape is used (``zeros_like``); ``dropped`` a result with a graph
 that does not lead to it; ``non-differentiable`` any other.
 """

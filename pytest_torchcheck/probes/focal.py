@@ -1,6 +1,7 @@
 """A focal weight of a batch's mean: ``(1 - exp(-ce)) ** gamma * ce``, where ``ce`` is one number for all samples.
 
-The weight is meant for each element (Lin et al., Focal Loss for Dense Object Detection, 2017, equation 5).
+The weight is meant for each element (Lin et al., Focal Loss for Dense Object Detection, 2017,
+equation 5).
 """
 
 from __future__ import annotations

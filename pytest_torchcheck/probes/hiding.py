@@ -26,8 +26,10 @@ class Hiding:
     """A mask between scores and the weights made of them, that lets through what it should hide.
 
     Attributes:
-        kind: ``weak`` where what it fills in leaves weight at the hidden positions; ``opposite`` where it hides the
-            others instead; ``late`` where it comes after the softmax, which has normalised over them already.
+        kind: ``weak`` where what it fills in leaves weight at the hidden positions; ``opposite``
+            where it hides the
+            others instead; ``late`` where it comes after the softmax, which has normalised over
+            them already.
         op: The operation that applies it.
         mask: The operation that made the mask, where one did.
         value: The number that it fills in, adds or multiplies by.
@@ -53,7 +55,8 @@ def find_hiding(
     Args:
         trace: The run.
         op: The operation at which hidden positions were first seen to count.
-        kept: How many positions, at the beginning (for ``side="left"``: at the end), must not depend on the others.
+        kept: How many positions, at the beginning (for ``side="left"``: at the end), must not
+            depend on the others.
         length: Number of positions.
         side: Where those others stand.
 

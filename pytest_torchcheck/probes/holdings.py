@@ -82,7 +82,8 @@ class Holding:
 def holdings(model: nn.Module) -> list[Holding]:
     """Find the tensors and modules that attributes hold and no registration knows, each once.
 
-    Looks into lists, tuples, dicts, sets, plain objects, closures, partial arguments and class attributes.
+    Looks into lists, tuples, dicts, sets, plain objects, closures, partial arguments and class
+    attributes.
     A module that itself contains the model (a reference to the parent) is left out. Nothing is run.
 
     Args:

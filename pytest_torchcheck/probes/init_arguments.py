@@ -13,12 +13,14 @@ from torch import nn
 def given_to_init(model: nn.Module, name: str) -> bool:
     """Say whether an attribute is an argument of its module's ``__init__``, as it is or converted.
 
-    Such a tensor belongs to whoever builds the model (the training data of a Gaussian process): a new instance
+    Such a tensor belongs to whoever builds the model (the training data of a Gaussian process): a
+    new instance
     is given it again. A value that ``__init__`` computes or draws is the model's own.
 
     Args:
         model: The model.
-        name: Qualified name of the attribute, such as ``kernel.train_inputs``; an index behind it is ignored.
+        name: Qualified name of the attribute, such as ``kernel.train_inputs``; an index behind it
+            is ignored.
     """
     path = name.split("[", 1)[0].split(".")
     owner: object = model

@@ -103,7 +103,8 @@ def kept_graph(subject: Subject) -> KeptGraph:
 
     A force field differentiates its energy inside its forward, and the loss of a physics-informed net
     differentiates the output; both must turn gradients on. An output belongs to such a derivative
-    where the derivative is taken of it or of what follows from it, or where it follows from the derivative.
+    where the derivative is taken of it or of what follows from it, or where it follows from the
+    derivative.
     """
     saved: weakref.WeakSet[_Saved] = weakref.WeakSet()
 

@@ -62,7 +62,8 @@ class Leak:
     """Something that grows with every step.
 
     Attributes:
-        kind: ``graph``: tensors kept alive together with what backward needs of them; ``tensors``: detached
+        kind: ``graph``: tensors kept alive together with what backward needs of them; ``tensors``:
+            detached
             ones; ``hooks``: hooks on a module or parameter.
         bytes_per_step: How much stays per step; 0 where only hooks grow.
         live_bytes: Live after each measured step, relative to the first.

@@ -30,7 +30,8 @@ class Lengthened:
         location: The user's line of it.
         module: Qualified name of the module in whose forward it runs.
         fact: What was measured, as a clause.
-        numbers: The number that it was given in the shorter and in the longer run, where nothing else that it
+        numbers: The number that it was given in the shorter and in the longer run, where nothing
+            else that it
             read differs: the length itself, or what was computed of it.
         filled: What stands at the added positions of what it read, where that is one number.
         filler: The operation that put it there.
@@ -58,7 +59,8 @@ def first_lengthening(
 ) -> Lengthened | None:
     """Find the operation through which the amount of padding reaches the real positions.
 
-    Values are compared where both runs have them: at the positions of the shorter run. The operation is the first,
+    Values are compared where both runs have them: at the positions of the shorter run. The
+        operation is the first,
     on the way to an output that differs, whose result differs there while all that it read agrees.
 
     Args:
@@ -67,7 +69,8 @@ def first_lengthening(
         length: Number of positions of ``base``.
         extra: How many more there are in ``longer``.
         side: Where the padding stands.
-        allowed: Relative difference that is rounding: a sum over more zeros is added up in another order.
+        allowed: Relative difference that is rounding: a sum over more zeros is added up in another
+            order.
         real: bool [samples, positions] of ``base``: which positions are no padding; all by default.
 
     Returns:
@@ -101,7 +104,10 @@ def first_lengthening(
     assert mask is not None
     numbers = _numbers(base, longer, step, partners[id(step)])
     filled, filler = _filled(longer, partners[id(step)], length, extra, side)
-    fact = f"{step.op.name} gave other values in {int(mask.sum())} of {mask.numel()} elements of the real positions when {extra} padded ones were added"
+    fact = (
+        f"{step.op.name} gave other values in {int(mask.sum())} of {mask.numel()} elements of "
+        f"the real positions when {extra} padded ones were added"
+    )
     if numbers is not None:
         fact += f": it was given {numbers[0]:.4g} and then {numbers[1]:.4g}, and tensors that agree"
     elif step.operands:

@@ -22,7 +22,8 @@ class Slopes:
 
     Attributes:
         value: The loss, a number.
-        by_output: Its gradient by each floating output, by path; outputs that it does not use are absent.
+        by_output: Its gradient by each floating output, by path; outputs that it does not use are
+            absent.
         last: Name of the autograd node that made the loss, such as ``NllLossBackward0``.
     """
 

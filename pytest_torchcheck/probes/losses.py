@@ -104,7 +104,8 @@ class LossCall:
         arguments: All its positional arguments.
         producer: What made the input, or None where no watched operation did.
         target_op: What made the target last, slices included, or None where it came from outside.
-        swapped: Whether it was given a target of the batch first, and after it what was computed from outputs alone.
+        swapped: Whether it was given a target of the batch first, and after it what was computed
+            from outputs alone.
     """
 
     op: Op

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from ..findings import Location
 
-_COMPARISONS = frozenset({"eq", "ne", "lt", "gt", "le", "ge", "__eq__", "__ne__", "__lt__", "__gt__", "__le__", "__ge__"})  # fmt: skip
+_COMPARISONS = frozenset(
+    {"eq", "ne", "lt", "gt", "le", "ge", "__eq__", "__ne__", "__lt__", "__gt__", "__le__", "__ge__"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 Origin = Literal["computed", "constant", "given", "uninitialised"]
 """Where a non-finite number comes from: ``computed`` by an operation on finite ones (or on infinities
-written on purpose); ``constant`` written on purpose, as a mask's -inf; ``given`` with an input, parameter or
+written on purpose); ``constant`` written on purpose, as a mask's -inf; ``given`` with an input,
+parameter or
 buffer; ``uninitialised`` memory of ``torch.empty`` that was never written."""
 
 
@@ -36,9 +37,11 @@ class NonFinite:
         count: How many elements of it are not finite.
         upward: Whether an infinity of plus is among it.
         then: Where an infinity became the NaN that was seen, the operation that did this.
-        written: Where an infinity that was written on purpose, or given, became the NaN (``0 * inf``; a row of
+        written: Where an infinity that was written on purpose, or given, became the NaN (``0 *
+            inf``; a row of
             nothing but -inf), the event that brought it in.
-        hidden: Where only gradients are not finite: the forward operation that dropped what ``op`` gave, so that the
+        hidden: Where only gradients are not finite: the forward operation that dropped what ``op``
+            gave, so that the
             outputs are finite (``torch.where``, a mask, an index).
     """
 

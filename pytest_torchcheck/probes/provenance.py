@@ -49,7 +49,8 @@ class GraphCut:
         region: For ``no-grad`` the line that turned gradients off: the ``with`` or the decorator.
         module: Qualified name of the module in whose forward it happens.
         fact: What was measured, as a clause: ``Tensor.detach took ... with grad_fn=X and gave ...``.
-        losing: Lines of calls that got back nothing with a graph from the function in which it happens, the outermost first.
+        losing: Lines of calls that got back nothing with a graph from the function in which it
+            happens, the outermost first.
         callers: Lines of all calls of that function.
         rivals: Other operations that also lose it on the way to the loss, the likeliest first.
     """

@@ -43,7 +43,8 @@ class Reread:
         after: The shape that it gave.
         rows: Along which dimension the rows stood before.
         shown: What was measured, as a clause.
-        grouped: How many whole rows the view puts together, which may be meant; 0 where it takes rows apart.
+        grouped: How many whole rows the view puts together, which may be meant; 0 where it takes
+            rows apart.
         instead: Calls that give ``after`` and keep the rows; ``""`` where it is not clear which.
     """
 
@@ -148,7 +149,8 @@ def _widest(shape: Sequence[int], count: int) -> int:
 def _scatters(before: Sequence[int], after: Sequence[int], rows: Rows, count: int) -> bool:
     """Say whether a view takes rows apart, rather than merging, splitting or grouping whole ones.
 
-    Groups of whole rows (frames that are stacked) are no fault of a view, unless it makes a dimension of the
+    Groups of whole rows (frames that are stacked) are no fault of a view, unless it makes a
+    dimension of the
     rows' number that is not theirs, as one that stands for a transpose does.
     """
     if math.prod(before) != math.prod(after) or not math.prod(before):
@@ -194,7 +196,8 @@ def _instead(
 ) -> str:
     """Return the view that keeps the rows' dimension where it is, and the transpose that moves it to its place.
 
-    Sizes are written as the user's line writes them; where they are not known, nothing that needs them is returned.
+    Sizes are written as the user's line writes them; where they are not known, nothing that needs
+    them is returned.
     """
     places = [d for d in range(len(after)) if after[d] == count]
     if len(places) != 1 or before[rows.dim] != count:
@@ -232,7 +235,8 @@ def rows_of_labels(
 
     Args:
         masks: By change, which elements of the value changed.
-        count: How many positions (or samples) there are; a dimension may hold them in blocks, or again and again.
+        count: How many positions (or samples) there are; a dimension may hold them in blocks, or
+            again and again.
         allowed: Says for the label of each index whether a change may stand there.
     """
     if not masks or not any(bool(mask.any()) for mask in masks.values()):

@@ -62,7 +62,8 @@ class Returned:
     def losing(self, place: Location) -> tuple[Location, ...]:
         """Return the lines that called the function around a place, where nothing that it gave back had a graph.
 
-        Where the functions of these lines give back nothing with a graph either, the lines that called the outermost
+        Where the functions of these lines give back nothing with a graph either, the lines that
+        called the outermost
         one come first: those whose function goes on with a graph.
         """
         found: list[Location] = []

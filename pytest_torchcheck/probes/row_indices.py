@@ -96,7 +96,8 @@ def _rows(
 ) -> int | None:
     """Return the number of rows that an operation chooses from, where each sample has a block of them.
 
-    Rows that are read show it by their changes. Those that are written to (zeros to which is added) do not:
+    Rows that are read show it by their changes. Those that are written to (zeros to which is added)
+    do not:
     there the indices have to be the samples' own.
     """
     if written:

@@ -92,8 +92,10 @@ class Signals:
         rectified: Every call of a rectifier.
         squashed: Every call of a squashing function on the very output of a layer.
         feeding: Layers from whose output the input of a further layer was computed.
-        chained: Modules that were given what was computed from their own last output, with no layer between.
-        chains: Pairs of linear modules of which the second, and nothing else, was given the very output of the first.
+        chained: Modules that were given what was computed from their own last output, with no layer
+            between.
+        chains: Pairs of linear modules of which the second, and nothing else, was given the very
+            output of the first.
     """
 
     taps: list[Tap] = field(default_factory=list)

@@ -87,7 +87,8 @@ class SignalWatch(Watch):
 
     Args:
         model: The model.
-        batch_size: Size of dimension ``batch_dim`` where samples are told apart; None where they are not.
+        batch_size: Size of dimension ``batch_dim`` where samples are told apart; None where they
+            are not.
         batch_dim: Where the samples stand.
     """
 

@@ -17,7 +17,8 @@ _STEPS = frozenset({"round", "floor", "ceil", "trunc", "sign", "fix", "sgn"})
 class Stepwise(Watch):
     """Notes calls that give a constant by pieces of what requires a gradient, each line once.
 
-    Rounding and signs, and the grid of :func:`torch.nn.functional.grid_sample` with ``mode="nearest"``, whose gradient
+    Rounding and signs, and the grid of :func:`torch.nn.functional.grid_sample` with
+    ``mode="nearest"``, whose gradient
     is documented for ``bilinear`` and ``bicubic`` only.
     """
 

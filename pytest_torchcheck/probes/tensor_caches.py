@@ -1,6 +1,7 @@
 """Functions under ``functools.lru_cache`` that are called with tensors made anew: they never hit, and keep everything.
 
-A tensor is hashed by its identity. One that every step makes anew is a new key, though its values are the old ones.
+A tensor is hashed by its identity. One that every step makes anew is a new key, though its values
+are the old ones.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class TensorCache:
 def tensor_cache(subject: Subject, *, training: bool) -> TensorCache | None:
     """Run some steps, or calls, and return the cached function of the user's that keeps more with each and never hits.
 
-    Every entry that they add must hold a tensor that is none of the batch, nor a view of one: an input may come again.
+    Every entry that they add must hold a tensor that is none of the batch, nor a view of one: an
+        input may come again.
     """
     cached: list[Any] = [o for o in gc.get_objects() if type(o) is _Cached and _is_users(o)]
     if not cached:

@@ -197,7 +197,8 @@ def changed(first: Snapshot, second: Snapshot, allowed: float = 0.0) -> Tensor |
     Args:
         first: One.
         second: The other.
-        allowed: Relative difference that is rounding, see :func:`differing`; at 0.0 other bits are a change.
+        allowed: Relative difference that is rounding, see :func:`differing`; at 0.0 other bits are
+            a change.
 
     Returns:
         A bool tensor of their shape; or True/False where only fingerprints tell; or None where the
@@ -229,8 +230,10 @@ def differing(a: Tensor, b: Tensor, allowed: float) -> Tensor:
     Args:
         a: One.
         b: The other.
-        allowed: Relative difference that is rounding, of the element's own magnitude or of the middle one of those
-            that differ, whichever is larger: what is left of larger terms that cancel is rounded as they are, and
+        allowed: Relative difference that is rounding, of the element's own magnitude or of the
+            middle one of those
+            that differ, whichever is larger: what is left of larger terms that cancel is rounded as
+                they are, and
             a -1e9 of a mask says nothing of the scores beside it.
     """
     unlike = (a != b) & ~((a != a) & (b != b))

@@ -33,10 +33,13 @@ ZeroKind = Literal[
     "other",
 ]
 """Why a gradient is zero: ``inactive`` a rectifier without a positive input; ``single-choice`` a softmax
-over one entry; ``single-position`` an attention with one position to attend to; ``saturated`` a clamp, squashing function or softmax at its bound; ``times-zero`` a factor
-that is zero; ``step`` a rounding or sign, flat everywhere; ``sampling`` a draw that is not reparameterised;
+over one entry; ``single-position`` an attention with one position to attend to; ``saturated`` a
+clamp, squashing function or softmax at its bound; ``times-zero`` a factor
+that is zero; ``step`` a rounding or sign, flat everywhere; ``sampling`` a draw that is not
+reparameterised;
 ``overwritten`` the values were replaced; ``normalised`` a normalisation removes what the gradient would
-change; ``cancels`` the contributions of several uses, or of all samples, add up to zero; ``function`` a custom
+change; ``cancels`` the contributions of several uses, or of all samples, add up to zero;
+``function`` a custom
 backward that returned zeros; ``other`` none of these was measured."""
 
 
@@ -221,7 +224,8 @@ def _zeros_made(stopped: Stopped) -> Stopped | None:
 def _compares_positions(scores: Value, dim: int) -> bool:
     """Say whether a softmax runs over the keys of an attention: what it reads is a product of two computed values.
 
-    Scores of shape (batch, positions, 1) are not told from those of a pooling that is normalised over the wrong
+    Scores of shape (batch, positions, 1) are not told from those of a pooling that is normalised
+    over the wrong
     dimension; those with heads are, and those of one query.
     """
     shape = scores.tensor.shape

@@ -15,7 +15,8 @@ class SharesData(Promise):
     """Ranks share each epoch's samples out evenly, in another order each time.
 
     Attributes:
-        run: ``(model, optimizer)``: the user's own loop over two epochs or more, on every rank with the wrapped
+        run: ``(model, optimizer)``: the user's own loop over two epochs or more, on every rank with
+            the wrapped
             model; it makes its loaders itself, as in training.
     """
 
@@ -47,9 +48,11 @@ class FullyShards(Promise):
     """Sharded by FSDP2 (``fully_shard``), the model computes what it computes in one process.
 
     Attributes:
-        wrap: ``(model)``: shards the model in place, as the user's training does; by default every module of a
+        wrap: ``(model)``: shards the model in place, as the user's training does; by default every
+            module of a
             ``ModuleList`` and the model itself are sharded.
-        meta: Whether the model can also be built on meta, sharded, given memory (``to_empty``) and then its
+        meta: Whether the model can also be built on meta, sharded, given memory (``to_empty``) and
+            then its
             state_dict; a function ``(model)`` where more than ``to_empty`` is needed.
     """
 

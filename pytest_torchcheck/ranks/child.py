@@ -89,7 +89,8 @@ class _Rank(Rank):
         with contextlib.ExitStack() as stack:
             if program.device == "cuda":
                 torch.cuda.set_device(self.rank)
-                # where float64 is refused, shards and the whole batch must not be rounded to TF32 each in its way
+                # where float64 is refused, shards and the whole batch must not be rounded to TF32
+                # each in its way
                 stack.enter_context(accelerator.Cuda().precision(tf32=False))
             self._stages()
 

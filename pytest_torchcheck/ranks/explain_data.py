@@ -60,7 +60,10 @@ def hung(subject: Subject, outcome: Outcome) -> Finding:
         culprits=(_loader(place, f"{told} batches"),),
         location=place,
         cause="a rank that has one batch more waits in backward for gradients that no other rank sends",
-        because=f"the batches delivered were counted on each rank ({told}); then no rank got on for {outcome.quiet:.0f} s",
+        because=(
+            f"the batches delivered were counted on each rank ({told}); then no rank got on "
+            f"for {outcome.quiet:.0f} s"
+        ),
         fix=_EVEN,
     )
 
@@ -111,7 +114,10 @@ def _not_shared(
         )
     elif same_data and not repeats and total >= _ENOUGH and twice > ranks * max(1, total // 20):
         observed = f"{ranks} ranks drew {total} samples of the first epoch, of which only {unique} are different ones"
-        because = f"the indices drawn on each rank were compared: {twice} come more than once, where padding needs {ranks - 1} at most"
+        because = (
+            f"the indices drawn on each rank were compared: {twice} come more than once, where "
+            f"padding needs {ranks - 1} at most"
+        )
     else:
         return None
     return violated(
@@ -142,7 +148,10 @@ def _uneven(
                 culprits=[_loader(passes[0].location, f"{told} batches")],
                 location=passes[0].location or place,
                 observed=f"batches of epoch {number + 1}: {told}",
-                cause="from the last common batch on, ranks average gradients of different steps, and the last one waits for ever",
+                cause=(
+                    "from the last common batch on, ranks average gradients of different "
+                    "steps, and the last one waits for ever"
+                ),
                 because=f"the batches delivered in epoch {number + 1} were counted on each rank",
                 fix=_EVEN,
             )
@@ -165,10 +174,12 @@ def _uneven(
             f"batch {at + 1} of an epoch has other sizes on each rank ({told}), whose samples then count unequally",
             culprits=[_loader(passes[0].location, f"batch {at + 1}: {told} samples")],
             location=passes[0].location or place,
-            observed=f"batch {at + 1} of {len(sizes[0])}: {told}; with shards of unequal sizes the {'train step' if by_step else 'loss'} gives a gradient "
+            observed=f"batch {at + 1} of {len(sizes[0])}: {told}; with shards of unequal sizes the "
+                f"{'train step' if by_step else 'loss'} gives a gradient "
             f"{error:.2g} (relative) away from the mean over all samples",
             cause="each rank's loss is the mean over its own shard, and the ranks average these means without weights",
-            because=f"the sizes were counted on {ranks} ranks, and the same samples in one batch of one process give another gradient",
+            because=(f"the sizes were counted on {ranks} ranks, and the same samples in one batch "
+                "of one process give another gradient"),
             fix=f"{_EVEN}; else weigh the loss by ranks * own samples / all samples",
         )  # fmt: skip
         return

@@ -62,7 +62,8 @@ def steps(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]
     if drifting:
         yield violated(
             "buffer-drift",
-            f"{listed(drifting)} {'holds' if len(drifting) == 1 else 'hold'} other values on each rank after {len(found[0]['steps'])} steps",
+            (f"{listed(drifting)} {'holds' if len(drifting) == 1 else 'hold'} other values "
+                f"on each rank after {len(found[0]['steps'])} steps"),
             culprits=culprits_of(subject, drifting, "buffer", "not bit-equal on all ranks"),
             location=in_model(subject, rf"self\.{drifting[0].rpartition('.')[2]}\b.*(\w_\(|[-+*/]?=[^=])(?!.*register)")
             or line(step, rf"\b{drifting[0].rpartition('.')[2]}\b"),
@@ -93,7 +94,10 @@ def _apart(subject: Subject, names: list[str], rows: list[dict[str, Any]], index
     elif uneven:
         cause = "the gradients are changed on one rank only after they were averaged, or are never averaged"
         place = line(step, ranked, r"\.module\s*\(", r"no_sync", r"clip_grad", r"\.backward\(")
-        fix = "do the same to the gradients on every rank (clipping included), and call the wrapped model, not model.module"
+        fix = (
+            "do the same to the gradients on every rank (clipping included), and call the "
+            "wrapped model, not model.module"
+        )
     else:
         cause, place = (
             "the update depends on the rank, though the gradients do not",
@@ -102,10 +106,16 @@ def _apart(subject: Subject, names: list[str], rows: list[dict[str, Any]], index
         fix = "make every write to parameters the same on all ranks"
     return violated(
         "parameters-differ",
-        f"{listed(names)} {'differs' if len(names) == 1 else 'differ'} between ranks after step {index + 1} of the train step",
+        (
+            f"{listed(names)} {'differs' if len(names) == 1 else 'differ'} between ranks after "
+            f"step {index + 1} of the train step"
+        ),
         culprits=culprits_of(subject, names, "parameter", "not bit-equal on all ranks"),
         location=place,
-        observed=f"{len(names)} parameters differ over {len(rows)} ranks; gradient norms at the step: {sizes or 'none'}",
+        observed=(
+            f"{len(names)} parameters differ over {len(rows)} ranks; gradient norms at the "
+            f"step: {sizes or 'none'}"
+        ),
         cause=cause,
         because=f"{len(uneven)} gradients differ between ranks when the optimizer steps"
         if uneven
@@ -125,12 +135,18 @@ def _factor(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Findin
     if error <= max(exact, 10 * local["noise"]):
         return
     step = subject.contract.train_step
-    observed = f"gradient at the optimizer's step with {ranks} ranks = {ratio:.6g} x that with one rank, {across:.1e} across"
+    observed = (
+        f"gradient at the optimizer's step with {ranks} ranks = {ratio:.6g} x that with one "
+        f"rank, {across:.1e} across"
+    )
     if across < TIGHT and min(abs(ratio - ranks), abs(ratio * ranks - 1)) < TIGHT * ranks:
         sums = ratio > 1
         yield violated(
             "gradient-sum" if sums else "loss-sum",
-            f"{ranks} ranks train with {ranks if sums else f'1/{ranks}'} x the gradient of one process on the same batch",
+            (
+                f"{ranks} ranks train with {ranks if sums else f'1/{ranks}'} x the gradient of "
+                "one process on the same batch"
+            ),
             culprits=culprits_of(subject, first["worst"], "parameter", f"{ratio:.4g} x too large")
             if sums
             else [Culprit(kind="loss", name="loss", detail="a sum over samples")],
@@ -155,7 +171,10 @@ def _factor(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Findin
         return  # the user's loss may be no mean over samples, which one process cannot be held against
     yield suspicious(
         "step-differs",
-        f"{ranks} ranks train with another gradient than one process on the same batch (relative difference {error:.2g})",
+        (
+            f"{ranks} ranks train with another gradient than one process on the same batch "
+            f"(relative difference {error:.2g})"
+        ),
         culprits=culprits_of(subject, first["worst"], "parameter", "differs most"),
         location=line(step, r"clip_grad", r"all_reduce", r"\.backward\("),
         observed=observed,

@@ -176,7 +176,10 @@ def _gap(found: Any, expected: Any) -> float:
 
 def _full_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """Gather the state_dict, whole, on every rank."""
-    return {name: _whole(value) if isinstance(value, torch.Tensor) else value for name, value in model.state_dict().items()}  # fmt: skip
+    return {
+        name: _whole(value) if isinstance(value, torch.Tensor) else value
+        for name, value in model.state_dict().items()
+    }
 
 
 def _load_full(model: nn.Module, state: dict[str, torch.Tensor]) -> None:

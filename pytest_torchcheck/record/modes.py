@@ -32,7 +32,8 @@ class UnobservableError(RuntimeError):
 def _refuse(func: Any) -> None:
     """Refuse an operator that torch compiles by itself, where that would lose gradients.
 
-    Without an observer ``cond``, ``scan`` or ``flex_attention`` is compiled with the tensors that its functions
+    Without an observer ``cond``, ``scan`` or ``flex_attention`` is compiled with the tensors that
+    its functions
     close over as operands. Under a mode torch runs it as it is, and autograd sees the operands alone.
 
     Raises:

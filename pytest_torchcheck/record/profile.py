@@ -53,7 +53,8 @@ class Profiled:
 def pause() -> Hook | None:
     """Switch the hook off on this thread, for what an observer does; :func:`resume` takes what is returned.
 
-    An observer runs thousands of Python calls for each call that it observes, and each would be an event.
+    An observer runs thousands of Python calls for each call that it observes, and each would be an
+    event.
     """
     if not _hooks or sys.getprofile() is not _hooks[-1]:
         return None

@@ -97,7 +97,8 @@ class Return:
         frame: Its own.
         line: Of the ``return``, or the last one that ran.
         value: What it returned.
-        call: The expression of the caller that calls it, and the caller's file; None where that is no code of the user's.
+        call: The expression of the caller that calls it, and the caller's file; None where that is
+            no code of the user's.
     """
 
     frame: FrameType = field(repr=False)

@@ -6,7 +6,8 @@ Nine keys of ``Finding.evidence`` have a shape of their own; any other key is sh
     A list of numbers, one per step; or a mapping of names to such lists.
 ``layers``
     A list of mappings, one per layer, with the same keys in each (such as ``name``, ``rms``,
-    ``grad``); or a mapping of layer names to mappings or numbers. ``histogram`` holds counts, and is drawn.
+    ``grad``); or a mapping of layer names to mappings or numbers. ``histogram`` holds counts, and
+    is drawn.
 ``gradients``
     A list of mappings, one per parameter, with the same keys in each; the last one counts them all.
 ``holders``

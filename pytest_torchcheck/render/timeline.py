@@ -1,6 +1,7 @@
 """A step's memory over time, by category: a stacked picture as SVG (by hand) or PNG (matplotlib).
 
-The input is plain data, as :meth:`MemoryProfile.timeline_data` gives it and a finding's evidence keeps it.
+The input is plain data, as :meth:`MemoryProfile.timeline_data` gives it and a finding's evidence
+keeps it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def timeline_svg(data: Mapping[str, Any], *, title: str = "") -> str:
     said = title or f"live bytes over a step, at most {format_bytes(peak)}"
     parts = [
         (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+            f'width="{_WIDTH}" height="{_HEIGHT}"'
             f' role="img" aria-label="{escape(said)}" font-family="sans-serif" font-size="11">'
         ),
         f"<title>{escape(said)}</title>",

@@ -45,8 +45,10 @@ class Runner:
         strict: Whether ``suspicious`` and ``inconclusive`` fail.
         artifacts: Folder for batches and states of failures, or None.
         reproduce: Makes the command that repeats a case.
-        explain_seconds: Wall time that one explanation may take; a finding remains without one that takes longer.
-        budget: How many plain training steps the checks of the contract may take together; the contract's own
+        explain_seconds: Wall time that one explanation may take; a finding remains without one that
+            takes longer.
+        budget: How many plain training steps the checks of the contract may take together; the
+            contract's own
             goes first. What no longer fits is reported as not run. A check that is declared always runs.
     """
 

@@ -22,7 +22,8 @@ class Hidden:
     """What attributes hold and no registration knows.
 
     Attributes:
-        trained: Paths of hidden modules, parameters and trainable tensors that get a gradient, to their holdings.
+        trained: Paths of hidden modules, parameters and trainable tensors that get a gradient, to
+            their holdings.
         on_purpose: Those of them that seem to be hidden deliberately, and why.
         stateful: Hidden modules that ran and behave differently in training and evaluation.
     """

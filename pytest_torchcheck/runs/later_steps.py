@@ -26,7 +26,8 @@ STEPS = 9
 def stopped(subject: Subject, made: Trajectory) -> tuple[str, ...]:
     """Return the parameters that the first of some steps moves and no later one does, bit by bit; cached.
 
-    Siblings of one that moves (the experts of a mixture) are left out, and all where the learning rate falls to 0.
+    Siblings of one that moves (the experts of a mixture) are left out, and all where the learning
+    rate falls to 0.
     """
     known = {n for n in made.resting if made.moved.get(n, 0.0) > 0.0}
     known = {n for n in known if not subject.is_promised("Frozen", n)}

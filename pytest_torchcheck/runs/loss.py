@@ -65,13 +65,17 @@ class Consumed:
         counted: How many targets count.
         target_place: Line within forward or loss that made the targets last.
         made_target: Whether any operation there made them.
-        outside: The lowest and highest target, or all of a few, where a binary cross entropy got some outside of 0 to 1.
+        outside: The lowest and highest target, or all of a few, where a binary cross entropy got
+            some outside of 0 to 1.
         binary: How many targets a binary cross entropy of logits got.
         whole: Whether a regression loss got whole numbers of the input's shape as targets.
         criterion: Class of torch's loss module that called the function, or empty.
-        unlike: What keeps float targets of cross entropy from being class probabilities: ``several`` ones in a row,
-            ``negative`` ones, or ``batch`` where the one dimension there is does not sum to one; empty where nothing does.
-        swapped: Whether a binary cross entropy was given 0s and 1s of the batch first, and the output after it.
+        unlike: What keeps float targets of cross entropy from being class probabilities:
+            ``several`` ones in a row,
+            ``negative`` ones, or ``batch`` where the one dimension there is does not sum to one;
+            empty where nothing does.
+        swapped: Whether a binary cross entropy was given 0s and 1s of the batch first, and the
+            output after it.
         ctc: The labels of a CTC loss.
         misfit: Code of what is wrong with a rate or with log-probabilities, or empty.
     """
@@ -109,7 +113,8 @@ class Consumed:
 class LossEvidence:
     """How the user's loss consumed the output of one forward; plain data.
 
-    ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms without a
+    ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms
+    without a
     graph, ``focal`` the focal weights of a mean.
     """
 

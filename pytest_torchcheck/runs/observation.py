@@ -36,7 +36,8 @@ class Observation:
         held: Tensors and modules that attributes hold and no registration knows, before the step.
         changed: What the forward changed outside of the state dict, as it was afterwards.
         late: Parameters that the forward registered.
-        strangers: Modules that ran without being registered or held: class, line, and whether they were made for this
+        strangers: Modules that ran without being registered or held: class, line, and whether they
+            were made for this
             forward only.
         live: Paths of held tensors (a hidden module's parameters among them) that got a gradient.
         called: Paths of hidden modules whose forward ran.
@@ -102,7 +103,8 @@ class Watched:
     Args:
         subject: Whose step.
         model: Its model.
-        losses: See the loss as well, for :func:`~pytest_torchcheck.runs.loss.evidence`; a step only, with a
+        losses: See the loss as well, for :func:`~pytest_torchcheck.runs.loss.evidence`; a step
+            only, with a
             backward.
     """
 

@@ -24,7 +24,8 @@ class Piece:
 
     Attributes:
         name: Qualified name, such as ``head.mean``.
-        kind: ``buffer`` (not persistent), ``left-out`` (a buffer that an overridden ``state_dict`` does not return),
+        kind: ``buffer`` (not persistent), ``left-out`` (a buffer that an overridden ``state_dict``
+            does not return),
             ``tensor`` or ``attribute`` (numbers, texts, lists of them).
         owner: The module that holds it.
         key: The attribute of the owner.

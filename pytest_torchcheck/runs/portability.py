@@ -51,7 +51,8 @@ class MetaRun:
     """Forward and backward with every parameter and input on ``meta``.
 
     Attributes:
-        kind: ``not-run`` where it was not needed; ``ran``; ``mixed`` devices; ``no-data`` where the code reads values; ``unsupported`` where an operation
+        kind: ``not-run`` where it was not needed; ``ran``; ``mixed`` devices; ``no-data`` where the
+            code reads values; ``unsupported`` where an operation
             has no meta kernel; ``crash`` for any other error.
         message: First line of the error.
         location: The user's line of the error.
@@ -86,7 +87,8 @@ class Portability:
 def portability(subject: Subject) -> Portability:
     """Run the model under the pretence of a GPU; on ``meta`` too where that leaves a doubt, or is declared. Cached.
 
-    The first use of ``meta`` in a process takes seconds (torch imports its symbolic shapes then), so it is the
+    The first use of ``meta`` in a process takes seconds (torch imports its symbolic shapes then),
+    so it is the
     second witness and not the first.
 
     Raises:

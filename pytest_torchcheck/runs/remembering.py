@@ -30,7 +30,8 @@ def remembered(subject: Subject, forget: Collection[str] = ()) -> tuple[str, ...
         forget: Paths of attributes that are put back after the first of the two calls.
 
     Returns:
-        Paths of the outputs that are not those of the base batch alone; empty where the other batch cannot be run.
+        Paths of the outputs that are not those of the base batch alone; empty where the other batch
+        cannot be run.
     """
     wanted = forward_facts(subject).outputs
     with subject.pristine() as model, torch.no_grad():

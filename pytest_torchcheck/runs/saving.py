@@ -39,7 +39,8 @@ def refused_after_forward(subject: Subject) -> str:
     """Load the state after one evaluation strictly into a model as built, a new one where there is a factory.
 
     Returns:
-        What the load says of the keys or shapes that do not fit, on one line; empty where it is taken, or where the
+        What the load says of the keys or shapes that do not fit, on one line; empty where it is
+        taken, or where the
         state before the evaluation is refused too.
     """
     with subject.pristine() as model:
@@ -137,7 +138,8 @@ def through_file(state: Mapping[str, Any], *, alias: bool = False) -> tuple[dict
         alias: A large state, of which only the structure is written, need not be copied.
 
     Returns:
-        The state read back, in new memory, and why ``weights_only=True`` refused it (empty where it did not).
+        The state read back, in new memory, and why ``weights_only=True`` refused it (empty where it
+        did not).
 
     Raises:
         CheckpointError: It can be neither written nor read.
@@ -203,7 +205,8 @@ class Lost:
 
     Attributes:
         name: Qualified name.
-        kind: ``buffer`` (not persistent), ``tensor``, ``parameter`` or ``attribute`` (a plain number or text).
+        kind: ``buffer`` (not persistent), ``tensor``, ``parameter`` or ``attribute`` (a plain
+            number or text).
         location: The line that makes it.
         detail: What was measured of it.
     """

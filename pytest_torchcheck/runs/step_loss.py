@@ -34,7 +34,8 @@ class _StepWatch(LossWatch):
 def step_evidence(subject: Subject) -> LossEvidence | None:
     """Watch the loss functions of one training step; None where the step raises. Cached.
 
-    There is no one loss of a step, so that its value, and gradients towards what the functions were given, are not
+    There is no one loss of a step, so that its value, and gradients towards what the functions were
+    given, are not
     part of it.
     """
     if "step-loss" not in subject.cache:

@@ -81,11 +81,14 @@ class Trajectory:
         modes: Modules whose training flag is not what it was before the steps.
         live_bytes: Live bytes that the steps after the first made, after each of them.
         hooks: Hooks on modules and parameters, after each of them.
-        rebound: By parameter that a step puts another tensor in place of, which no optimizer holds: the first such step.
+        rebound: By parameter that a step puts another tensor in place of, which no optimizer holds:
+            the first such step.
         carries: Whether tensors with a graph are held after the last step.
-        end: By parameter and buffer: checksum of its bits after ``STEPS`` steps. None where the contract declares
+        end: By parameter and buffer: checksum of its bits after ``STEPS`` steps. None where the
+            contract declares
             no optimizer, or the steps were not those that a user's loop would do.
-        first_output: By path: digest of what the model returned in the first step, where that was the plain one.
+        first_output: By path: digest of what the model returned in the first step, where that was
+            the plain one.
         resting: Parameters that no step after the first wrote to, by torch's count of writes in place.
         reseeds: Whether torch was seeded anew within a step; None where that is not known.
     """
@@ -121,8 +124,10 @@ class Trajectory:
 def trajectory(subject: Subject) -> Trajectory:
     """Run the user's step (or the plain one) a few times on the base batch; cached.
 
-    The first step gives what a plain backward gives: where it is the plain step, :meth:`Subject.gradients` need
-    not run another one. It is watched then for what else asks about such a step, as long as it succeeds: what
+    The first step gives what a plain backward gives: where it is the plain step,
+        :meth:`Subject.gradients` need
+    not run another one. It is watched then for what else asks about such a step, as long as it
+        succeeds: what
     raises is told by steps that nobody watches. The further ones run under a count of live bytes.
     """
     if "trajectory" not in subject.cache:

@@ -33,8 +33,10 @@ _HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
 def equal_rows(subject: Subject) -> list[tuple[str, int]]:
     """Find parameters whose rows start equal, get equal gradients and are equal after steps.
 
-    Rows that anything tells apart (their position, the content that they meet, dropout, a router) get other
-    gradients. So do those that are equal only because nothing has reached them: a gradient of zero tells nothing.
+    Rows that anything tells apart (their position, the content that they meet, dropout, a router)
+    get other
+    gradients. So do those that are equal only because nothing has reached them: a gradient of zero
+        tells nothing.
     """
     suspects = {
         (name, dim)
@@ -45,7 +47,11 @@ def equal_rows(subject: Subject) -> list[tuple[str, int]]:
         if not suspects:
             return []
         with subject.backward(subject.batch(index), seed=index):
-            grads = {n: trees.dense(p.grad) for n, p in subject.named_parameters().items() if p.grad is not None}  # fmt: skip
+            grads = {
+                n: trees.dense(p.grad)
+                for n, p in subject.named_parameters().items()
+                if p.grad is not None
+            }
             largest = max((trees.scale(g) for g in grads.values()), default=0.0)
             suspects = {
                 (name, dim)

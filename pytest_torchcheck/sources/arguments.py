@@ -22,7 +22,8 @@ def giving_call(place: Location, values: Collection[float] = ()) -> Location | N
 
     Args:
         place: The line.
-        values: What was measured, such as a mean and a deviation: of several calls the one with such a number.
+        values: What was measured, such as a mean and a deviation: of several calls the one with
+            such a number.
     """
     for function, sites in _giving_sites(place.file, place.line):
         fitting = [

@@ -20,7 +20,8 @@ from .owners import rank
 def of_assignment(module: Any, name: str, *, plain: bool = False) -> Location | None:
     """Return the line of a module's class (or its bases) that assigns ``self.name``.
 
-    Plain, annotated, augmented and tuple assignments count, ``register_buffer("name", ...)`` and its like, also where
+    Plain, annotated, augmented and tuple assignments count, ``register_buffer("name", ...)`` and
+    its like, also where
     the name comes from a loop over names, and last a class attribute.
 
     Args:
@@ -53,7 +54,8 @@ _REGISTERING = _SETTING | {"register_buffer", "register_parameter", "register_mo
 def _assignments(cls: type, plain: bool) -> tuple[dict[str, int], dict[str, int]]:
     """Return the line that assigns each attribute in a class's methods, and in its body.
 
-    The first line counts; of a name that no ``__init__`` assigns as such, and that stands in one as a text, the line
+    The first line counts; of a name that no ``__init__`` assigns as such, and that stands in one as
+    a text, the line
     that registers under a name from a variable.
     """
     try:

@@ -1,6 +1,7 @@
 """Specs from annotations: ``Float[Tensor, "b c h w"]`` of jaxtyping, or ``Annotated[Tensor, Tokens("B T", vocab=100)]``.
 
-jaxtyping is never imported here: its annotations are known by what they carry (``dim_str`` and ``dtypes``), so that it stays
+jaxtyping is never imported here: its annotations are known by what they carry (``dim_str`` and
+    ``dtypes``), so that it stays
 optional.
 """
 
@@ -44,10 +45,13 @@ def spec_from_annotation(
     """The spec of one annotation, or None if it says nothing of a tensor's shape.
 
     Args:
-        annotation: Such as ``Float[Tensor, "b c h w"]``, also within ``Optional``; or ``Annotated`` with a spec, which takes
-            the shape of what it annotates where it has none: ``Annotated[Int[Tensor, "b t"], Tokens(vocab=100)]``.
+        annotation: Such as ``Float[Tensor, "b c h w"]``, also within ``Optional``; or ``Annotated``
+            with a spec, which takes
+            the shape of what it annotates where it has none: ``Annotated[Int[Tensor, "b t"],
+                Tokens(vocab=100)]``.
         field: What to call it in an error.
-        promised: Whether it is of an output, which may be of any allowed dtype, rather than of what is drawn.
+        promised: Whether it is of an output, which may be of any allowed dtype, rather than of what
+            is drawn.
 
     Raises:
         SpecError: Its shape is not of the language; the message points to the character.

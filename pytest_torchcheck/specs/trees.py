@@ -14,7 +14,8 @@ def as_spec_tree(value: Any, field: str) -> Any:
     """Read a declaration of inputs, targets or outputs.
 
     Args:
-        value: A shape, a spec, None, or a tuple, list, dict, dataclass, plain object or registered pytree of these, nested at will.
+        value: A shape, a spec, None, or a tuple, list, dict, dataclass, plain object or registered
+            pytree of these, nested at will.
         field: What to call it in an error.
 
     Returns:
@@ -32,7 +33,8 @@ def as_spec_tree(value: Any, field: str) -> Any:
         if isinstance(leaf, str):
             return TensorSpec(parse_shape(leaf, path).text)
         raise SpecError(
-            f"{path} = {leaf!r}: not a spec; allowed: a shape such as 'B 3 H W', a spec such as Labels('B', classes=10), "
+            f"{path} = {leaf!r}: not a spec; allowed: a shape such as 'B 3 H W', a spec "
+            "such as Labels('B', classes=10), "
             "or a tuple, list or dict of these"
         )
 

@@ -28,11 +28,14 @@ def isolated(*, seeds: bool = False) -> Iterator[None]:
     Random states of torch (CPU and every initialised CUDA device), numpy and random; default dtype and
     device; grad mode; deterministic, TF32, cuDNN and anomaly flags; thread count; warning filters.
 
-    The outermost block also switches off what the caller may have on: ``no_grad``, ``inference_mode``, autocast.
+    The outermost block also switches off what the caller may have on: ``no_grad``,
+        ``inference_mode``, autocast.
 
     Args:
-        seeds: Every run inside seeds first. Then the random states are left to the block around this one, if
-            there is one (to take and put them back costs more than a small model's step), and are no run's
+        seeds: Every run inside seeds first. Then the random states are left to the block around
+            this one, if
+            there is one (to take and put them back costs more than a small model's step), and are
+            no run's
             afterwards: what draws without a seed must not draw what a run drew.
     """
     global _isolated

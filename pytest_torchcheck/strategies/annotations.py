@@ -20,9 +20,11 @@ def register(*annotations: Any, **options: Any) -> None:
     """Teach ``st.from_type`` jaxtyping's annotations.
 
     Args:
-        annotations: Register these, through Hypothesis's public interface. Without any, every annotation is understood, through
+        annotations: Register these, through Hypothesis's public interface. Without any, every
+            annotation is understood, through
             the table in which Hypothesis keeps its resolvers for other libraries.
-        **options: Of `tensors`, such as ``sizes={"b": (1, 4)}``. Where every annotation is understood, each takes the sizes
+        **options: Of `tensors`, such as ``sizes={"b": (1, 4)}``. Where every annotation is
+            understood, each takes the sizes
             of its own symbols.
 
     Raises:

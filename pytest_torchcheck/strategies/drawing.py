@@ -1,13 +1,19 @@
 """Batches and tensors as strategies.
 
-What Hypothesis draws is small: one integer per free size, one per choice of layout, dtype and device, and one string of bytes for
-the values. The bytes hold what is special, a seed, and per tensor whether anything is kept, and for every bit of an element's
-number whether only elements with that bit are. Almost always all are kept; the others are the simplest of their domain. Drawing
-therefore costs as much as filling, and making the numbers smaller makes the batch simpler: sizes go to the bottom,
+What Hypothesis draws is small: one integer per free size, one per choice of layout, dtype and
+    device, and one string of bytes for
+the values. The bytes hold what is special, a seed, and per tensor whether anything is kept, and for
+every bit of an element's
+number whether only elements with that bit are. Almost always all are kept; the others are the
+simplest of their domain. Drawing
+therefore costs as much as filling, and making the numbers smaller makes the batch simpler: sizes go
+    to the bottom,
 then values to zero, or to the one element that matters, found bit by bit.
 
-Hypothesis lowers bytes one at a time, sorts them, and lowers equal ones together. So every bit has its own two bytes, whose meaning
-depends on no others: if one is above 1, as random ones are, the bit is free; else it is set where the bytes are equal.
+Hypothesis lowers bytes one at a time, sorts them, and lowers equal ones together. So every bit has
+its own two bytes, whose meaning
+depends on no others: if one is above 1, as random ones are, the bit is free; else it is set where
+    the bytes are equal.
 Setting a bit either way is one step away from anywhere.
 """
 
@@ -82,7 +88,8 @@ def batches(
         **named: Specs of inputs by name.
 
     Returns:
-        A strategy. Failures shrink to small sizes, then to the first layout, dtype and device, then to zeros, and then to single elements.
+        A strategy. Failures shrink to small sizes, then to the first layout, dtype and device, then
+        to zeros, and then to single elements.
 
     Raises:
         SpecError: A declaration is wrong.
@@ -137,7 +144,8 @@ def tensors(
         spec: A shape or a spec.
         sizes: Ranges of the symbols.
         dtype: A dtype or family for a shape; a spec has its own.
-        **options: ``layouts``, ``devices``, ``requires_grad``, ``edges``, ``allow_nan`` and ``allow_infinity`` as in `batches`.
+        **options: ``layouts``, ``devices``, ``requires_grad``, ``edges``, ``allow_nan`` and
+            ``allow_infinity`` as in `batches`.
 
     Raises:
         SpecError: A declaration is wrong.

@@ -1,6 +1,7 @@
 """Reduce a failing batch to the smallest one that still fails, without Hypothesis.
 
-In the order a person would choose: sizes down to the bottom of their ranges, contiguous memory, zeros, then single elements.
+In the order a person would choose: sizes down to the bottom of their ranges, contiguous memory,
+    zeros, then single elements.
 """
 
 from __future__ import annotations

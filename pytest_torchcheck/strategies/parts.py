@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def size_codes(span: SizeRange) -> st.SearchStrategy[int]:
     """One size of a range, which shrinks to the bottom; both ends are drawn more often than others.
 
-    Codes below the number of sizes stand for sizes in ascending order; the codes above stand for the ends once more, so that a
+    Codes below the number of sizes stand for sizes in ascending order; the codes above stand for
+    the ends once more, so that a
     failure at the top shrinks to the code of the top, and from there on downwards.
     """
     values = span.values
@@ -65,7 +66,8 @@ def dtypes(*allowed: str | torch.dtype) -> st.SearchStrategy[torch.dtype]:
     """Dtypes; the first one is the simplest.
 
     Args:
-        allowed: Dtypes, their names, or families (``floating``, ``integer``, ``bool``, ``complex``); ``floating`` where nothing is given.
+        allowed: Dtypes, their names, or families (``floating``, ``integer``, ``bool``,
+            ``complex``); ``floating`` where nothing is given.
 
     Raises:
         SpecError: One is no dtype.
@@ -83,7 +85,8 @@ def devices(*allowed: str) -> st.SearchStrategy[torch.device]:
     """Devices; the first one is the simplest.
 
     Args:
-        allowed: Such as ``"cpu"``, ``"cuda:1"`` or ``"meta"``; the CPU and every CUDA device where nothing is given.
+        allowed: Such as ``"cpu"``, ``"cuda:1"`` or ``"meta"``; the CPU and every CUDA device where
+            nothing is given.
 
     Raises:
         SpecError: One is no device, or is not there.

@@ -35,7 +35,8 @@ def examples(
 ) -> Iterator[Batch]:
     """Iterate over batches of other sizes, the telling ones first.
 
-    In order: every size at its smallest; every size odd, prime and different; every size at its largest; each size alone at
+    In order: every size at its smallest; every size odd, prime and different; every size at its
+        largest; each size alone at
     its smallest, at its largest, at 1, one less and one more than is typical; then random ones.
 
     Args:

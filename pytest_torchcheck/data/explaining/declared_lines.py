@@ -57,7 +57,8 @@ def loader_line(
 ) -> Location | None:
     """Return the line that tells a role's loader something; the declaration where none is found.
 
-    Followed from the contract's ``loader`` through names, dicts by role, and functions of the same file to the
+    Followed from the contract's ``loader`` through names, dicts by role, and functions of the same
+    file to the
     DataLoader's call or the dict of its arguments.
 
     Args:

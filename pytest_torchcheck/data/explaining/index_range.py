@@ -39,7 +39,8 @@ class Source:
         name: A variable's, or ``self.per_clip``.
         detail: What was measured of it.
         location: A line that assigned it.
-        order: By which the findings name them: numbers and tables, variables, what the index was looked up in.
+        order: By which the findings name them: numbers and tables, variables, what the index was
+            looked up in.
     """
 
     name: str
@@ -229,9 +230,12 @@ class _Unknown(Exception):
 
 
 _OPERATORS: dict[type[ast.operator], Any] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-}  # fmt: skip
+}
 
 
 def _evaluated(node: ast.expr, known: dict[str, Any]) -> Any:

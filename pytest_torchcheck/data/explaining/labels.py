@@ -26,7 +26,11 @@ def labels_wrong(
     column = labels.column or labels.shifted or labels.ignored
     place = sample_lines.return_line(part, 0) if part.is_map_style and part.length else None
     name = column.path if column is not None else where(labels.path)
-    shown = f"{labels.dtype}, {labels.count} labels from {labels.low:g} to {labels.high:g}" if labels.low is not None and labels.high is not None else labels.dtype  # fmt: skip
+    shown = (
+        f"{labels.dtype}, {labels.count} labels from {labels.low:g} to {labels.high:g}"
+        if labels.low is not None and labels.high is not None
+        else labels.dtype
+    )
     culprit = dataset_culprit(part, name, shown, place)
     common: dict[str, Any] = {"culprits": (culprit,), "location": place, "observed": shown}
     if labels.shifted is not None:
@@ -34,12 +38,24 @@ def labels_wrong(
             "label-shifted",
             f"{part.prefix}sample i gets the label of sample i{labels.shift:+d}: {labels.shifted.path} is read one off",
             cause="the index of the label is not the index of the sample",
-            because=f"all {labels.count} labels read equal {labels.shifted.path}[i{labels.shift:+d}], not {labels.shifted.path}[i]",
+            because=(
+                f"all {labels.count} labels read equal "
+                f"{labels.shifted.path}[i{labels.shift:+d}], not {labels.shifted.path}[i]"
+            ),
             fix=f"read {labels.shifted.path}[i] at {line_ref(place)}",
             **common,
         )
     if labels.ignored is not None:
-        many = len(set(map(str, labels.ignored.value.tolist() if hasattr(labels.ignored.value, "tolist") else labels.ignored.value)))  # fmt: skip
+        many = len(
+            set(
+                map(
+                    str,
+                    labels.ignored.value.tolist()
+                    if hasattr(labels.ignored.value, "tolist")
+                    else labels.ignored.value,
+                )
+            )
+        )
         yield violated(
             "label-constant",
             f"{part.prefix}every sample has the label {labels.low:g}, while {labels.ignored.path} holds {many} values",
@@ -154,7 +170,8 @@ def _label_dtype(
 def dtype_refused(part: Part, labels: Labels, said: str, given: bool) -> Finding:
     """Report float labels of a dtype that the training step cannot take.
 
-    Suspicious unless such targets are ``given`` to the step: what stands between loader and step may cast them.
+    Suspicious unless such targets are ``given`` to the step: what stands between loader and step
+        may cast them.
     """
     place = sample_lines.return_line(part, 0) if part.is_map_style and part.length else None
     name = labels.column.path if labels.column is not None else where(labels.path)
@@ -175,7 +192,8 @@ def dtype_refused(part: Part, labels: Labels, said: str, given: bool) -> Finding
         f"{part.prefix}{name} gives targets of {became}, which the training step cannot take",
         cause="targets of float64, the default of NumPy and of Python's floats, meet a float32 output",
         because=f"with such targets torch said: {said[:160]}",
-        fix=f"return them as float32 at {line_ref(common['location'])}: torch.tensor(label, dtype=torch.float32), or np.float32(label)",
+        fix=(f"return them as float32 at {line_ref(common['location'])}: torch.tensor(label, "
+            "dtype=torch.float32), or np.float32(label)"),
         **common,
     )  # fmt: skip
 
@@ -274,7 +292,8 @@ def _label_range(
             cause="labels count from 1" if one_based else "labels lie outside of the classes",
             because=f"0 never occurs in {labels.count} labels; {high} occurs {values[high]} times"
             if one_based
-            else f"{sum(c for v, c in values.items() if v < 0 or v >= classes)} of {sum(values.values())} labels are outside",
+            else (f"{sum(c for v, c in values.items() if v < 0 or v >= classes)} of "
+                f"{sum(values.values())} labels are outside"),
             fix=f"return label - 1 at {line_ref(place)}" if one_based
             else f"map labels to 0..{classes - 1} at {line_ref(place)}, or declare the true number of classes",
             **common,

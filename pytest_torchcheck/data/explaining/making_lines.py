@@ -1,6 +1,7 @@
 """The user's lines that make a loader, a sampler or a split, or change what a dataset holds, read from the files at hand.
 
-A dataset, a sampler and a dict of a loader's arguments do not say where they were made. The files that may say it are
+A dataset, a sampler and a dict of a loader's arguments do not say where they were made. The files
+that may say it are
 that of the contract and that of the dataset's class; a line counts where it is the only one that fits.
 """
 
@@ -31,8 +32,14 @@ _MOST = 2
 
 def files_of(part: Part, declared: Location | None) -> tuple[str, ...]:
     """Return the user's files in which the parts of a dataset's loading may be put together."""
-    places = [declared, part.class_line, sources.of_object(part.plan.collate_fn) if part.plan.collate_fn else None]  # fmt: skip
-    return tuple(dict.fromkeys(p.file for p in places if p is not None and sources.rank(p.file) == 2))  # fmt: skip
+    places = [
+        declared,
+        part.class_line,
+        sources.of_object(part.plan.collate_fn) if part.plan.collate_fn else None,
+    ]
+    return tuple(
+        dict.fromkeys(p.file for p in places if p is not None and sources.rank(p.file) == 2)
+    )
 
 
 def loader_made(part: Part, declared: Location | None) -> Location | None:
@@ -50,7 +57,8 @@ def loader_told(
 ) -> Location | None:
     """Return the line that tells a part's loader something; the declaration where none is found.
 
-    Followed from the contract as :func:`~.declared.loader_line` does, else the one call or dict of arguments in the files
+    Followed from the contract as :func:`~.declared.loader_line` does, else the one call or dict of
+    arguments in the files
     at hand that says what this loader was told.
     """
     place = loader_line(declared, part.role, words)
@@ -88,7 +96,9 @@ def _loaders(
                     continue
             else:
                 continue
-            plain = {k: v.value for k, v in told.items() if k in _SIZED and isinstance(v, ast.Constant)}  # fmt: skip
+            plain = {
+                k: v.value for k, v in told.items() if k in _SIZED and isinstance(v, ast.Constant)
+            }
             unsaid = {"shuffle": False, "drop_last": False, "num_workers": 0}
             unsaid = {k: v for k, v in unsaid.items() if k not in told}
             if all(getattr(plan, name) == value for name, value in {**unsaid, **plain}.items()):
@@ -104,7 +114,8 @@ def sampler_made(
         part: What the sampler is for.
         sampler: Of a class of torch.
         declared: Where the contract is declared.
-        per_class: Whether it was given a weight for each class: ``weights[labels]`` is then not what it was given.
+        per_class: Whether it was given a weight for each class: ``weights[labels]`` is then not
+            what it was given.
 
     Returns:
         Two lines, and nothing else, where it may have been either of them.

@@ -37,12 +37,13 @@ def order_wrong(
         yield violated(
             "order-not-repeatable",
             f"{part.prefix}{name} gives another order under the same seed",
-            culprits=culprit, location=place,
+            culprits=culprit,
+            location=place,
             observed=f"{found.count} indices of one epoch were drawn twice under one seed; they differ",
             cause="it draws from a generator that no seed reaches",
             because="the seeds of torch, random and NumPy were equal",
             fix="draw the order from torch's generator, or from one seeded by the epoch",
-        )  # fmt: skip
+        )
     elif found.shuffles and not found.renews and found.count > 8:
         make = violated if found.has_set_epoch else suspicious
         cause = (
@@ -53,17 +54,21 @@ def order_wrong(
         yield make(
             "order-fixed",
             f"{part.prefix}{name} shuffles every epoch into the same order",
-            culprits=culprit, location=place,
+            culprits=culprit,
+            location=place,
             observed=f"two epochs of {found.count} indices are equal, and shuffled",
             cause=cause,
             because="epoch 0 and epoch 1 were drawn one after the other"
             + (", with set_epoch(0) and set_epoch(1)" if found.has_set_epoch else ""),
-            fix="seed the order from seed + epoch in __iter__" if found.has_set_epoch
+            fix="seed the order from seed + epoch in __iter__"
+            if found.has_set_epoch
             else "make the generator once, in __init__",
-        )  # fmt: skip
+        )
 
 
-def reach_wrong(part: Part, found: Reach, classes: int | None, declared: Location | None) -> Finding:  # fmt: skip
+def reach_wrong(
+    part: Part, found: Reach, classes: int | None, declared: Location | None
+) -> Finding:
     """A sampler made for another number of samples; ``classes`` is how many label values there are."""
     per_class = found.given == "weights" and found.length == classes
     places, given, assigned = sampler_made(part, found.sampler, declared, per_class=per_class)
@@ -82,22 +87,38 @@ def reach_wrong(part: Part, found: Reach, classes: int | None, declared: Locatio
         culprits=(
             *(dataset_culprit(part, what, f"{found.length} {thing}", line) for line in assigned),
             *(
-                dataset_culprit(part, name, f"given {found.length} {thing}" + ("" if made else ", made here or elsewhere"), place)
+                dataset_culprit(
+                    part,
+                    name,
+                    f"given {found.length} {thing}" + ("" if made else ", made here or elsewhere"),
+                    place,
+                )
                 for place in places or (None,)
             ),
         ),
-        location=at or (None if places else loader_told(part, declared, ("sampler", "batch_sampler")) or part.class_line),
+        location=at
+        or (
+            None
+            if places
+            else loader_told(part, declared, ("sampler", "batch_sampler")) or part.class_line
+        ),
         observed=f"len({found.given}) of the sampler is {found.length}, the loader reads from {found.size} samples",
         cause=f"{what} has one weight for each class, where the sampler wants one for each sample"
         if per_class
         else f"the sampler was given {what}, which is not of the {found.size} samples that the loader reads",
         because=f"it draws from 0..{found.length - 1}"
-        + (f": samples {found.length}..{found.size - 1} have no chance" if short else f"; index {found.size} cannot be read")
+        + (
+            f": samples {found.length}..{found.size - 1} have no chance"
+            if short
+            else f"; index {found.size} cannot be read"
+        )
         + (f"; the labels read have {classes} values" if per_class else ""),
-        fix=f"give each sample the weight of its class: {what}[labels]" + (f", at {line_ref(at)}" if at else "")
+        fix=f"give each sample the weight of its class: {what}[labels]"
+        + (f", at {line_ref(at)}" if at else "")
         if per_class
-        else f"make the sampler of the {thing} of what the loader reads" + (f", at {line_ref(at)}" if at else ""),
-    )  # fmt: skip
+        else f"make the sampler of the {thing} of what the loader reads"
+        + (f", at {line_ref(at)}" if at else ""),
+    )
 
 
 def leaked(first: Part, second: Part, found: Overlap, declared: Location | None = None) -> Finding:
@@ -125,12 +146,16 @@ def leaked(first: Part, second: Part, found: Overlap, declared: Location | None 
             for part, index in ((second, b), (first, a))
         ),
         location=place or second.class_line,
-        observed=f"{how} compared: {found.compared[0]} of {found.total[0]} with {found.compared[1]} of {found.total[1]}; "
+        observed=f"{how} compared: {found.compared[0]} of {found.total[0]} with {found.compared[1]} "
+        f"of {found.total[1]}; "
         f"{share:.1%} shared",
         cause="the splits are not disjoint"
         if certain
         else "the data repeats itself, or the splits share a few samples",
-        because=f"{second.role}[{b}] equals {first.role}[{a}]; {found.repeated:.1%} of {first.role} occurs there more than once",
+        because=(
+            f"{second.role}[{b}] equals {first.role}[{a}]; {found.repeated:.1%} of "
+            f"{first.role} occurs there more than once"
+        ),
         fix="split once, by shuffled indices, before any dataset is made",
         evidence={"pairs": [list(pair) for pair in found.pairs], "shared": found.shared},
     )
@@ -147,18 +172,24 @@ def last_batch_wrong(
         yield violated(
             "loader-empty",
             f"{part.prefix}an epoch has no batch: {part.length} samples, batch_size={size}, drop_last=True",
-            culprits=culprit, location=place, observed=f"0 batches of {part.length} samples",
+            culprits=culprit,
+            location=place,
+            observed=f"0 batches of {part.length} samples",
             cause="the only batch is partial, and drop_last leaves it out",
-            because=f"batch_size={size} is more than the {part.length} samples", fix="drop_last=False, or a smaller batch_size",
-        )  # fmt: skip
+            because=f"batch_size={size} is more than the {part.length} samples",
+            fix="drop_last=False, or a smaller batch_size",
+        )
     elif part.evaluates and part.plan.drop_last and missing > 0:
         yield violated(
             "evaluation-drops-samples",
             f"{part.prefix}{missing} of {part.length} samples are never evaluated: drop_last=True",
-            culprits=culprit, location=place, observed=f"an epoch reads {found.samples} of {part.length} samples",
+            culprits=culprit,
+            location=place,
+            observed=f"an epoch reads {found.samples} of {part.length} samples",
             cause="drop_last leaves the partial batch out of the evaluation",
-            because=f"{part.length} samples in batches of {size} leave {missing}", fix="drop_last=False for evaluation",
-        )  # fmt: skip
+            because=f"{part.length} samples in batches of {size} leave {missing}",
+            fix="drop_last=False for evaluation",
+        )
 
 
 def last_batch_fails(

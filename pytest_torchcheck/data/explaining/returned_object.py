@@ -31,7 +31,8 @@ def given_line(
 ) -> Location | None:
     """Return the line by which the innermost function of the user's returns what a sample holds at a path.
 
-    None where that is ``__getitem__`` itself, for a stream, or where it cannot be told. A value such as None counts where
+    None where that is ``__getitem__`` itself, for a stream, or where it cannot be told. A value
+    such as None counts where
     the call stands for it in what is returned: ``return {"weight": self.weight_of(i)}``, or by a name.
 
     Args:

@@ -28,7 +28,8 @@ def inconsistent(
 ) -> Iterator[Finding]:
     """Samples that differ in structure, dtype or shape, and batches that cannot be made.
 
-    Where no loader is declared, samples may be collated in any way: only a few odd ones are worth a warning.
+    Where no loader is declared, samples may be collated in any way: only a few odd ones are worth a
+        warning.
     """
     part = survey.part
     plan = part.plan

@@ -1,6 +1,7 @@
 """Do datasets that are put together agree on which label a class has?
 
-Each part may count its own classes (``class_to_idx``). That is wrong only where the labels read follow these: a part that
+Each part may count its own classes (``class_to_idx``). That is wrong only where the labels read
+follow these: a part that
 maps its labels to common ones is right, whatever it calls its classes.
 """
 
@@ -89,9 +90,13 @@ def unlike_names(surveys: Sequence[Survey]) -> Unlike | None:
         if differing:
             name = differing[0]
             return Unlike(
-                first=first, second=second, name=name, labels=(first.read[name], second.read[name]),
-                count=len(differing), told_apart=_told_apart(first, second),
-            )  # fmt: skip
+                first=first,
+                second=second,
+                name=name,
+                labels=(first.read[name], second.read[name]),
+                count=len(differing),
+                told_apart=_told_apart(first, second),
+            )
     return None
 
 
@@ -137,10 +142,13 @@ def _named(survey: Survey) -> Iterator[Named]:
             continue
         title = type(base).__name__ + (f" {place}" if stop - start < survey.part.length else "")
         yield Named(
-            title=survey.part.prefix + title, dataset=base, classes=classes,
-            read={name: classes[name] for name in sorted(names)}, part=survey.part,
+            title=survey.part.prefix + title,
+            dataset=base,
+            classes=classes,
+            read={name: classes[name] for name in sorted(names)},
+            part=survey.part,
             constants={p: next(iter(v)) or "" for p, v in values.items() if len(v) == 1},
-        )  # fmt: skip
+        )
 
 
 def _pieces(dataset: Any) -> list[tuple[Any, int, int]]:
@@ -228,18 +236,28 @@ def differing(found: Unlike, declared: Location | None) -> Finding:
         f"{found.name!r} is label {found.labels[0]} in {first.title} and label {found.labels[1]} in {second.title}: "
         f"each counts its own classes",
         culprits=(
-            Culprit(kind="dataset", name=attribute, detail="of each dataset by itself", location=made),
+            Culprit(
+                kind="dataset", name=attribute, detail="of each dataset by itself", location=made
+            ),
             *(
-                Culprit(kind="call", name=one.text, detail=here + (" or elsewhere" * (len(places) > 1)), location=one)
+                Culprit(
+                    kind="call",
+                    name=one.text,
+                    detail=here + (" or elsewhere" * (len(places) > 1)),
+                    location=one,
+                )
                 for one in places
             ),
         ),
         location=place,
-        observed=f"{found.count} of {len(first.read.keys() & second.read.keys())} classes that were read of both have two labels",
+        observed=(
+            f"{found.count} of {len(first.read.keys() & second.read.keys())} classes that were "
+            "read of both have two labels"
+        ),
         cause=f"{attribute} is made of the classes that each dataset happens to hold",
         because=f"the labels read follow {attribute}: {_shown(first.classes)} there, {_shown(second.classes)} here",
         fix=f"make one list of all classes, and give it to every dataset at {line_ref(place)}",
-    )  # fmt: skip
+    )
 
 
 def _shown(classes: dict[str, int]) -> str:

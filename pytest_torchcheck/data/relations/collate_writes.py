@@ -50,7 +50,8 @@ def find_writes(part: Part, *, seed: int = 0) -> Collated | None:
         seed: Sample ``i`` is read after ``seed_process(seed + i)``.
 
     Returns:
-        None where the samples are the same, where the dataset holds nothing that changed, and where no batch can be
+        None where the samples are the same, where the dataset holds nothing that changed, and where
+        no batch can be
         made, which ``samples-valid`` reports.
     """
     if part.plan.collate_fn is None or not part.plan.makes_batches:
@@ -109,14 +110,21 @@ def written(part: Part, found: Collated) -> Finding:
         f"{part.prefix}{name} writes into {held} when it makes a batch: the next reading differs",
         culprits=(
             dataset_culprit(part, name, f"{found.change.elements} elements of {held} written", at),
-            *((Culprit(kind="call", name=at.text, detail="writes into the dataset", location=at),) if at else ()),
-            dataset_culprit(part, held, "is handed out by the dataset itself", found.change.held.location),
+            *(
+                (Culprit(kind="call", name=at.text, detail="writes into the dataset", location=at),)
+                if at
+                else ()
+            ),
+            dataset_culprit(
+                part, held, "is handed out by the dataset itself", found.change.held.location
+            ),
         ),
         location=at or found.change.held.location,
         observed=found.after,
         cause=f"{part.name} hands out what it keeps, and {name} changes it in place",
         because=f"{held} was as before after samples {few(found.indices)} were read, and has changed after {name}",
-        fix=f"leave the samples as they are{f' at {line_ref(at)}' if at else ''}: read an entry instead of taking it out, "
+        fix=f"leave the samples as they are{f' at {line_ref(at)}' if at else ''}: read an "
+        "entry instead of taking it out, "
         "or copy the sample first",
         evidence={"samples": list(found.indices), "changed": held},
-    )  # fmt: skip
+    )

@@ -1,6 +1,7 @@
 """Does a sample give another one's contents once that one has been read, because a cache has one key for both?
 
-Two samples that fill the same entry are read under one seed: one by itself, and after the other. Entries that are meant
+Two samples that fill the same entry are read under one seed: one by itself, and after the other.
+    Entries that are meant
 to be shared (a shard, a file of many samples) give the same both times.
 """
 
@@ -49,7 +50,8 @@ class Confusion:
         keyed: The line that makes its key, where that is another one.
         count: How many samples were read by themselves.
         keys: How many entries they filled.
-        whole: Whether all arrays of the input are the first sample's: what is shared on purpose, as the anchor of a class,
+        whole: Whether all arrays of the input are the first sample's: what is shared on purpose, as
+            the anchor of a class,
             stands beside an array of the sample's own.
     """
 
@@ -68,7 +70,8 @@ class Confusion:
 def find_confusion(part: Part, *, seed: int = 0) -> Confusion | None:
     """Read samples by themselves, see which entries they fill, and compare those that share one.
 
-    Cost: one reading and putting back of up to `MOST_REREAD` samples; for datasets alone that fill fewer entries.
+    Cost: one reading and putting back of up to `MOST_REREAD` samples; for datasets alone that fill
+        fewer entries.
     """
     places = spread(part.length, MOST_REREAD)
     snapshot = Snapshot(Contents(part.dataset, places))
@@ -89,10 +92,17 @@ def find_confusion(part: Part, *, seed: int = 0) -> Confusion | None:
                     watcher = _Storing(snapshot, kept[held])
                     stored = find_line(functools.partial(read, part.dataset, first, seed), watcher)
                     return Confusion(
-                        first=first, second=second, path=path, held=kept[held], key=repr(key)[:60], stored=stored,
-                        keyed=watcher.keyed, count=len(places),
-                        keys=len([one for one, _ in owners if one == held]), whole=whole,
-                    )  # fmt: skip
+                        first=first,
+                        second=second,
+                        path=path,
+                        held=kept[held],
+                        key=repr(key)[:60],
+                        stored=stored,
+                        keyed=watcher.keyed,
+                        count=len(places),
+                        keys=len([one for one, _ in owners if one == held]),
+                        whole=whole,
+                    )
         finally:
             snapshot.restore()
     return None
@@ -214,8 +224,14 @@ def confused(part: Part, found: Confusion) -> Finding:
         f"{part.prefix}sample {found.second} gives {where(found.path)} of sample {found.first} once that was read: "
         f"{name} has one entry for both",
         culprits=(
-            dataset_culprit(part, name, f"key {found.key} for both", found.stored or found.held.location),
-            *((Culprit(kind="dataset", name="key", detail="made here", location=found.keyed),) if found.keyed else ()),
+            dataset_culprit(
+                part, name, f"key {found.key} for both", found.stored or found.held.location
+            ),
+            *(
+                (Culprit(kind="dataset", name="key", detail="made here", location=found.keyed),)
+                if found.keyed
+                else ()
+            ),
         ),
         location=place,
         observed=f"{found.count} samples, each read by itself, fill {found.keys} entries of {name}",
@@ -224,4 +240,4 @@ def confused(part: Part, found: Confusion) -> Finding:
         f"both store {name}[{found.key}] at {line_ref(found.stored)}",
         fix=f"make a key that is unique at {line_ref(place)}: the whole path, or the index",
         evidence={"samples": [found.first, found.second]},
-    )  # fmt: skip
+    )

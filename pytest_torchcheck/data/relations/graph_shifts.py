@@ -122,11 +122,22 @@ def indices_shifted(part: Part, found: Shifted) -> Finding:
         f"{part.prefix}{name} shifts {found.path} by the size of the sample before, not of all samples before it",
         culprits=(
             Culprit(kind="dataset", name=short or found.path, detail="the shifts", location=place),
-            Culprit(kind="function", name=name, detail="collate function", location=sources.of_object(collate)),
+            Culprit(
+                kind="function",
+                name=name,
+                detail="collate function",
+                location=sources.of_object(collate),
+            ),
         ),
         location=place,
-        observed=f"samples of {few(found.sizes)} rows are shifted by {few(found.shifts)}; their rows begin at {few(right)}",
+        observed=(
+            f"samples of {few(found.sizes)} rows are shifted by {few(found.shifts)}; their "
+            f"rows begin at {few(right)}"
+        ),
         cause="the shift is no running sum: from the third sample on, indices reach into other samples",
-        because=f"{found.table} holds the rows of the samples one behind the other, and {found.path} is each sample's own plus one number",
+        because=(
+            f"{found.table} holds the rows of the samples one behind the other, and "
+            f"{found.path} is each sample's own plus one number"
+        ),
         fix=f"take the running sum at {line_ref(place)}: sizes[:-1].cumsum(0) behind the first 0",
-    )  # fmt: skip
+    )

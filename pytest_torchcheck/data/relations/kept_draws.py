@@ -39,9 +39,11 @@ class Kept:
     Attributes:
         name: What keeps them: path of a container, array or attribute, or the name of a cached function.
         stored: The line that stores an item, or that makes the function a cached one.
-        drawn: The line of the storing function that draws, itself or by what it calls; None where it is the storing one.
+        drawn: The line of the storing function that draws, itself or by what it calls; None where
+            it is the storing one.
         items: How many items were read.
-        certain: False where something may renew what is kept: a cache of limited size, one that an epoch empties.
+        certain: False where something may renew what is kept: a cache of limited size, one that an
+            epoch empties.
         renewed: The line that may do so.
         held: What keeps them, where the dataset holds it.
     """
@@ -81,9 +83,14 @@ def find_kept(part: Part, declared: Location | None = None) -> Kept | None:
         stored = find_line(functools.partial(part.dataset.__getitem__, workers.indices[0]), watcher)
     renewed = _renewing_line(part, held.attribute, stored, watcher.ran, declared)
     return Kept(
-        name=held.path, stored=stored, drawn=watcher.drawn, items=len(first), held=held,
-        certain=renewed is None, renewed=renewed,
-    )  # fmt: skip
+        name=held.path,
+        stored=stored,
+        drawn=watcher.drawn,
+        items=len(first),
+        held=held,
+        certain=renewed is None,
+        renewed=renewed,
+    )
 
 
 class _Storing:
@@ -211,16 +218,34 @@ def kept(part: Part, found: Kept, *, promised: bool) -> Finding:
     return make(
         "augmentation-fixed" if promised else "sample-drawn-once",
         f"{part.prefix}items of {part.name} are drawn once, and {found.name} keeps them"
-        + (": every epoch sees the first draw, where random augmentation is promised" if promised else " for all epochs"),
+        + (
+            ": every epoch sees the first draw, where random augmentation is promised"
+            if promised
+            else " for all epochs"
+        ),
         culprits=(
             dataset_culprit(part, found.name, "keeps what was drawn", place),
-            *((Culprit(kind="call", name=found.drawn.text, detail="draws what is kept", location=found.drawn),) if found.drawn else ()),
+            *(
+                (
+                    Culprit(
+                        kind="call",
+                        name=found.drawn.text,
+                        detail="draws what is kept",
+                        location=found.drawn,
+                    ),
+                )
+                if found.drawn
+                else ()
+            ),
         ),
         location=place,
-        observed=f"{found.items} items were read {_READS + 1} times; the first reading draws, the others are equal to it and draw nothing"
+        observed=(
+            f"{found.items} items were read {_READS + 1} times; the first reading draws, the "
+            "others are equal to it and draw nothing"
+        )
         if found.held is not None
         else f"{found.items} items were read again and again, and are equal; without the cache they differ",
         cause=f"{found.name} is filled after the random augmentation" + again,
         because=f"{line_ref(place)} stores what was drawn",
         fix=f"at {line_ref(place)} keep what is not random, and augment what is taken out of {found.name}",
-    )  # fmt: skip
+    )

@@ -31,7 +31,8 @@ class LongMask:
         extra: How many positions of padding it marks as real.
         own: Length of the first such sample.
         samples: How many samples have room, and are all marked so.
-        certain: Whether what pads stands in no sample: an end of sequence that also pads may be marked once on purpose.
+        certain: Whether what pads stands in no sample: an end of sequence that also pads may be
+            marked once on purpose.
         made: The line of the collate function that makes it.
     """
 
@@ -125,12 +126,18 @@ def mask_too_long(part: Part, found: LongMask) -> Finding:
         f"{part.prefix}{name} marks {positions} of padding as real in every sample that is padded",
         culprits=(
             Culprit(kind="dataset", name=short or found.path, detail="the mask", location=place),
-            Culprit(kind="function", name=name, detail="collate function", location=sources.of_object(collate)),
+            Culprit(
+                kind="function",
+                name=name,
+                detail="collate function",
+                location=sources.of_object(collate),
+            ),
         ),
         location=place,
-        observed=f"a sample of {found.own} positions has {found.own} by itself, and {found.own + found.extra} are marked in a batch; "
+        observed=f"a sample of {found.own} positions has {found.own} by itself, and "
+        f"{found.own + found.extra} are marked in a batch; "
         f"so it is in all {found.samples} samples with room for it",
         cause="the mask is longer than the sample: a comparison with its length that includes the length",
         because=f"{found.path} was made of the same samples together and one by one",
         fix=f"compare with < at {line_ref(place)}: position < length",
-    )  # fmt: skip
+    )

@@ -44,7 +44,8 @@ class Rereading:
         comparable: False where no sample could be compared.
         overwritten: Items whose sample changed while later items were read: one buffer serves them all.
         buffer: The stored array that such a sample shares its memory with, where it is one.
-        fills: Whether a container of the dataset got entries by the first readings, fewer than these are.
+        fills: Whether a container of the dataset got entries by the first readings, fewer than
+            these are.
         settles: Whether something stored was changed by them, and another seed changed nothing.
         error: Item, type and message where an item can be read only once; None where all can.
         error_location: The user's line that raised then.

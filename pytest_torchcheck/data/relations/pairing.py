@@ -1,6 +1,7 @@
 """Does a collate function keep every label with its sample?
 
-Samples are collated together and each by itself. The row of the batch that holds a sample's inputs must hold its label;
+Samples are collated together and each by itself. The row of the batch that holds a sample's inputs
+must hold its label;
 padding may follow either, and rows may stand in another order.
 """
 
@@ -52,7 +53,8 @@ class Pairing:
         count: How many samples were found again in the batch.
         mixed: Indices of those whose row holds another label.
         own, got: Labels of the first of them: by itself, and in the batch.
-        moved: The one line of the collate function, or of what it calls, that puts something in another order; None where
+        moved: The one line of the collate function, or of what it calls, that puts something in
+            another order; None where
             there is none, or several.
         returned: The line by which the collate function returns the batch.
         mask: A mask of the batch that is longer than its samples, or None.
@@ -163,12 +165,14 @@ def labels_mixed(part: Part, found: Pairing) -> Finding:
             Culprit(kind="dataset", name=f"{part.prefix}{found.path}", detail="labels", location=found.returned),
         ),
         location=moved or place,
-        observed=f"sample {first} by itself has the label {found.own}; its row in a batch of {found.count} has {found.got}",
+        observed=(f"sample {first} by itself has the label {found.own}; its row in a batch of "
+            f"{found.count} has {found.got}"),
         cause="the labels are put in another order than the inputs, or are moved against them"
         + (f": {put or 'what'} is ordered anew by itself" if moved else ""),
         because="rows were found again by their inputs, and the same samples were collated one by one"
         + (f"; the one line that changes an order is {line_ref(moved)}" if moved else ""),
-        fix=f"put inputs and labels in one order at {line_ref(moved)}: order the list of samples, then take both from it"
+        fix=(f"put inputs and labels in one order at {line_ref(moved)}: order the list of "
+            "samples, then take both from it")
         if moved
         else f"build inputs and labels from one list of samples at {line_ref(place)}",
         evidence={"samples": list(found.mixed)},

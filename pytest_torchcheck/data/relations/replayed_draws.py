@@ -1,7 +1,9 @@
 """Is a generator replayed within one reading, to transform image and mask alike, while the transforms draw from another?
 
-The classic way of it sets ``random`` back to a state, or seeds it twice alike, and applies one transform to both. It does
-nothing where the transform draws from torch or NumPy. That is seen by a state that is set back although nothing drew from
+The classic way of it sets ``random`` back to a state, or seeds it twice alike, and applies one
+transform to both. It does
+nothing where the transform draws from torch or NumPy. That is seen by a state that is set back
+although nothing drew from
 that generator since, while one line draws from another generator both before and after.
 """
 
@@ -88,8 +90,13 @@ def find_replay(part: Part, *, seed: int = 0) -> Replay | None:
             if drawn is not None:
                 event = events[back]
                 return Replay(
-                    name=event.name, call=event.call, location=event.location, other=other, drawn=drawn, index=index
-                )  # fmt: skip
+                    name=event.name,
+                    call=event.call,
+                    location=event.location,
+                    other=other,
+                    drawn=drawn,
+                    index=index,
+                )
     return None
 
 
@@ -201,12 +208,25 @@ def replayed_in_vain(part: Part, found: Replay) -> Finding:
         "transform-not-repeated",
         f"{part.prefix}{found.call} repeats nothing: the transform draws from {found.other}, not from {found.name}",
         culprits=(
-            Culprit(kind="call", name=found.call, detail=f"nothing drew from {found.name} since", location=found.location),
-            Culprit(kind="dataset", name=found.other, detail="drawn from before and after", location=found.drawn),
+            Culprit(
+                kind="call",
+                name=found.call,
+                detail=f"nothing drew from {found.name} since",
+                location=found.location,
+            ),
+            Culprit(
+                kind="dataset",
+                name=found.other,
+                detail="drawn from before and after",
+                location=found.drawn,
+            ),
         ),
         location=found.location,
         observed=f"sample {found.index}: the state of {found.name} is what it was, before the call and after it",
         cause=f"what is to be transformed alike (image and mask) is transformed by other draws of {found.other}",
         because=f"{line_ref(found.drawn)} draws from {found.other} before {line_ref(found.location)} and after it",
-        fix=f"set back {found.other} at {line_ref(found.location)}, or draw the transform's parameters once and apply them to both",
-    )  # fmt: skip
+        fix=(
+            f"set back {found.other} at {line_ref(found.location)}, or draw the transform's "
+            "parameters once and apply them to both"
+        ),
+    )

@@ -46,7 +46,10 @@ def binary_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"call .squeeze(-1) on the targets{on_line(scene)}",
         )
     elif given[: len(target)] == target and len(given) == len(target) + 1:
-        cause = f"the output has {given[-1]} columns per target: class indices need cross_entropy, BCE needs one column or one-hot targets"
+        cause = (
+            f"the output has {given[-1]} columns per target: class indices need cross_entropy, "
+            "BCE needs one column or one-hot targets"
+        )
         fix = f"use cross_entropy, or one_hot(targets, {given[-1]}).float(){on_line(scene)}"
     elif given and given[:1] + given[2:] == target[:1] + target[2:]:
         _, output, _, _ = loss_call(scene, _BINARY_LOSSES)

@@ -28,7 +28,13 @@ def weights_only(scene: Scene, match: re.Match[str]) -> Explanation | None:
     kind, place = named[1], scene.location
     paths = paths_of(_file(scene), kind)
     key = next(iter(paths), "")
-    what = "a NumPy scalar" if kind.endswith("multiarray.scalar") else "a NumPy array" if kind.endswith("multiarray._reconstruct") else kind  # fmt: skip
+    what = (
+        "a NumPy scalar"
+        if kind.endswith("multiarray.scalar")
+        else "a NumPy array"
+        if kind.endswith("multiarray._reconstruct")
+        else kind
+    )
     made = _made(scene, key)
     saves = _saving(scene)
     line = f" on line {made.line}" if made is not None else ""

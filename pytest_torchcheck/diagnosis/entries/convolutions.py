@@ -181,7 +181,10 @@ def rank(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"call {name} with .unsqueeze(0) of its input{call_line}",
         )
     elif missing >= 1:
-        cause = f"what reaches {name} has lost {missing} dimension{'s' if missing > 1 else ''}, as after flatten or mean"
+        cause = (
+            f"what reaches {name} has lost {missing} dimension{'s' if missing > 1 else ''}, as "
+            "after flatten or mean"
+        )
         change = f"call {name} before the dimensions are removed{call_line}"
     else:
         cause = (
@@ -229,7 +232,10 @@ def too_small(scene: Scene, match: re.Match[str]) -> Explanation | None:
         summary=f"{name} needs maps of at least {kernel_words}, got {times(shape[2:] or shape)}",
         observed=f"input {shape}, kernel {kernel_words}"
         + (f"; the model's input is {model_input}" if model_input else ""),
-        cause="the maps have shrunk below the kernel before they reach it: the input is too small for this many strides and pools",
+        cause=(
+            "the maps have shrunk below the kernel before they reach it: the input is too "
+            "small for this many strides and pools"
+        ),
         because=scene.said,
         fix=f"raise the smallest size of the input in the contract, or remove a stride or pool before {name}",
         culprits=scene.blame(f"input {shape}"),

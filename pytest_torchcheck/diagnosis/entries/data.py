@@ -192,7 +192,10 @@ def pickling(scene: Scene, match: re.Match[str]) -> Explanation | None:
     owner = type(dataset).__name__ if dataset is not None else ""
     return Explanation(
         code="not-picklable",
-        summary=f"{f'{owner}.' if owner and path.startswith('dataset.') else ''}{name} cannot be sent to a worker: it is {shown}",
+        summary=(
+            f"{f'{owner}.' if owner and path.startswith('dataset.') else ''}{name} cannot be "
+            f"sent to a worker: it is {shown}"
+        ),
         observed=f"{path or what}: {scene.first_line}",
         cause="workers under spawn get a pickled copy, and pickle stores functions by their importable name"
         if "<l" in what or "lambda" in what
@@ -245,7 +248,10 @@ def worker_died(scene: Scene, match: re.Match[str]) -> Explanation | None:
     cause = cause or (
         "a worker hangs, as with a lock held while forking"
         if "timed out" in match[0]
-        else "the worker could not start or was ended: under spawn, a script without a __main__ guard or an object that cannot be unpickled"
+        else (
+            "the worker could not start or was ended: under spawn, a script without a __main__ "
+            "guard or an object that cannot be unpickled"
+        )
     )
     return Explanation(
         code="worker-died",

@@ -73,13 +73,15 @@ def _origin(fact: Fact | None, device: str) -> Op | None:
     return None
 
 
-@entry(r"Expected all tensors to be on the same device, but found at least two devices, (?P<a>[\w:]+) and (?P<b>[\w:]+)",
-       r"Expected all tensors to be on the same device, but got \w+ is on (?P<a>[\w:]+), different from other tensors on (?P<b>[\w:]+)",
-       r"Tensor on device (?P<a>[\w:]+) is not on the expected device (?P<b>[\w:]+)!",
-       r"Input type \(torch\.(?P<a>cuda\.)?\w+Tensor\) and (?:bias|weight) type \(torch\.(?P<b>cuda\.)?\w+Tensor\) should be the same",
-       r"indices should be either on cpu or on the same device as the indexed tensor \((?P<b>\w+)\)",
-       r"Expected (?:condition, x and y|a '?\w+'? device type) .*(?:same device|but found|got)",
-       r"Unhandled FakeTensor Device Propagation for [\w.]+, found two different devices (?P<a>[\w:]+), (?P<b>[\w:]+)")  # fmt: skip
+@entry(
+    r"Expected all tensors to be on the same device, but found at least two devices, (?P<a>[\w:]+) and (?P<b>[\w:]+)",
+    r"Expected all tensors to be on the same device, but got \w+ is on (?P<a>[\w:]+), different from other tensors on (?P<b>[\w:]+)",
+    r"Tensor on device (?P<a>[\w:]+) is not on the expected device (?P<b>[\w:]+)!",
+    r"Input type \(torch\.(?P<a>cuda\.)?\w+Tensor\) and (?:bias|weight) type \(torch\.(?P<b>cuda\.)?\w+Tensor\) should be the same",
+    r"indices should be either on cpu or on the same device as the indexed tensor \((?P<b>\w+)\)",
+    r"Expected (?:condition, x and y|a '?\w+'? device type) .*(?:same device|but found|got)",
+    r"Unhandled FakeTensor Device Propagation for [\w.]+, found two different devices (?P<a>[\w:]+), (?P<b>[\w:]+)",
+)
 def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """Tensors of two devices in one op."""
     named = {key: (value or "cpu").rstrip(".") for key, value in match.groupdict().items()}
@@ -120,7 +122,10 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
             observed=observed,
             cause=f"{name} is a plain attribute, neither parameter nor buffer, so that .to() does not move it",
             because=f"the attribute is on {strays[name].device}, the parameters are on {home}; {scene.said}",
-            fix=f'write self.register_buffer("{attribute}", ..., persistent=False) for self.{attribute} = ...{_line(made)}',
+            fix=(
+                f'write self.register_buffer("{attribute}", ..., persistent=False) for '
+                f"self.{attribute} = ...{_line(made)}"
+            ),
             culprits=(
                 Culprit(
                     kind="tensor", name=name, detail=f"on {strays[name].device}", location=made
@@ -154,7 +159,10 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
             code="device-pair",
             summary=f"{holder} makes a tensor on {stray_device} while the model is on {home} ({maker.name})",
             observed=observed,
-            cause=f"{maker.name} on line {made_at.line} makes its tensor on {stray_device}, whatever the device of the model",
+            cause=(
+                f"{maker.name} on line {made_at.line} makes its tensor on {stray_device}, "
+                "whatever the device of the model"
+            ),
             because=f"the history of the {stray_device} operand begins with {maker.name}; {scene.said}",
             fix=f"give {maker.name} {edits.device_at(made_at)} on line {made_at.line}",
             culprits=(
@@ -174,7 +182,10 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         code="device-pair",
         summary=where,
         observed=observed,
-        cause=f"one operand is on {stray_device}{hint}: an input that was not moved, a tensor made without device=, or an attribute that is no buffer",
+        cause=(
+            f"one operand is on {stray_device}{hint}: an input that was not moved, a tensor "
+            "made without device=, or an attribute that is no buffer"
+        ),
         because=scene.said,
         fix=f"move that operand to the device of the other one{_line(call)}",
         culprits=scene.blame()
@@ -292,7 +303,10 @@ def no_gpu(scene: Scene, match: re.Match[str]) -> Explanation | None:
     return Explanation(
         code="device-hard-coded",
         summary=f"{scene.at} asks for CUDA, and there is none here",
-        observed=f"torch.cuda.is_available() is {torch.cuda.is_available()}, {torch.cuda.device_count()} GPUs; the model runs on {scene.device}",
+        observed=(
+            f"torch.cuda.is_available() is {torch.cuda.is_available()}, "
+            f"{torch.cuda.device_count()} GPUs; the model runs on {scene.device}"
+        ),
         cause="a checkpoint was saved on a GPU and is loaded without map_location"
         if load
         else "the device cuda is written into the code",

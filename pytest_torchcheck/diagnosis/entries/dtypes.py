@@ -168,7 +168,10 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
             if created
             else f"write .to({same}) for .{maker.name}() on line {made_at.line}"
             if maker.name in _CONVERSIONS and same
-            else f"convert its result to the dtype of the model{f' with .to({same})' if same else ''} on line {made_at.line}"
+            else (
+                "convert its result to the dtype of the "
+                f"model{f' with .to({same})' if same else ''} on line {made_at.line}"
+            )
         )
         name = made_at.function.rpartition("<locals>.")[2] or maker.name
         culprits = (
@@ -402,7 +405,8 @@ def float16_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause="the weights themselves are float16, so that their gradients are, too; a scaler needs float32 ones"
         + (f"; the only conversion to float16 that was found is{line}" if made is not None else ""),
         because=scene.said,
-        fix=f"keep the weights in float32{f', without the conversion{line}' if made else ''}, and let torch.autocast compute in float16",
+        fix=(f"keep the weights in float32{f', without the conversion{line}' if made else ''}, "
+            "and let torch.autocast compute in float16"),
         culprits=(
             *((Culprit(kind="call", name=made.text, detail="converts to float16", location=made),) if made else ()),
             Culprit(kind="call", name="unscale_", detail="refuses float16 gradients", location=place),

@@ -35,14 +35,23 @@ def function_returns(scene: Scene, match: re.Match[str]) -> Explanation | None:
         place = sources.search(cls.backward, r"^\s*return") or sources.of_object(cls.backward)
     place = place or scene.location
     if "incorrect number" in match[0]:
-        summary = f"{name}.backward returns {match[3]} {'gradient' if match[3] == '1' else 'gradients'} for {match[2]} inputs of forward"
+        summary = (
+            f"{name}.backward returns {match[3]} "
+            f"{'gradient' if match[3] == '1' else 'gradients'} for {match[2]} inputs of forward"
+        )
         cause = f"backward must return one value per argument of forward: {match[2]}"
         fix = f"return {match[2]} values, None for what needs no gradient{_line(place)}"
-        observed = f"{match[3]} {'value' if match[3] == '1' else 'values'} returned, {match[2]} arguments of forward besides ctx"
+        observed = (
+            f"{match[3]} {'value' if match[3] == '1' else 'values'} returned, {match[2]} "
+            "arguments of forward besides ctx"
+        )
         code = "function-gradients"
     elif "invalid gradient" in match[0]:
         summary = f"{name}.backward returns a gradient of wrong shape for input {match[2]}"
-        cause = "the gradient of an input must have its shape, dtype and device; a broadcast input needs a sum over the broadcast dimensions"
+        cause = (
+            "the gradient of an input must have its shape, dtype and device; a broadcast input "
+            "needs a sum over the broadcast dimensions"
+        )
         fix = f"reduce or reshape gradient {match[2]}{_line(place)}"
         observed = f"input {match[2]}: {match[3]}"
         code = "function-gradient-shape"

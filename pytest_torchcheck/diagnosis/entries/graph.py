@@ -69,15 +69,24 @@ def second_backward(scene: Scene, match: re.Match[str]) -> Explanation | None:
         line = _line(first.location)
         return Explanation(
             code="second-backward",
-            summary=f"{first.root} carries the graph of an earlier {'step' if shared is None else 'backward'} into backward",
+            summary=(
+                f"{first.root} carries the graph of an earlier "
+                f"{'step' if shared is None else 'backward'} into backward"
+            ),
             observed=f"{scene.phase}: backward runs into a graph that is already freed"
             + (f"; {first.name} has grad_fn={first.grad_fn}" if first.grad_fn else ""),
             cause=f"{first.root} is kept{line} with its graph, and used again "
             + ("in the next step" if shared is None else "before a later backward")
             if certain
-            else f"likely {listed([h.root for h in found])}, which is kept{line}, still has the graph of the step before",
+            else (
+                f"likely {listed([h.root for h in found])}, which is kept{line}, still has the "
+                "graph of the step before"
+            ),
             because=(
-                f"{first.name} is part of the loss's graph and outlives the {'step' if shared is None else 'first backward'}; "
+                (
+                    f"{first.name} is part of the loss's graph and outlives the "
+                    f"{'step' if shared is None else 'first backward'}; "
+                )
                 if certain
                 else ""
             )
@@ -124,24 +133,38 @@ def _in_one_run(scene: Scene, shared: Shared) -> Explanation:
     name = shared.name or (sources.assigned_name(made) if made is not None else "")
     name = name or (f"the result of {op.name}" if op is not None else "a tensor")
     first = shared.first.location
-    loops = first is not None and place is not None and (first.file, first.line) == (place.file, place.line)  # fmt: skip
+    loops = (
+        first is not None
+        and place is not None
+        and (first.file, first.line) == (place.file, place.line)
+    )
     source = _source(op) if op is not None and shared.assigned is None else None
     came = source[0] if source is not None else None
     if came is not None and made is not None and (came.file, came.line) == (made.file, made.line):
         came = None
     if loops:
-        cause = f"{name} is in what the backward{_line(place)} runs through both times: the first time frees its graph, the second one needs it"
+        cause = (
+            f"{name} is in what the backward{_line(place)} runs through both times: the first "
+            "time frees its graph, the second one needs it"
+        )
         fix = f"make {name} without its graph: .detach(){_line(made)}" + (
             f", or torch.no_grad(){_line(came)}" if came is not None else ""
         )
         fix += "; if it is to train, make it anew before each backward"
     else:
-        cause = f"both losses contain {name}: the backward{_line(first)} frees its graph, and the one{_line(place)} needs it"
-        fix = f"add the losses and call backward once, or .detach() {name} in the loss that is not to train what made it{_line(made)}"
+        cause = (
+            f"both losses contain {name}: the backward{_line(first)} frees its graph, and the "
+            f"one{_line(place)} needs it"
+        )
+        fix = (
+            f"add the losses and call backward once, or .detach() {name} in the loss that is "
+            f"not to train what made it{_line(made)}"
+        )
     trained = f" of {source[1]}" if source is not None and source[1] else ""
     return Explanation(
         code="second-backward",
-        summary=f"{scene.at} runs backward again through {name}, whose graph an earlier backward of the same call has freed",
+        summary=(f"{scene.at} runs backward again through {name}, whose graph an earlier backward "
+            "of the same call has freed"),
         observed=f"{scene.phase}: backward number {shared.count} of one call, on line {place.line if place else '?'}; "
         f"{name} was made before the first one and has grad_fn={shared.grad_fn}",
         cause=cause,
@@ -170,7 +193,13 @@ def _source(op: Op) -> tuple[Location | None, str] | None:
             maker = fact.made_by
             if not fact.requires_grad:
                 continue
-            if maker is None or maker.module != op.module or maker.frame is None or op.frame is None or maker.frame[2] != op.frame[2]:  # fmt: skip
+            if (
+                maker is None
+                or maker.module != op.module
+                or maker.frame is None
+                or op.frame is None
+                or maker.frame[2] != op.frame[2]
+            ):
                 module = maker.module if maker is not None else fact.name
                 last = last or (current.location, module)
             else:
@@ -250,7 +279,8 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
             because=f"an operand of {word} requires a gradient, its result does not; {scene.said}",
             fix=f"take the call{_line(at)} out of no_grad"
             if cut.name not in _CUTS
-            else f"compute the loss from the values before {word}{_line(at)}: a comparison, a rounding or an index has no "
+            else f"compute the loss from the values before {word}{_line(at)}: a comparison, a "
+            "rounding or an index has no "
             "gradient (use the probabilities, or a straight-through estimator)"
             if cut.name in _STEPS
             else f"drop {word}{_line(at)}",
@@ -264,7 +294,10 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
         code="no-graph",
         summary="the loss has no graph: nothing trainable leads to it",
         observed=observed,
-        cause="the output is detached, made under no_grad, or built anew (torch.tensor, .item(), NumPy) on its way to the loss",
+        cause=(
+            "the output is detached, made under no_grad, or built anew (torch.tensor, .item(), "
+            "NumPy) on its way to the loss"
+        ),
         because=scene.said,
         fix=f"compute the loss from the model's output with torch functions only{_line(place)}",
         culprits=(Culprit(kind="loss", name="loss", detail="grad_fn=None", location=place),),
@@ -381,7 +414,10 @@ def unused(scene: Scene, match: re.Match[str]) -> Explanation | None:
         code="grad-unused",
         summary=f"{scene.at}: {which} given to autograd.grad is not part of the graph",
         observed=scene.values(),
-        cause="the output does not depend on it: it was re-created, detached, or is another tensor than the one that was used",
+        cause=(
+            "the output does not depend on it: it was re-created, detached, or is another "
+            "tensor than the one that was used"
+        ),
         because=scene.quote(),
         fix=f"differentiate by the very tensor that the output was computed from{_line(place)}",
         culprits=scene.blame(),

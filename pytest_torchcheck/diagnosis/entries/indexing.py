@@ -198,7 +198,10 @@ def _table(scene: Scene, name: str, path: str, rows: int, found: _Indices) -> Ex
         observed=observed,
         cause=f"the table {name} is smaller than the vocabulary of {source}{off}"
         if found.source
-        else f"an index of {found.high} reaches a table of {rows} rows{off}: ids beyond the vocabulary, or positions beyond the table",
+        else (
+            f"an index of {found.high} reaches a table of {rows} rows{off}: ids beyond the "
+            "vocabulary, or positions beyond the table"
+        ),
         because=f"the largest index is {found.high}, the largest row {rows - 1}; {scene.said}",
         fix=f"{how}, or declare the ids as 0..{rows - 1} in the contract",
         culprits=culprits,
@@ -285,7 +288,10 @@ def index_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
     source = named_source(index)
     floating = tensor is not None and tensor.is_floating_point() and first
     shown = describe(tensor) if floating else "a floating-point tensor"
-    cause = f"{source or 'the index tensor'} holds floating-point numbers: ids and features may be swapped, or the ids were converted with the features"
+    cause = (
+        f"{source or 'the index tensor'} holds floating-point numbers: ids and features may be "
+        "swapped, or the ids were converted with the features"
+    )
     got, wanted = dtype_word(match[1]) if match.groups() and match[1] else "", "integers"
     if got.startswith(("int", "uint", "bool")):
         index = next((fact for fact in facts if fact.dtype == got), None)

@@ -83,8 +83,10 @@ def _alike(again: Replay, name: str) -> list[str]:
     return [other for other in facts if other != name and facts[other] == facts.get(name)]
 
 
-@entry(r"one of the variables needed for gradient computation has been modified by an inplace operation: "
-       r"\[torch\.(?:cuda\.)?(\w+)Tensor \[([\d, ]*)\]\](?:, which is output \d+ of (\w+))?(?:, )?.*?is at version (\d+); expected version (\d+)")  # fmt: skip
+@entry(
+    r"one of the variables needed for gradient computation has been modified by an inplace operation: "
+    r"\[torch\.(?:cuda\.)?(\w+)Tensor \[([\d, ]*)\]\](?:, which is output \d+ of (\w+))?(?:, )?.*?is at version (\d+); expected version (\d+)"
+)
 def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A tensor that backward needs was changed after it was saved."""
     shape, node, version, expected = numbers(match[2]), match[3] or "", int(match[4]), int(match[5])
@@ -187,7 +189,10 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
         code="inplace-saved",
         summary=f"optimizer.step() changes {target} before backward needs it"
         if name and stepped
-        else f"{holder}{f' ({where})' if where else ''} changes {target} in place ({_word(op)}) before backward needs it",
+        else (
+            f"{holder}{f' ({where})' if where else ''} changes {target} in place ({_word(op)}) "
+            "before backward needs it"
+        ),
         observed=observed,
         cause=cause,
         because=f"in a second run {_word(op)}{line} took it from version {expected} to {expected + 1}"
@@ -215,7 +220,10 @@ def leaf(scene: Scene, match: re.Match[str]) -> Explanation | None:
         + (f" {list(fact.shape)}" if fact is not None else ""),
         cause="a parameter's value may not be changed while its gradient is recorded",
         because=scene.said,
-        fix=f"wrap the change{line} in torch.no_grad() if it is an initialisation or update, else work on a copy (x = x + ...)",
+        fix=(
+            f"wrap the change{line} in torch.no_grad() if it is an initialisation or update, "
+            "else work on a copy (x = x + ...)"
+        ),
         culprits=(*((Culprit(kind="parameter", name=name),) if name else ()), *scene.blame()),
         location=place,
     )
@@ -246,7 +254,10 @@ def view(scene: Scene, match: re.Match[str]) -> Explanation | None:
     line = f" on line {place.line}" if place else ""
     mode: Inference | None = None
     if match[2]:
-        cause = f"{re.sub('Backward[0-9]*$', '', match[2])} returns several views of one tensor, and autograd cannot follow a change of one of them"
+        cause = (
+            f"{re.sub('Backward[0-9]*$', '', match[2])} returns several views of one tensor, "
+            "and autograd cannot follow a change of one of them"
+        )
         code = "inplace-view"
     elif "memory" in match[0]:
         cause, code = (

@@ -60,7 +60,10 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
         return Explanation(
             **common,
             cause=f"the input of {name} is not flattened",
-            because=f"{times(given.shape[1:])} = {want} numbers per sample, and they stand in {given.dim() - 1} dimensions",
+            because=(
+                f"{times(given.shape[1:])} = {want} numbers per sample, and they stand in "
+                f"{given.dim() - 1} dimensions"
+            ),
             fix=f"call {name} with .flatten(1) of its input{call_line}",
             culprits=scene.culprit(detail=f"takes {want} features"),
             location=call,

@@ -28,13 +28,15 @@ class _Sizes:
     keys: int
 
 
-@entry(r"For mask_type == \d mask shape should be \(",
-       r"Expected key_padded_mask\.shape\[[01]\] to be \d+, but got \d+",
-       r"attn_mask is torch\.Size\(\[[\d, ]+\]\), but should be \([\d, ]+\)",
-       r"Mask size should match input size",
-       r"shape '\[[-\d, ]+\]' is invalid for input of size \d+",
-       r"The size of tensor a \(\d+\) must match the size of tensor b \(\d+\) at non-singleton dimension \d+",
-       r"The expanded size of the tensor \(\d+\) must match the existing size \(\d+\) at non-singleton dimension \d+")  # fmt: skip
+@entry(
+    r"For mask_type == \d mask shape should be \(",
+    r"Expected key_padded_mask\.shape\[[01]\] to be \d+, but got \d+",
+    r"attn_mask is torch\.Size\(\[[\d, ]+\]\), but should be \([\d, ]+\)",
+    r"Mask size should match input size",
+    r"shape '\[[-\d, ]+\]' is invalid for input of size \d+",
+    r"The size of tensor a \(\d+\) must match the size of tensor b \(\d+\) at non-singleton dimension \d+",
+    r"The expanded size of the tensor \(\d+\) must match the existing size \(\d+\) at non-singleton dimension \d+",
+)
 def attention_mask(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A mask for another number of positions than the attention has queries or keys."""
     found = _product(scene) or _layer(scene)

@@ -63,7 +63,10 @@ def norm_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
     dimension = len(shape) - 1 if over_last else 1
     elsewhere = [i for i, size in enumerate(shape) if (size,) == want and i not in (0, dimension)]
     summary = f"{name} normalises {times(want)} features, got {times(got)} (input {list(shape)})"
-    observed = f"{name} was built for {times(want)}; its input is {describe(given) if given is not None else list(shape)}"
+    observed = (
+        f"{name} was built for {times(want)}; its input is "
+        f"{describe(given) if given is not None else list(shape)}"
+    )
     if elsewhere and len(want) == 1:
         return Explanation(
             code="norm-shape",

@@ -74,7 +74,8 @@ ROWS = (
     Row("size-argument", r"Got (?P<n>\d)D input,? (?:but|bot) (?P<m>\w+) mode needs (?P<k>\d)D input", "mode={m!r} of interpolate needs {k} dimensions, got {n}",
         "linear is for sequences, bilinear for images, trilinear for volumes", "choose the mode for {n}-dimensional input{line}"),
     Row("size-argument", r"Given output_size=(?P<a>\(.*?\)), kernel_size=(?P<b>\(.*?\)).*expected size of input's dimension (?P<d>\d) to match the calculated number of sliding blocks (?P<e>.*?), but got input\.size\(\d\)=(?P<n>\d+)",
-        "fold to {a} needs {e} blocks, got {n}", "output_size, kernel, stride and padding are not those that the blocks were cut with",
+        "fold to {a} needs {e} blocks, got {n}", ("output_size, kernel, stride and padding are not those that the blocks were cut "
+            "with"),
         "pass to fold what unfold was given{line}"),
     # two things of different sizes
     Row("sizes-differ", r"X1 and X2 must have the same number of columns\. X1: (?P<a>\d+) X2: (?P<b>\d+)", "cdist is given points of {a} and of {b} coordinates",
@@ -138,7 +139,8 @@ ROWS = (
         "build the optimizer over the parameters that it was saved with, then load"),
     # modules
     Row("parameter-assigned", r"cannot assign '(?P<t>[\w.]+)' (?:object )?(?:as|to) parameter '(?P<p>\w+)'", "{p} is a parameter and is given a {t}",
-        "only an nn.Parameter takes the place of one", "wrap it: nn.Parameter(...){line}, or write into it: with torch.no_grad(): {p}.copy_(...)"),
+        "only an nn.Parameter takes the place of one", ("wrap it: nn.Parameter(...){line}, or write into it: with torch.no_grad(): "
+            "{p}.copy_(...)")),
     Row("parameter-assigned", r"cannot assign '(?P<t>[\w.]+)' (?:object )?(?:as|to) buffer '(?P<p>\w+)'", "{p} is a buffer and is given a {t}",
         "a buffer takes tensors alone", "give it a tensor: torch.tensor(...){line}"),
     Row("parameter-assigned", r"\"attribute '(?P<p>\w+)' already exists\"", "{p} is registered over an attribute of that name",
@@ -156,7 +158,8 @@ ROWS = (
         "map it to 0 or more, as with softplus or exp{line}"),
     Row("index-dtype", r"one_hot is only applicable to index tensor", "one_hot is given numbers of another dtype than int64", "class indices are int64", "call .long() on them{line}"),
     Row("kernel-missing", r"(?:std and var|quantile\(\) input tensor) (?:only support|must be)", "a deviation or a quantile of numbers whose dtype it does not take",
-        "a deviation or a quantile needs float32, float64 or, for the deviation, another floating-point dtype", "call .float() on the input{line}"),
+        ("a deviation or a quantile needs float32, float64 or, for the deviation, another "
+            "floating-point dtype"), "call .float() on the input{line}"),
     Row("kernel-missing", r"~ \(operator\.invert\) is only implemented on integer and Boolean-type tensors", "~ is given floating-point numbers",
         "~ turns bits around: a mask of 0.0 and 1.0 has to be a bool tensor first", "write ~mask.bool(), or 1 - mask{line}"),
     Row("kernel-missing", r"Integers to negative integer powers are not allowed", "whole numbers are raised to a negative power",
@@ -169,7 +172,8 @@ ROWS = (
         "index_fill is given a value with {n} dimensions", "it fills with one number", "give one number, or use index_copy{line}"),
     Row("dtype-pair", r"scatter\w{0,30}\(\): Expected self\.dtype to be equal to src\.dtype", "scatter writes values of another dtype", "both tensors must have one dtype",
         "call .to(...) of the one with the other's dtype{line}"),
-    Row("size-argument", r"Padding size (?P<k>\d+) is not supported for (?P<n>\d)D input tensor", "pad is given {k} numbers for {n} dimensions", "reflect and replicate pad the last one to three dimensions, two numbers for each, behind batch and channels",
+    Row("size-argument", r"Padding size (?P<k>\d+) is not supported for (?P<n>\d)D input tensor", "pad is given {k} numbers for {n} dimensions", ("reflect and replicate pad the last one to three dimensions, two numbers for each, "
+        "behind batch and channels"),
         "give two numbers for each dimension that is padded{line}"),
 )  # fmt: skip
 

@@ -62,8 +62,13 @@ def _largest(device: str, most: int = 5) -> list[torch.Tensor]:
     return sorted(seen.values(), key=lambda tensor: -tensor.untyped_storage().nbytes())[:most]
 
 
-@entry(r"CUDA out of memory", r"DefaultCPUAllocator: (?:can't|not enough) (?:allocate )?memory",
-       r"CUBLAS_STATUS_ALLOC_FAILED", r"(?:MPS|XPU|HIP) (?:backend )?out of memory", r"Unable to allocate [\d.]+ \w+ for an array")  # fmt: skip
+@entry(
+    r"CUDA out of memory",
+    r"DefaultCPUAllocator: (?:can't|not enough) (?:allocate )?memory",
+    r"CUBLAS_STATUS_ALLOC_FAILED",
+    r"(?:MPS|XPU|HIP) (?:backend )?out of memory",
+    r"Unable to allocate [\d.]+ \w+ for an array",
+)
 def out_of_memory(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """An allocation that failed."""
     asked = _asked(scene.message)
@@ -128,9 +133,10 @@ def device_assert(scene: Scene, match: re.Match[str]) -> Explanation | None:
             )
         return Explanation(
             code="device-assert",
-            summary=f"{again.at} fails on CUDA with {kind}; on the CPU with {type(again.error).__name__}: {again.first_line}"[
-                :200
-            ],
+            summary=(
+                f"{again.at} fails on CUDA with {kind}; on the CPU with "
+                f"{type(again.error).__name__}: {again.first_line}"
+            )[:200],
             observed=again.first_line,
             cause="the same batch fails on the CPU, where the message and the line are exact",
             because=f"replayed on the CPU; CUDA said {scene.first_line!r}",
@@ -142,7 +148,10 @@ def device_assert(scene: Scene, match: re.Match[str]) -> Explanation | None:
         code="device-assert",
         summary=f"{kind} on CUDA in the {scene.phase} phase: most likely an index or label out of range",
         observed=scene.first_line,
-        cause="likely an index out of range in an Embedding, gather or class loss; kernels run late, so the line of the message is not certain",
+        cause=(
+            "likely an index out of range in an Embedding, gather or class loss; kernels run "
+            "late, so the line of the message is not certain"
+        ),
         because=scene.said + "; it could not be replayed on the CPU",
         fix="run the contract with devices=('cpu',), or set CUDA_LAUNCH_BLOCKING=1, to see the exact line",
         culprits=scene.blame(),
@@ -191,10 +200,16 @@ def library(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if again is not None and (found := explain_scene(again)) is not None:
         return found.replace(because=f"{found.because}; on CUDA the same batch ends in {match[0]}")
     causes = {
-        "NOT_INITIALIZED": "the library could not start: too little free memory for its workspace, or an earlier CUDA error",
+        "NOT_INITIALIZED": (
+            "the library could not start: too little free memory for its workspace, or an "
+            "earlier CUDA error"
+        ),
         "EXECUTION_FAILED": "a kernel failed: an index out of range before it, wrong sizes, or too little memory",
         "INTERNAL_ERROR": "most often too little free memory, or an earlier CUDA error",
-        "NOT_SUPPORTED": "the library has no kernel for this layout, dtype or size: often a tensor that is not contiguous",
+        "NOT_SUPPORTED": (
+            "the library has no kernel for this layout, dtype or size: often a tensor that is "
+            "not contiguous"
+        ),
         "INVALID_VALUE": "sizes or strides that the library cannot take",
         "MAPPING_ERROR": "an earlier CUDA error, or too little free memory",
     }
@@ -220,9 +235,15 @@ def forked(scene: Scene, match: re.Match[str]) -> Explanation | None:
         code="cuda-forked",
         summary=f"{scene.at} uses CUDA in a forked process",
         observed=scene.first_line,
-        cause="the process was forked after CUDA had started: a DataLoader worker, or a multiprocessing pool, touches a CUDA tensor",
+        cause=(
+            "the process was forked after CUDA had started: a DataLoader worker, or a "
+            "multiprocessing pool, touches a CUDA tensor"
+        ),
         because=scene.said,
-        fix="keep CUDA out of Dataset and collate_fn (move batches in the loop), or use multiprocessing_context='spawn'",
+        fix=(
+            "keep CUDA out of Dataset and collate_fn (move batches in the loop), or use "
+            "multiprocessing_context='spawn'"
+        ),
         culprits=(Culprit(kind="dataset", name=scene.at, location=place),),
         location=place,
     )

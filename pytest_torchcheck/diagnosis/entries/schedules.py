@@ -42,7 +42,8 @@ def groups_added(scene: Scene, match: re.Match[str]) -> Explanation | None:
         code="scheduler-groups",
         summary=f"{name}.step fails: its optimizer has {groups} parameter groups, and it was made for {known}",
         observed=f"{groups} param_groups, {known} base rates of the scheduler",
-        cause=f"add_param_group{line} ran after the scheduler was made, which keeps one base rate for each group of then",
+        cause=(f"add_param_group{line} ran after the scheduler was made, which keeps one base "
+            "rate for each group of then"),
         because=f"its step raised {type(scene.error).__name__}: {scene.first_line}",
         fix="give the optimizer every group before the scheduler is made (what is frozen until later stays without "
         f"gradient), or make the scheduler anew after add_param_group{line}",

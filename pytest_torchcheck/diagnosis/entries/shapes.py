@@ -261,9 +261,11 @@ def _fitting_change(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[str, str, s
     return None
 
 
-@entry(r"Sizes of tensors must match except in dimension (-?\d+)\. Expected size (\d+) but got size (\d+) for tensor number (\d+)",
-       r"Tensors must have same number of dimensions: got (\d+) and (\d+)()()",
-       r"stack expects each tensor to be equal size, but got (\[[\d, ]*\]) at entry (\d+) and (\[[\d, ]*\]) at entry (\d+)")  # fmt: skip
+@entry(
+    r"Sizes of tensors must match except in dimension (-?\d+)\. Expected size (\d+) but got size (\d+) for tensor number (\d+)",
+    r"Tensors must have same number of dimensions: got (\d+) and (\d+)()()",
+    r"stack expects each tensor to be equal size, but got (\[[\d, ]*\]) at entry (\d+) and (\[[\d, ]*\]) at entry (\d+)",
+)
 def concatenation(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """Cat or stack of tensors whose other sizes differ."""
     facts = operands(scene)

@@ -77,8 +77,12 @@ def sparse_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
     )
 
 
-@entry(r"optimizer got an empty parameter list", r"can't optimize a non-leaf Tensor",
-       r"some parameters appear in more than one parameter group()", r"optimizer contains a parameter group with duplicate parameters")  # fmt: skip
+@entry(
+    r"optimizer got an empty parameter list",
+    r"can't optimize a non-leaf Tensor",
+    r"some parameters appear in more than one parameter group()",
+    r"optimizer contains a parameter group with duplicate parameters",
+)
 def optimizer_parameters(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """Parameters that an optimizer cannot take."""
     place = scene.location
@@ -207,10 +211,16 @@ def state_dict(scene: Scene, match: re.Match[str]) -> Explanation | None:
         return Explanation(
             code="state-dict-size",
             summary=f"{name} is {times(numbers(ours))} in {cls} and {times(numbers(theirs))} in the checkpoint",
-            observed=f"{len(sizes)} parameter{'s' if len(sizes) > 1 else ''} of another size: {listed([s[0] for s in sizes])}",
+            observed=(
+                f"{len(sizes)} parameter{'s' if len(sizes) > 1 else ''} of another size: "
+                f"{listed([s[0] for s in sizes])}"
+            ),
             cause="the checkpoint was saved by a model of another size (classes, vocabulary, width)",
             because=f"size mismatch for {name}: [{theirs}] against [{ours}]",
-            fix=f"build the model with the checkpoint's sizes{_line(made)}, or drop {listed([s[0] for s in sizes], 3)} from it before loading",
+            fix=(
+                f"build the model with the checkpoint's sizes{_line(made)}, or drop "
+                f"{listed([s[0] for s in sizes], 3)} from it before loading"
+            ),
             culprits=tuple(
                 Culprit(
                     kind="parameter", name=s[0], detail=f"[{s[2]}] in the model, [{s[1]}] saved"
@@ -234,7 +244,10 @@ def state_dict(scene: Scene, match: re.Match[str]) -> Explanation | None:
         )
     elif foreign and not absent and (late := _filled_later(scene.model, foreign)):
         name, made = next(iter(late.items()))
-        cause = f"{listed(list(late), 2)} {'is' if len(late) == 1 else 'are'} registered as None{_line(made)} and filled later: a model as built has no such key"
+        cause = (
+            f"{listed(list(late), 2)} {'is' if len(late) == 1 else 'are'} registered as "
+            f"None{_line(made)} and filled later: a model as built has no such key"
+        )
         fix = f"register it with persistent=False{_line(made)}, or with its values"
         place = made or place
     elif foreign and not absent:
@@ -312,7 +325,10 @@ def deepcopy(scene: Scene, match: re.Match[str]) -> Explanation | None:
     found = holders(scene.model, [])
     if found:
         first = found[0]
-        cause = f"{first.root} is a computed tensor with its graph (grad_fn={first.grad_fn}), kept on the module{_line(first.location)}"
+        cause = (
+            f"{first.root} is a computed tensor with its graph (grad_fn={first.grad_fn}), kept "
+            f"on the module{_line(first.location)}"
+        )
         fix = f"keep {first.root.rpartition('.')[2]} detached{_line(first.location)}, or compute it where it is used"
         culprits = tuple(
             Culprit(kind="tensor", name=h.root, detail=f"grad_fn={h.grad_fn}", location=h.location)

@@ -112,7 +112,10 @@ def _mixed_wrong(target: Target, name: str, wrong: list[int], gap: float) -> Fin
     return target.finding(
         "violated",
         "mixed-dtype",
-        f"{target.backward} returns a wrong gradient of {target.input_name(wrong[0])} when {name} is float32 and the rest float64",
+        (
+            f"{target.backward} returns a wrong gradient of {target.input_name(wrong[0])} when "
+            f"{name} is float32 and the rest float64"
+        ),
         location=gradient_line(target.function, target.position(wrong[0])),
         inputs=dict.fromkeys(wrong, f"relative difference {gap:.3g}"),
         observed=f"relative difference {gap:.3g} from the float64 gradient of the same values",
@@ -233,7 +236,10 @@ def _low_wrong(target: Target, name: str, index: int, gap: float, limit: float) 
     return target.finding(
         "violated",
         "low-precision",
-        f"{target.backward} loses the gradient of {of} in {name}: relative error {gap:.3g} where rounding explains {limit:.3g}",
+        (
+            f"{target.backward} loses the gradient of {of} in {name}: relative error {gap:.3g} "
+            f"where rounding explains {limit:.3g}"
+        ),
         location=gradient_line(target.function, target.position(index)),
         inputs={index: f"relative error {gap:.3g}"},
         observed=f"relative error {gap:.3g} against float64 on the same rounded inputs",

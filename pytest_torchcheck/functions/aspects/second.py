@@ -182,12 +182,18 @@ def _silent(target: Target, name: str, size: float, *, promised: bool) -> Findin
         observed=f"the gradient changes by up to {size:.3g} per unit of {name}, yet it does not require a gradient",
         cause="backward computes outside autograd (detach, .data, numpy, no_grad)",
         because="with create_graph=True no returned gradient has a grad_fn",
-        fix="decorate backward with torch.autograd.function.once_differentiable, or compute in differentiable operations",
+        fix=(
+            "decorate backward with torch.autograd.function.once_differentiable, or compute in "
+            "differentiable operations"
+        ),
     )
 
 
 def _second_wrong(target: Target, found: Finding, *, promised: bool) -> Finding:
-    cause = "backward uses a tensor that is no longer connected to the inputs (an intermediate that was saved, or detached)"
+    cause = (
+        "backward uses a tensor that is no longer connected to the inputs (an intermediate "
+        "that was saved, or detached)"
+    )
     because = "the gradient's own Jacobian by a second backward differs from central differences of the gradient"
     fix = "save inputs or outputs only and recompute intermediates in backward, or mark it once_differentiable"
     kept = intermediates(target)

@@ -60,7 +60,8 @@ def _variants(upstream: Grads) -> Iterator[tuple[str, dict[int, Tensor], dict[in
 def _first_entry(tensor: Tensor, *, first: bool) -> Tensor:
     if tensor.dim() == 0 or tensor.numel() == 0:
         return tensor.clone()
-    # in a buffer of the full size: a kernel that reads it as if it were contiguous meets NaN, not the void
+    # in a buffer of the full size: a kernel that reads it as if it were contiguous meets NaN, not
+    # the void
     buffer = torch.full_like(tensor, float("nan"), memory_format=torch.contiguous_format)
     if first:
         buffer[:1] = tensor[:1]
@@ -95,7 +96,10 @@ def _layout_raised(target: Target, label: str, error: Exception) -> Finding:
         f"{target.backward} raises on an upstream gradient that is {label}",
         location=error_line(target.function, error),
         observed=f"{type(error).__name__}: {first_line(error)}",
-        cause="backward assumes a contiguous grad_output; autograd promises none (y.sum() gives stride 0, y.t() a transpose)",
+        cause=(
+            "backward assumes a contiguous grad_output; autograd promises none (y.sum() gives "
+            "stride 0, y.t() a transpose)"
+        ),
         because="the same values in a contiguous tensor work",
         fix="call grad_output.contiguous(), or reshape instead of view, before this line",
         evidence={"layout": label},

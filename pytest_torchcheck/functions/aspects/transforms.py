@@ -229,7 +229,8 @@ def _vmap_finding(target: Target, label: str, observed: str, error: Exception | 
 def check_checkpoint(target: Target) -> Outcome:
     """Run forward a second time for backward, as activation checkpointing does.
 
-    Checkpointing puts torch's random state back before it recomputes, and nothing else; backward then uses
+    Checkpointing puts torch's random state back before it recomputes, and nothing else; backward
+    then uses
     what the second forward saved. This does the same without torch.utils.checkpoint, which loads
     torch._dynamo (seconds).
     """

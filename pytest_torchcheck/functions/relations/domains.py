@@ -26,9 +26,12 @@ _ALL = 64
 def holds_as_given(target: Target, block: Block) -> bool:
     """See whether the gradient is right at the values as they were given: then other values are out of domain.
 
-    A backward may rely on what forward is given (probabilities that sum to one, a sorted input), and owes
-    no gradient elsewhere. Which entries are wrong may hang on the values (the largest of a row) and on the
-    place (the last of an axis), so that all of them are looked at, and those of a large input along random
+    A backward may rely on what forward is given (probabilities that sum to one, a sorted input),
+    and owes
+    no gradient elsewhere. Which entries are wrong may hang on the values (the largest of a row) and
+    on the
+    place (the last of an axis), so that all of them are looked at, and those of a large input along
+    random
     directions too.
     """
     call = target.recorded
@@ -86,7 +89,10 @@ def outside_domain(target: Target, blocks: Sequence[Block]) -> Finding:
             b.index: f"{int(b.wrong.sum())} of {b.wrong.numel()} entries differ" for b in blocks
         },
         observed=f"the same entries of {names} agree as given and differ at values drawn between the same bounds",
-        cause="backward relies on something that holds of the given values only (rows that sum to one, an order, a size)",
+        cause=(
+            "backward relies on something that holds of the given values only (rows that sum "
+            "to one, an order, a size)"
+        ),
         because="only the values (or sizes) changed",
         fix="say so in forward (an assertion), or write the formula for all values",
     )

@@ -48,7 +48,10 @@ def one_output(block: Block, shapes: Shapes) -> Relation | None:
         code="gradcheck-output",
         symptom=f"a gradient of {shapes.name} in which output {wrong[0]} {how}",
         cause=f"the upstream gradient of output {wrong[0]} {how}",
-        because=f"the rows of output {wrong[0]} differ, those of the other {'outputs' if len(block.rows) - len(wrong) > 1 else 'output'} agree",
+        because=(
+            f"the rows of output {wrong[0]} differ, those of the other "
+            f"{'outputs' if len(block.rows) - len(wrong) > 1 else 'output'} agree"
+        ),
         fix=f"add the part of output {wrong[0]} to the gradient of {shapes.name}, or ctx.mark_non_differentiable it",
         evidence={"outputs": list(wrong), "factor": factor},
     )
@@ -59,7 +62,8 @@ def _unmarked(shapes: Shapes, output: int) -> Relation:
         code="gradcheck-output",
         symptom=f"a gradient of {shapes.name} through output {output}, which is not differentiable",
         cause=f"output {output} is not marked non-differentiable, and backward passes its upstream gradient on",
-        because=f"forward's output {output} is constant around {shapes.name}, yet its upstream gradient reaches {shapes.name}; "
+        because=f"forward's output {output} is constant around {shapes.name}, yet its upstream "
+        f"gradient reaches {shapes.name}; "
         "the other rows agree",
         fix=f"ctx.mark_non_differentiable output {output} in forward, and leave its gradient out in backward",
         evidence={"outputs": [output]},
@@ -158,8 +162,14 @@ def masked(block: Block, shapes: Shapes) -> Relation | None:
     return Relation(
         code="gradcheck-mask",
         symptom=f"a gradient of {shapes.name} that {how}",
-        cause=f"the mask of the gradient is wrong: it {how}, {_pattern(columns, shapes.input)} ({shapes.name} from {span})",
-        because=f"{int((there & due).sum())} entries that are not 0 in either agree; {extra or lacking} are 0 in only one",
+        cause=(
+            f"the mask of the gradient is wrong: it {how}, {_pattern(columns, shapes.input)} "
+            f"({shapes.name} from {span})"
+        ),
+        because=(
+            f"{int((there & due).sum())} entries that are not 0 in either agree; "
+            f"{extra or lacking} are 0 in only one"
+        ),
         fix=f"multiply by the mask that forward applies to {shapes.name}: {fix}",
         evidence={"entries": columns[:16], "extra": extra, "lacking": lacking},
     )

@@ -53,8 +53,14 @@ def _zero(block: Block, shapes: Shapes) -> Relation | None:
             code="gradcheck-none",
             symptom=f"None for {shapes.name}, where a gradient is due",
             cause=f"backward computes no gradient of {shapes.name}",
-            because=f"every upstream gradient gave None; the output moves by up to {size:.3g} per unit of {shapes.name}",
-            fix=f"compute and return the gradient of {shapes.name}, or forbid it: raise if ctx.needs_input_grad asks for it",
+            because=(
+                f"every upstream gradient gave None; the output moves by up to {size:.3g} per "
+                f"unit of {shapes.name}"
+            ),
+            fix=(
+                f"compute and return the gradient of {shapes.name}, or forbid it: raise if "
+                "ctx.needs_input_grad asks for it"
+            ),
         )
     return Relation(
         code="gradcheck-zero",
@@ -75,8 +81,14 @@ def _surrogate(block: Block, shapes: Shapes) -> Relation | None:
         code="gradcheck-surrogate",
         symptom=f"a surrogate gradient for {shapes.name}: forward is locally constant",
         cause=f"forward is constant around {shapes.name} and backward {kind}: an estimator, not a derivative",
-        because=f"all {block.numerical.numel()} numerical entries are 0; analytical ones reach {float(block.analytical.abs().max()):.3g}",
-        fix="if it is meant, declare it: promises.StraightThrough(functions=(...), of=<the function whose gradient it is>, reason=...)",
+        because=(
+            f"all {block.numerical.numel()} numerical entries are 0; analytical ones reach "
+            f"{float(block.analytical.abs().max()):.3g}"
+        ),
+        fix=(
+            "if it is meant, declare it: promises.StraightThrough(functions=(...), of=<the "
+            "function whose gradient it is>, reason=...)"
+        ),
         evidence={"straight_through": through},
     )
 
@@ -125,7 +137,10 @@ def scaled(factor: float, places: str, shapes: Shapes) -> Relation:
     )
     if factor < 0:
         cause += ", and the sign is reversed"
-    fix = f"multiply the gradient of {shapes.name} by {repair}; if the scaling is meant, declare promises.StraightThrough"
+    fix = (
+        f"multiply the gradient of {shapes.name} by {repair}; if the scaling is meant, declare "
+        "promises.StraightThrough"
+    )
     words = {0.5: "half", 2.0: "twice", 0.25: "a quarter of"}
     amount = next((w for f, w in words.items() if abs(factor - f) < 1e-4), f"{factor:.4g} times")
     return Relation(

@@ -80,9 +80,15 @@ def _rescaled(trace: Trace, place: int, step: OptimizerStep) -> Finding | None:
             call(step, f"norm {step.norm:.4g}"),
         ),
         location=last.place,
-        observed=f"norm {last.own:.4g} before the clipping, {meant:.4g} after it, {step.norm:.4g} when {step.name}() ran",
+        observed=(
+            f"norm {last.own:.4g} before the clipping, {meant:.4g} after it, {step.norm:.4g} "
+            f"when {step.name}() ran"
+        ),
         cause="scaled gradients are clipped, and unscaled afterwards",
-        because=f"between {at(last.place)} and {at(step.place)} the gradient shrank by {factor:.4g}, and no backward ran",
+        because=(
+            f"between {at(last.place)} and {at(step.place)} the gradient shrank by "
+            f"{factor:.4g}, and no backward ran"
+        ),
         fix=f"unscale the gradients before {at(last.place)}",
     )
 
@@ -105,7 +111,10 @@ def _unclipped(
         clip = clips[0]
         place = clip.place
         culprits.insert(0, call(clip, f"limit {clip.limit:g}, {len(clip.parameters)} parameters"))
-        because = f"{clip.name} ran at {at(place)} with limit {clip.limit:g} on {len(clip.parameters)} of {len(held)} parameters"
+        because = (
+            f"{clip.name} ran at {at(place)} with limit {clip.limit:g} on "
+            f"{len(clip.parameters)} of {len(held)} parameters"
+        )
         missed = held - clip.parameters
         if clip.scaled:
             code, cause = (

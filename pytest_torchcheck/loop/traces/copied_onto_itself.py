@@ -107,8 +107,10 @@ class Copies:
 def copying_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     """Yield a line that is to bring weights back after they were exchanged, and copies each onto itself.
 
-    To copy a tensor onto itself is harmless where two names stand for one tensor. Here other values were put into the
-    weights since the optimizer set them, a forward ran with those, and they are still there after the copying.
+    To copy a tensor onto itself is harmless where two names stand for one tensor. Here other values
+    were put into the
+    weights since the optimizer set them, a forward ran with those, and they are still there after
+    the copying.
     """
     for place in trace.copied_onto_themselves:
         names = _kept_exchanged(subject, place)
@@ -126,7 +128,8 @@ def _finding(place: Location, names: tuple[str, ...]) -> Finding:
     )
     return make(
         "state-loaded-itself",
-        f"{place.text} copies {few(names)} onto {'itself' if len(names) == 1 else 'themselves'}: nothing is brought back",
+        (f"{place.text} copies {few(names)} onto "
+            f"{'itself' if len(names) == 1 else 'themselves'}: nothing is brought back"),
         culprits=(
             *(
                 [Culprit(kind="tensor", name=container, detail="keeps the weights themselves", location=filled)]
@@ -137,7 +140,8 @@ def _finding(place: Location, names: tuple[str, ...]) -> Finding:
             *(Culprit(kind="parameter", name=name, detail="not brought back") for name in names[:3]),
         ),
         location=filled or place,
-        observed=f"{len(names)} parameters that were exchanged for a forward have the exchanged values after {at(place)} too",
+        observed=(f"{len(names)} parameters that were exchanged for a forward have the exchanged "
+            f"values after {at(place)} too"),
         cause=f"{keeps}: when the weights were overwritten, so was what was kept",
         because=f"at {at(place)} source and destination are the same memory",
         fix=f"keep copies{f' at {at(filled)}' if filled is not None else ''}: p.detach().clone()",

@@ -127,7 +127,11 @@ def _stuck(
     restore = f"{name.removesuffix('.eval')}.train()"
     return violated(
         "eval-mode-left",
-        f"{name}() is not undone: from {'the first call' if not number else f'call {number}'} of the step on, training runs in eval mode",
+        (
+            f"{name}() is not undone: from "
+            f"{'the first call' if not number else f'call {number}'} of the step on, training "
+            "runs in eval mode"
+        ),
         culprits=(
             Culprit(
                 kind="call",
@@ -141,7 +145,8 @@ def _stuck(
             ),
         ),
         location=place or (setter.place if setter else None),
-        observed=f"{len(stuck)} modules ({few(layers)}) were in training mode {'before the step' if not number else 'in the first call'} "
+        observed=f"{len(stuck)} modules ({few(layers)}) were in training mode "
+        f"{'before the step' if not number else 'in the first call'} "
         f"and train in eval mode in call {number}",
         cause="dropout is off and statistics stand still after the first evaluation",
         because=f"{name}() ran at {at(setter.place if setter else None)}"
@@ -185,7 +190,8 @@ def _trains_in_eval(subject: Subject, trace: Trace) -> Iterator[Finding]:
             *(Culprit(kind="module", name=name, detail="in eval mode while it trains") for name in acting[:3]),
         ),
         location=setter.place,
-        observed=f"the forward that is trained runs in eval mode in each of {len(seen)} calls; the model came in training mode",
+        observed=(f"the forward that is trained runs in eval mode in each of {len(seen)} calls; the "
+            "model came in training mode"),
         cause="dropout is off and statistics stand still in training",
         because=f"{setter.name}() ran at {at(setter.place)}, before the forward at {at(forward.place)}",
         fix=f"call {restore}.train() at {at(setter.place)}, or put only what is to stand still into eval mode",

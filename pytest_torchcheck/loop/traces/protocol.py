@@ -102,7 +102,8 @@ def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
             ),
             location=named or place,
             observed=f"in call {step.step} of the step, the gradients of {len(step.stale)} of {len(held)} parameters "
-            f"({few(step.stale)}) still hold an earlier pass; norm {step.norm:.4g}, {earlier.norm:.4g} in call {earlier.step}",
+            f"({few(step.stale)}) still hold an earlier pass; norm {step.norm:.4g}, "
+                f"{earlier.norm:.4g} in call {earlier.step}",
             cause="gradients add up from step to step" + (f": {at(named)} names zero_grad and does not call it" if named is not None else ""),
             because=f"what {at(earlier.place)} had applied was still there when {at(latest.place)} added to it{seen}",
             fix=f"write the parentheses at {at(named)}: {wanted}()" if named is not None
@@ -142,7 +143,10 @@ def _step_before_backward(trace: Trace) -> Iterator[Finding]:
         f"{step.name}() runs before {backward.name}(): {uses}",
         culprits=(call(step, "runs first"), call(backward, "runs afterwards")),
         location=step.place,
-        observed=f"{'in the one call' if len(wrong) == 1 else f'in all {len(wrong)} calls'} of the step {step.name}() came first; {found} it found no gradient",
+        observed=(
+            f"{'in the one call' if len(wrong) == 1 else f'in all {len(wrong)} calls'} of the "
+            f"step {step.name}() came first; {found} it found no gradient"
+        ),
         cause="the update stands before the backward pass",
         because=f"{at(step.place)} ran before {at(backward.place)}",
         fix=f"move {step.name}() after {at(backward.place)}",
@@ -206,7 +210,10 @@ def _leak(
     names = step.sources[source]
     return violated(
         "gradient-leak",
-        f"{step.name}() also applies the gradients of {leaking.name}() at {at(leaking.place)}, which was {other.name}()'s",
+        (
+            f"{step.name}() also applies the gradients of {leaking.name}() at "
+            f"{at(leaking.place)}, which was {other.name}()'s"
+        ),
         culprits=(
             call(leaking, f"leaves gradients in the parameters of {owner}"),
             call(step, "applies them too"),
@@ -220,7 +227,10 @@ def _leak(
         f"{at(own.place)}; norm {step.norm:.4g}",
         cause=f"the first pass reaches the parameters of {owner}, and nothing clears them before the second",
         because=f"{other.name}() had applied that pass at {at(other.place)} before {at(own.place)} ran",
-        fix=f"call {owner}.zero_grad() before {at(own.place)}, or detach() what {owner}'s model made for {at(leaking.place)}",
+        fix=(
+            f"call {owner}.zero_grad() before {at(own.place)}, or detach() what {owner}'s "
+            f"model made for {at(leaking.place)}"
+        ),
         evidence={"parameters": sorted(names)},
     )
 
@@ -252,7 +262,10 @@ def _counted_twice(trace: Trace) -> Iterator[Finding]:
                 observed=f"{len(names)} parameters ({few(names)}) hold both passes when {step.name}() runs; norm "
                 f"{earlier.norm:.4g} after the first, {later.norm:.4g} after the second",
                 cause=f"{first} is a term of the second loss, and nothing clears its gradient in between",
-                because=f"the graph of the pass at {at(later.place)} holds the tensor that {at(earlier.place)} started from",
+                because=(
+                    f"the graph of the pass at {at(later.place)} holds the tensor that "
+                    f"{at(earlier.place)} started from"
+                ),
                 fix=f"call backward once, on the sum: drop {earlier.name}() at {at(earlier.place)}",
                 evidence={"parameters": sorted(names)},
             )

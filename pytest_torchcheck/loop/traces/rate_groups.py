@@ -67,9 +67,15 @@ def left_behind(subject: Subject, trace: Trace) -> Finding | None:
             *(Culprit(kind="parameter", name=name, detail=f"in group {number}") for name in first),
         ),
         location=where,
-        observed=f"over {len(steps)} steps group 0 goes from {groups[0][0]:g} to {groups[0][-1]:g}; group {number} stays at {default:g}",
+        observed=(
+            f"over {len(steps)} steps group 0 goes from {groups[0][0]:g} to {groups[0][-1]:g}; "
+            f"group {number} stays at {default:g}"
+        ),
         cause="the rate of the first group alone is set",
-        because=f"group {number} holds {len(held[number])} parameters and has no rate of its own: {default:g} is the optimizer's lr",
+        because=(
+            f"group {number} holds {len(held[number])} parameters and has no rate of its own: "
+            f"{default:g} is the optimizer's lr"
+        ),
         fix=(f"on line {place.line} loop" if place is not None else "loop")
         + " over optimizer.param_groups and set the rate of each",
         evidence={"rates": [list(rates) for rates in groups]},

@@ -158,7 +158,10 @@ def schedule_finding(
     if setting is not None:
         place = setting.location
         if setting.loads:
-            cause = f"load_state_dict puts the learning rate that was saved, {setting.after:g}, over the one of before, {setting.before:g}"
+            cause = (
+                f"load_state_dict puts the learning rate that was saved, {setting.after:g}, "
+                f"over the one of before, {setting.before:g}"
+            )
             because = f"the rate was {setting.before:g} before {at(place)} and is {setting.after:g} after it"
             fix = f"set group['lr'] of every param_group after {at(place)}, or load the moments (state) alone"
     culprits = [
@@ -255,7 +258,10 @@ def _relation(
         if follows(lambda n, times=times: n * times):  # type: ignore[misc]
             return (
                 f"the schedule advances {times} places per step",
-                f"the rate of step n is the one meant for {times} * n; {name}() ran {len(stepped)} times in {trace.steps} calls",
+                (
+                    f"the rate of step n is the one meant for {times} * n; {name}() ran "
+                    f"{len(stepped)} times in {trace.steps} calls"
+                ),
                 f"step it once per optimizer step{where}"
                 if stepped
                 else "advance the schedule by one per step",
@@ -275,7 +281,10 @@ def _relation(
         )
     return (
         _OTHER_FUNCTION,
-        f"no shift or stretch of the meant rates gives the used ones; {name} {'runs' + where if stepped else 'is not stepped'}",
+        (
+            f"no shift or stretch of the meant rates gives the used ones; {name} "
+            f"{'runs' + where if stepped else 'is not stepped'}"
+        ),
         "correct the schedule's formula or its length",
     )
 

@@ -47,7 +47,8 @@ class Rebinding:
     def left_behind(self, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, int]:
         """Return those that no optimizer holds and that hardly move, and in which step each was first put in place.
 
-        What the last step puts in place is not judged, nor is what the step itself moves: an average of its own.
+        What the last step puts in place is not judged, nor is what the step itself moves: an
+            average of its own.
         """
         held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
         return {
@@ -71,7 +72,8 @@ def _hardly_moves(before: torch.Tensor, after: torch.Tensor) -> bool:
 def is_trained(subject: Subject, name: str, since: int) -> bool:
     """Say whether the gradient of a parameter decides its next values, once a step has put it in place.
 
-    The step after that runs twice: as it is, and with this gradient turned round. Also True where it has none.
+    The step after that runs twice: as it is, and with this gradient turned round. Also True where
+        it has none.
     """
     plain, turned = _stepped(subject, name, since, None), _stepped(subject, name, since, -3.0)
     return plain is None or turned is None or not trees.same(plain, turned)

@@ -64,7 +64,8 @@ class _Again:
 def reseeding_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     """Yield a generator that steps leave in one state though they began in different ones, and that trains.
 
-    Every recorded step begins with a seed of its own. Where two of them end in the same state, something in them
+    Every recorded step begins with a seed of its own. Where two of them end in the same state,
+    something in them
     has set it. That is a fault only where training draws from this state before anything sets it again.
     """
     left = _left_alike(trace.generators)
@@ -189,11 +190,14 @@ def _finding(name: str, again: _Again, trace: Trace) -> Finding:
         f"{seed.op} in the step makes training draw the same random numbers again in later steps",
         culprits=tuple(culprits),
         location=seed.location,
-        observed=f"{alike} of {len(trace.generators)} steps, which began with different seeds, left {word} in one state",
-        cause=f"{function or 'the step'} seeds {word} for itself, and all that is drawn afterwards follows from that seed"
+        observed=(f"{alike} of {len(trace.generators)} steps, which began with different seeds, left "
+            f"{word} in one state"),
+        cause=(f"{function or 'the step'} seeds {word} for itself, and all that is drawn "
+            "afterwards follows from that seed")
         if again.leaks
         else f"every step seeds {word} alike before it trains",
-        because=f"after {at(seed.location)}, {at(draw.location)} draws from it with gradients on before anything sets it again",
+        because=(f"after {at(seed.location)}, {at(draw.location)} draws from it with gradients on "
+            "before anything sets it again"),
         fix=_OWN.get(name, "draw from a generator of its own (generator=torch.Generator().manual_seed(...))")
         + (
             ", or seed within `with torch.random.fork_rng():`"

@@ -92,9 +92,11 @@ def rounding_findings(trace: Trace) -> Iterator[Finding]:
                 *(Culprit(kind="parameter", name=name, detail="rounded") for name in event.rounded[:3]),
             ),
             location=event.place,
-            observed=f"{len(event.rounded)} float32 parameters hold only values of {event.dtype} once they are float32 again, "
+            observed=f"{len(event.rounded)} float32 parameters hold only values of {event.dtype} "
+                "once they are float32 again, "
             "and held others before",
-            cause="a module is converted in place: the model that is trained loses the low digits of its weights, and with "
+            cause="a module is converted in place: the model that is trained loses the low "
+                "digits of its weights, and with "
             "them the small updates of the steps before",
             because=f"{at(event.place)} converts the parameters that the optimizer holds",
             fix=f"evaluate a copy, copy.deepcopy(model).to(torch.{event.dtype}), or under torch.autocast",

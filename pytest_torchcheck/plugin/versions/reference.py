@@ -32,7 +32,8 @@ _ALONE: Final[Mapping[str, Any]] = {
 def main(task_file: str) -> int:
     """Collect the contracts of a task with pytest and answer requests until there are no more.
 
-    Requests come in by the standard input and answers go out by the standard output, a line of JSON each; what the
+    Requests come in by the standard input and answers go out by the standard output, a line of JSON
+    each; what the
     user's code prints goes to the log.
     """
     task = json.loads(Path(task_file).read_text(encoding="utf-8"))

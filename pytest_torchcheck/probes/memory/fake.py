@@ -105,7 +105,8 @@ class _Kept:
     """What the user's code keeps between calls, as far as it can be reached from some functions.
 
     Closure cells, dicts, lists and sets in them, in the globals that the code names and on the classes
-    that it names; and ``lru_cache``. A rope table cached for fake positions, say, must not turn up later.
+    that it names; and ``lru_cache``. A rope table cached for fake positions, say, must not turn up
+    later.
     """
 
     def __init__(self, callables: Iterable[Any]) -> None:

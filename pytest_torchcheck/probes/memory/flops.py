@@ -19,7 +19,8 @@ def formulas() -> dict[Any, Callable[..., int]]:
     Source:
         ``torch.utils.flop_counter`` (matrix products, convolutions, fused attention). On the CPU fused
         attention and LSTM layers are operations of their own, which torch 2.13 counts as zero: attention
-        gets torch's formula, an LSTM layer two operations per weight and time step, and twice that backward.
+        gets torch's formula, an LSTM layer two operations per weight and time step, and twice that
+        backward.
     """
     from torch.utils import flop_counter as counter
 

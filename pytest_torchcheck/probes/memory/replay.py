@@ -46,7 +46,8 @@ def build_profile(
         sizes: Of the batch, for the record.
         largest: How many of the tensors live at the peak to describe; negative for all.
         moment: Describe this place in the log, the last one looked at, instead of the peak.
-        transient: Leave out what the model and the optimizer own or make: what remains is what grows with
+        transient: Leave out what the model and the optimizer own or make: what remains is what
+            grows with
             the batch, at its own peak.
 
     Raises:

@@ -333,7 +333,8 @@ class MemoryTracker(StorageLog, TorchDispatchMode):
             tensor: Any.
             category: What it is.
             name: What it is called.
-            new: Whether what was not seen until now was made just now, out of sight, or was there before.
+            new: Whether what was not seen until now was made just now, out of sight, or was there
+                before.
         """
         for storage in storages(tensor):
             reference = self.live.get(storage._cdata)
