@@ -10,6 +10,7 @@ from torch import nn
 from .. import trees
 from ..codes import behaviour as explain
 from ..facts import copied, forward_facts, outputs
+from ..late import Late
 from ..modes import own_trains
 from ..runs.remembering import remembered
 from ..runs.repeats import moved_by_asking, moved_by_building
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from ..batches import Batch
     from ..findings import Finding
     from ..runs.steps import Trajectory
+
+examples = Late("strategies.sequence:examples")
+"""Draws batches of other sizes; a run that draws none does not import Hypothesis."""
 
 EXACT = 1e-9
 """Largest relative difference in float64 that reordering of sums explains (CHECKS R2)."""
@@ -246,8 +250,6 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
     tried = 0
     crash = None
     if subject.source.declared_sizes:
-        from ..strategies import examples  # spares importing Hypothesis
-
         for drawn in examples(subject.source, subject.examples, subject.seed):
             batch = subject.place(drawn)
             tried += 1
@@ -576,8 +578,6 @@ def output_spec(subject: Subject) -> Iterator[Finding]:
     """Compare the outputs of the base batch and of drawn sizes with the declared spec."""
     batches = [subject.batch()]
     if subject.source.declared_sizes:
-        from ..strategies import examples  # spares importing Hypothesis
-
         batches += [
             subject.place(b)
             for b in examples(subject.source, min(subject.examples, 4), subject.seed)

@@ -194,7 +194,6 @@ class Ledger:
         return render_html([report for _, report in reports], tables=tables)
 
     def _sarif(self, reports: Sequence[tuple[str, Report]]) -> str:
-        from .. import __version__  # spares loading it where no such file is asked for
         from ..render.sarif import sarif  # spares loading it where no such file is asked for
 
         root = Path(os.environ.get("GITHUB_WORKSPACE") or self.config.rootpath)
