@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract, promises
+from pytest_torchcheck.diagnosis import gradients as explained
 from pytest_torchcheck.probes import finiteness
 from pytest_torchcheck.render.terminal import render_finding, render_report
 from tests.guides.rows import Net, Symptom, contract, holds, named, sgd, told
@@ -40,6 +41,8 @@ def test_row_08(monkeypatch: pytest.MonkeyPatch) -> None:
         return search(*args)
 
     monkeypatch.setattr(finiteness, "find_nonfinite", find)
+    # an earlier test may have imported the explainer, which holds the function by its name
+    monkeypatch.setattr(explained, "find_nonfinite", find)
     modes = []
 
     class Watched(Distances):

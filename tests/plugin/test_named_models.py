@@ -92,7 +92,7 @@ def test_paths_are_collected_beside_the_models_their_contracts_are_not(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(
-        test_declared="""
+        test_beside_named_models="""
         from torch import nn
         from pytest_torchcheck import Contract
         declared = Contract(model=nn.Linear(2, 2), inputs="B 2")
@@ -104,13 +104,13 @@ def test_paths_are_collected_beside_the_models_their_contracts_are_not(
     assert [line for line in alone.outlines if "::" in line] == [
         "torchcheck::nets_of_test:built::backward[cpu-float32]"
     ]
-    beside = run(pytester, *model, "--co", "-q", "test_declared.py")
+    beside = run(pytester, *model, "--co", "-q", "test_beside_named_models.py")
     assert [line for line in beside.outlines if "::" in line] == [
-        "test_declared.py::test_beside",
+        "test_beside_named_models.py::test_beside",
         "torchcheck::nets_of_test:built::backward[cpu-float32]",
     ]
-    both = run(pytester, *model, "--co", "-q", "test_declared.py", "--torchcheck")
-    assert "test_declared.py::declared::backward[cpu-float32]" in both.outlines
+    both = run(pytester, *model, "--co", "-q", "test_beside_named_models.py", "--torchcheck")
+    assert "test_beside_named_models.py::declared::backward[cpu-float32]" in both.outlines
 
 
 @pytest.mark.usefixtures("nets")
@@ -165,7 +165,9 @@ def test_under_xdist_the_verdicts_and_the_declaration_are_the_same(
 @pytest.mark.usefixtures("nets")
 def test_a_saved_failure_is_replayed(pytester: pytest.Pytester) -> None:
     model = ("--torchcheck-model", "nets_of_test:Cut")
-    run(pytester, *model, "--torchcheck-checks=gradients-exist", "--torchcheck-artifacts=kept")
+    # in processes of their own: what an inner run imports anew is another class than the outer one's
+    only = "--torchcheck-checks=gradients-exist"
+    pytester.runpytest_subprocess(*model, only, "--torchcheck-artifacts=kept")
     (saved,) = (pytester.path / "kept").rglob("*.pt")
-    result = run(pytester, *model, f"--torchcheck-replay={saved}")
+    result = pytester.runpytest_subprocess(*model, f"--torchcheck-replay={saved}")
     result.assert_outcomes(failed=1)
