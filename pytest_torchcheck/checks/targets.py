@@ -286,7 +286,7 @@ def _others(target: torch.Tensor, axis: int, sample: int) -> Iterator[torch.Tens
 
 
 def _moved(base: Slopes, now: Slopes, sample: int, axis: int, size: int) -> torch.Tensor:
-    """Return by how much the gradient of each sample's outputs changed, ``[B]``, relative to the largest change."""
+    """Return by how much the gradient of each sample's outputs changed, ``[B]``; 0 where rounding explains it."""
     total = torch.zeros(size, dtype=torch.float64)
     for path, slope in base.by_output.items():
         other = now.by_output.get(path, torch.zeros_like(slope))
@@ -318,9 +318,8 @@ def _judged(
         yield partial(explain.unread, subject, loss, path, unread, len(pulls))
         return
     elsewhere = {s: m for s, m in read.items() if float(m[s]) <= _ROUNDING * float(m.max())}
-    if (
-        2 * len(elsewhere) > len(read) > 1
-    ):  # an order that is reversed leaves the middle in its place
+    # an order that is reversed leaves the middle in its place
+    if 2 * len(elsewhere) > len(read) > 1:
         yield partial(explain.of_other_samples, subject, loss, path, elsewhere)
         return
     shared = {s: m for s, m in read.items() if int((m > 0).sum()) > 1}

@@ -61,7 +61,8 @@ def not_finite(
         run()
     forward = not torch.isfinite(torch.tensor(found.value))
     cause, fix = remedy(at, forward=forward)
-    zero = divisors.found.location if divisors.found is not None else None
+    divided = at is not None and "div" in at.op.name  # a zero elsewhere may be guarded
+    zero = divisors.found.location if divided and divisors.found is not None else None
     place = zero or (at.location if at is not None else None) or loss_line(subject)
     culprits = [*writers(at), Culprit(kind="loss", name="loss", detail=what, location=place)]
     if zero is not None:
