@@ -107,8 +107,11 @@ def test_a_file_is_listed_with_the_contracts_in_its_lists(
     status, out, _ = run(capsys, "checks", str(file))
     assert status == 0
     assert re.findall(r"^(\S+): \d+ of", out, re.M) == ["one", "more.b"]
-    for text, told in (("x = 1\n", "declares no contract"), ("1 / 0\n", "ZeroDivisionError")):
-        other = tmp_path / f"other_{len(text)}.py"
+    for name, text, told in (
+        ("empty", "x = 1\n", "declares no contract"),
+        ("broken", "1 / 0\n", "ZeroDivisionError"),
+    ):
+        other = tmp_path / f"{name}_contracts_of_test.py"  # of one name, bytecode could be reused
         other.write_text(text)
         status, _, err = run(capsys, "checks", str(other))
         assert status == 1
