@@ -41,7 +41,7 @@ def main() -> int:
 
     from pytest_torchcheck import Contract, Labels, Tokens
     from pytest_torchcheck.measure.memory import measure_memory
-    from pytest_torchcheck.units import format_bytes
+    from pytest_torchcheck.text.units import format_bytes
 
     torch.set_num_threads(1)
 

@@ -173,7 +173,7 @@ def __getattr__(name: str) -> Any:
         return value
     if name.startswith("_"):  # Python itself looks for what need not be there
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .nearest import unknown  # needed for a misspelt name alone
+    from .text.nearest import unknown  # needed for a misspelt name alone
 
     raise AttributeError(unknown(__name__, name, __all__))
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from . import sources
-from .printable import message_of
 from .record.modes import UnobservableError
+from .text.printable import message_of
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -12,29 +12,30 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 import torch
 from torch import nn
 
-from . import callables, sources
+from . import sources
 from .adapters import Adapted, AdapterError, Declared, Loop, adapt
 from .batches import Batch, BatchSource
 from .catalogue import catalogue
 from .change import CHANGES
-from .declarations import LOG
-from .declared_names import unknown_inputs, unknown_names
-from .factories import class_built, class_of
-from .fields import Fields
+from .declared import callables
+from .declared.factories import class_built, class_of
+from .declared.fields import Fields
+from .declared.kept_count import LOG
+from .declared.names import unknown_inputs, unknown_names
 from .interrupts import interrupts, kept_in
 from .late import resolve
-from .nearest import unknown
-from .peek import attribute
+from .objects.peek import attribute
+from .objects.trees import keep
 from .promises import MayChange, Promise
 from .specs import SpecError, as_spec_tree
 from .specs.annotations import specs_of_forward
-from .trees import keep
-from .units import parse_bytes, parse_flops
+from .text.nearest import unknown
+from .text.units import parse_bytes, parse_flops
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from .declared_names import UnknownNameError
+    from .declared.names import UnknownNameError
     from .findings import Location, Report
     from .promises.parameters import Names
 

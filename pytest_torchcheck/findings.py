@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from .late import resolve
-from .printable import printable, printable_data
+from .text.printable import printable, printable_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import traceback
 
-from .printable import message_of
+from .text.printable import message_of
 
 
 class UserCodeError(Exception):

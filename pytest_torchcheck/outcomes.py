@@ -5,16 +5,16 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from .diagnosis.explanation import PHASE_WORDS, Explanation, clipped
+from .diagnosis.crashes.explanation import PHASE_WORDS, Explanation, clipped
 from .findings import Culprit, Finding
-from .printable import message_of
+from .text.printable import message_of
 from .verdicts import not_applicable, violated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .declared_names import UnknownNameError
-    from .diagnosis.explanation import Phase
+    from .declared.names import UnknownNameError
+    from .diagnosis.crashes.explanation import Phase
 
 _ACTING = ("violated", "suspicious")
 SKIP_STALE = "skip-stale"

@@ -13,24 +13,25 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from . import deadline, trees
-from .callables import loss_of
+from . import deadline
 from .contracts import DTYPES, Contract
-from .declared_names import unknown_inputs, unknown_names
+from .declared.callables import loss_of
+from .declared.names import unknown_inputs, unknown_names
 from .heard import Ear
 from .interrupts import UserCodeError, interrupts, kept_in
 from .loop.closures import keeps_something, kept
-from .modes import give_modes, has_modes, own_trains
-from .peek import attribute, entries
-from .printable import message_of
+from .objects import trees
+from .objects.modes import give_modes, has_modes, own_trains
+from .objects.peek import attribute, entries
 from .state import ModuleState, device_loss_told, is_lazy, isolated, seed_everything
 from .stepping import take_step
+from .text.printable import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .batches import Batch, BatchSource
-    from .declared_names import UnknownNameError
+    from .declared.names import UnknownNameError
 
 Phase = Literal["build", "batch", "forward", "loss", "backward", "step", "data"]
 LossKind = Literal["user", "probe"]

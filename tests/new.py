@@ -37,15 +37,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import trees
-from ..codes import {home} as explain
-from ..verdicts import not_applicable, passed
+from {up}codes import {home} as explain
+from {up}objects import trees
+from {up}verdicts import not_applicable, passed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..findings import Finding
-    from ..subject import Subject
+    from {up}findings import Finding
+    from {up}subject import Subject
 '''
 
 EXPLAINER = '''"""TODO: what these findings have in common, in one sentence."""
@@ -159,9 +159,9 @@ NEXT = """
 
 What is left, in this order:
 
-1. Write the check in pytest_torchcheck/checks/{family}.py, and its summary and cost in the catalogue.
+1. Write the check in pytest_torchcheck/checks/{file}.py, and its summary and cost in the catalogue.
 2. Write the bug and its mended twin in tests/gallery/{code}/.
-3. Write the explanation in pytest_torchcheck/diagnosis/{family}_{snake}.py.
+3. Write the explanation in pytest_torchcheck/diagnosis/{flat}_{snake}.py.
 4. Write the tests in tests/unit/checks/test_{snake}.py, sound models above all.
 5. TORCHCHECK_GALLERY=write python -m pytest tests/gallery -k {code}     # writes expected.txt: read it
 6. Write the page docs/checks/{name}.md, then: python docs/build.py
@@ -214,15 +214,16 @@ def check(name: str, family: str, code: str) -> str:
     snake = name.replace("-", "_")
     explainer = code.replace("-", "_")
     package = ROOT / "pytest_torchcheck"
-    if (package / "checks" / f"{family}.py").exists():
-        body = (package / "checks" / f"{family}.py").read_text(encoding="utf-8")
-        found = re.search(r"^from \.\.codes import (\w+) as explain$", body, re.M)
-        home = found[1] if found else family
-    else:
-        home = family
+    file, flat = family.replace(".", "/"), family.replace(".", "_")
+    home = flat
+    module = package / "checks" / f"{file}.py"
+    if module.exists():
+        body = module.read_text(encoding="utf-8")
+        found = re.search(r"^from \.+codes import (\w+) as explain$", body, re.M)
+        home = found[1] if found else flat
     fields = {
         "name": name, "family": family, "code": code, "snake": snake, "function": snake,
-        "explainer": explainer, "home": home,
+        "explainer": explainer, "home": home, "file": file, "flat": flat, "up": ".." + "." * family.count("."),
     }  # fmt: skip
     made: list[str] = []
     folder = ROOT / "tests" / "gallery" / code
@@ -230,15 +231,14 @@ def check(name: str, family: str, code: str) -> str:
         **fields, what="a model with the bug", line="self.scale(x)"), made)  # fmt: skip
     write(folder / "fixed.py", PROGRAM.format(
         **fields, what="the same model without it", line="torch.nn.functional.softplus(self.scale(x))"), made)  # fmt: skip
-    write(package / "diagnosis" / f"{family}_{snake}.py", EXPLAINER.format(**fields), made)
+    write(package / "diagnosis" / f"{flat}_{snake}.py", EXPLAINER.format(**fields), made)
     write(ROOT / "docs" / "checks" / f"{name}.md", PAGE.format(**fields), made)
     write(ROOT / "tests" / "unit" / "checks" / f"test_{snake}.py", TEST.format(**fields), made)
-    module = package / "checks" / f"{family}.py"
     if module.exists():
         append(module, CHECK.format(**fields), made)
     else:
         write(module, HEAD.format(**fields) + CHECK.format(**fields), made)
-    line = f'\n{explainer} = One("diagnosis.{family}_{snake}:{explainer}", "{code}")\n'
+    line = f'\n{explainer} = One("diagnosis.{flat}_{snake}:{explainer}", "{code}")\n'
     codes = package / "codes" / f"{home}.py"
     if codes.exists():
         append(codes, line, made)
@@ -259,7 +259,9 @@ def main(arguments: list[str]) -> int:
     )
     new.add_argument("name", help="a noun phrase of what is promised, such as gradients-exist")
     new.add_argument(
-        "--family", required=True, help="module of pytest_torchcheck/checks, old or new"
+        "--family",
+        required=True,
+        help="module of pytest_torchcheck/checks, old or new, such as losses.targets",
     )
     new.add_argument("--code", required=True, help="the symptom that users see, such as grad-none")
     given = parser.parse_args(arguments)
@@ -268,8 +270,10 @@ def main(arguments: list[str]) -> int:
             parser.error(
                 f"{field}: lower-case words joined by hyphens; got {getattr(given, field)!r}"
             )
-    if not re.fullmatch(r"[a-z][a-z_]*", given.family):
-        parser.error(f"--family: a module's name, lower case; got {given.family!r}")
+    if not re.fullmatch(r"[a-z][a-z_]*(\.[a-z][a-z_]*)?", given.family):
+        parser.error(
+            f"--family: a module's name in lower case, such as behaviour or losses.targets; got {given.family!r}"
+        )
     print(check(given.name, given.family, given.code))
     return 0
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from torch import nn
 
-from ..factories import class_of
+from ..declared.factories import class_of
 from ..state import isolated
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "updates",
+        "steps.updates",
         check(
             "optimizer-coverage",
             "The optimizer holds every trainable parameter, each once.",
@@ -108,7 +108,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "loss",
+        "losses.consumption",
         check(
             "loss-sound",
             "The loss is a scalar, connected to the model and not made anew.",
@@ -156,7 +156,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "labels",
+        "losses.labels",
         check(
             "label-range",
             (
@@ -196,7 +196,7 @@ CHECKS: tuple[Check, ...] = (
         about="declaration",
     ),
     *family(
-        "pairing",
+        "losses.pairing",
         check(
             "target-alignment",
             "Each target pulls at the output of its own sample and position.",
@@ -216,7 +216,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "targets",
+        "losses.targets",
         check(
             "edge-targets",
             (
@@ -236,7 +236,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "arguments",
+        "losses.arguments",
         check(
             "loss-arguments",
             "The loss leaves its output and targets so that a second call gives the same loss.",

@@ -62,7 +62,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "devices",
+        "machines.devices",
         check(
             "device-portability",
             "Moved to a GPU, the model runs: no tensor stays on the CPU, none is made there.",
@@ -110,7 +110,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "amp",
+        "machines.amp",
         check(
             "autocast",
             (
@@ -173,7 +173,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "memory",
+        "machines.memory",
         check(
             "peak-memory",
             (
@@ -209,7 +209,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "descent",
+        "losses.descent",
         check(
             "descent",
             "A small step along the gradient changes the loss by what the gradient says.",

@@ -6,7 +6,7 @@ from .check import Check, check, family
 
 CHECKS: tuple[Check, ...] = (
     *family(
-        "loop",
+        "steps.loop",
         check(
             "step-protocol",
             (
@@ -65,7 +65,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "trainer",
+        "steps.trainer",
         check(
             "trainer-runs",
             (
@@ -98,7 +98,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "training",
+        "steps.ways",
         check(
             "accumulation",
             (
@@ -139,7 +139,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "averages",
+        "steps.averages",
         check(
             "averages-follow",
             "A copy of trained weights that the steps update moves towards them.",
@@ -156,7 +156,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "data",
+        "datasets.samples",
         check(
             "samples-valid",
             (
@@ -197,7 +197,7 @@ CHECKS: tuple[Check, ...] = (
         about="declaration",
     ),
     *family(
-        "loading",
+        "datasets.loading",
         check(
             "dataset-pickling",
             "Dataset, collate function and worker_init_fn can be sent to a spawned worker.",
@@ -261,7 +261,7 @@ CHECKS: tuple[Check, ...] = (
         about="declaration",
     ),
     *family(
-        "cuda",
+        "machines.cuda",
         check(
             "device-parity",
             (
@@ -296,7 +296,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "ranks",
+        "parallel.replicas",
         check(
             "ddp-equivalence",
             "The gradients that data-parallel ranks average are the single process's.",
@@ -322,7 +322,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "rank_data",
+        "parallel.data",
         check(
             "rank-data",
             "Ranks share each epoch's samples out evenly, in another order each time.",
@@ -342,7 +342,7 @@ CHECKS: tuple[Check, ...] = (
         about="declaration",
     ),
     *family(
-        "rank_sharding",
+        "parallel.sharding",
         check(
             "fsdp-equivalence",
             (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..batches import Batch
 from ..findings import Location
-from ..probes.tracing import narrow
+from ..probes.recorded.operations import narrow
 from . import snapshot
 from .initial import InitialChange, compare_initial
 from .numbers import ALLOWED, NARROW, Difference, Verdict, differences, noise_differs

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..findings import Location
-    from ..probes.tracing import Step, Trace
+    from ..probes.recorded.operations import Step, Trace
     from ..subject import Subject
     from .judge import Judgement
     from .lines import Edit, Edits

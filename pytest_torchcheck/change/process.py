@@ -23,7 +23,7 @@ from .version import UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ..probes.tracing import Trace
+    from ..probes.recorded.operations import Trace
 
 _DROPPED: Final = (
     "PYTEST_XDIST_WORKER",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import verdicts
 from ..findings import Culprit
-from ..units import format_bytes
+from ..text.units import format_bytes
 from . import CHANGES, places
 from .lines import Edits
 

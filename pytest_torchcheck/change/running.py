@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from .. import sources, trees
-from ..printable import message_of
+from .. import sources
+from ..objects import trees
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
+from ..text.printable import message_of
 from .sketch import Sketch, digest_of, sketch
 
 if TYPE_CHECKING:

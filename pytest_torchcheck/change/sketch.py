@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from .. import trees
-from ..probes.tracing import fingerprint
+from ..objects import trees
+from ..probes.recorded.operations import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,9 +9,9 @@ import torch
 
 from .. import sources
 from ..measure.steps import StepFailed, track
-from ..printable import message_of
 from ..probes.memory.fake import Unmeasurable
 from ..subject import SubjectError
+from ..text.printable import message_of
 from .running import Outcome, Way, line_of, move_weights, run
 from .sketch import sketch
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..printable import message_of
+from ..text.printable import message_of
 from .snapshot import loading
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from .. import trees
 from ..findings import Location
-from ..probes.spread import origin
-from ..probes.tracing import Snapshot, Step, Trace, record
-from ..probes.watch import Op
+from ..objects import trees
+from ..probes.positions.spread import origin
+from ..probes.recorded.operations import Snapshot, Step, Trace, record
+from ..probes.recorded.watch import Op
 from ..subject import SubjectError
 from .running import Way, batch_for, line_of, prepared
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..probes.tracing import Trace
+    from ..probes.recorded.operations import Trace
     from .running import Outcome, Way
     from .tree import Tree
 

@@ -9,12 +9,13 @@ import torch
 
 from pytest_torchcheck.loop.recorder import trace_of
 
-from .. import sources, trees
+from .. import sources
 from ..codes import gradients as explain
-from ..facts import forward_facts
-from ..probes.provenance import find_stops
-from ..probes.watch import Watch, name_of, tensors_in
+from ..objects import trees
+from ..probes.gradient.provenance import find_stops
+from ..probes.recorded.watch import Watch, name_of, tensors_in
 from ..runs.again import forward_and_loss
+from ..runs.facts import forward_facts
 from ..runs.looks import (
     _STRUCTURAL,
     REDRAWS,
@@ -24,20 +25,20 @@ from ..runs.looks import (
     single_positions,
     unreached,
 )
-from ..runs.loss import evidence
-from ..runs.steps import trajectory, untrainable
+from ..runs.losses.consumption import evidence
 from ..runs.tables import parameter_rows
+from ..runs.training.steps import trajectory, untrainable
 from ..state import isolated, seed_everything
 from ..subject import Subject, SubjectError, clear_gradients, gradient_stats
+from ..text.wording import names_text
 from ..verdicts import inconclusive, not_applicable, passed, violated
-from ..wording import names_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
     from ..findings import Finding
-    from ..probes.provenance import GraphCut
+    from ..probes.gradient.provenance import GraphCut
 
 _STARTS = (1, 2, 3, 4, 5, 6)  # other initialisations
 _NOISE = 1e-4  # of float32's share of the norm: what is noise is 1e8 times smaller in float64

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .. import trees
 from ..codes import behaviour as explain
-from ..facts import copied, forward_facts, outputs
 from ..late import Late
-from ..modes import own_trains
+from ..objects import trees
+from ..objects.modes import own_trains
+from ..runs.facts import copied, forward_facts, outputs
 from ..runs.remembering import remembered
 from ..runs.repeats import moved_by_asking, moved_by_building
 from ..runs.rows import Rows, floating_from, output_rows
-from ..runs.steps import digests
 from ..runs.time_first import other_batch_dim
+from ..runs.training.steps import digests
 from ..state import seed_everything, seed_torch
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..batches import Batch
     from ..findings import Finding
-    from ..runs.steps import Trajectory
+    from ..runs.training.steps import Trajectory
 
 examples = Late("strategies.sequence:examples")
 """Draws batches of other sizes; a run that draws none does not import Hypothesis."""

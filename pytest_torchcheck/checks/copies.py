@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from .. import sources
 from ..findings import Culprit, Finding
-from ..printable import message_of
-from ..probes.holdings import closure_of, holdings
+from ..probes.holding.held_by_models import closure_of, holdings
 from ..runs.copying import COPIED, OTHER_DRAWS, PICKLED, LightPickler, pickled, shared_with
 from ..runs.outputs import Outputs, gap, outputs_of
 from ..runs.saving import perturb, registered
 from ..state import seed_everything
+from ..text.printable import message_of
 from ..verdicts import inconclusive, passed, violated
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ..measure import parity
 from ..record.modes import Kernels
 from ..subject import SubjectError
 from ..verdicts import inconclusive, passed, violated
-from .devices import on_meta
+from .machines.devices import on_meta
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

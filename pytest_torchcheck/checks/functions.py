@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from .. import promises, sources
-from ..facts import forward_facts
 from ..functions.binding import function_behind, make_call
 from ..functions.coverage import CHECKED, CoverageRow, row_for
 from ..functions.discovery import RecordedCall, floats_of, is_compiled, recording, short_name
@@ -18,10 +17,11 @@ from ..functions.engine import check_call
 from ..functions.modules import check_module
 from ..functions.operators import check_operator, definition_of, shadow_of
 from ..functions.target import Surrogate
-from ..nearest import nearest
-from ..runs.observation import observe
+from ..runs.facts import forward_facts
+from ..runs.training.observation import observe
 from ..state import isolated
 from ..subject import Subject, SubjectError
+from ..text.nearest import nearest
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
 
 if TYPE_CHECKING:

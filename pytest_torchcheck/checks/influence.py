@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import sources, trees
+from .. import sources
 from ..codes import behaviour as explain
-from ..facts import forward_facts, outputs
-from ..probes.recomputation import watch_checkpointing
+from ..objects import trees
+from ..probes.gradient.recomputation import watch_checkpointing
+from ..runs.facts import forward_facts, outputs
 from ..runs.looks import REDRAWS
-from ..runs.observation import observe
+from ..runs.training.observation import observe
 from ..state import seed_everything
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious

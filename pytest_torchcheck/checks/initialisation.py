@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .. import sources, trees
+from .. import sources
 from ..codes import initialisation as explain
 from ..findings import Culprit, Finding
-from ..probes.signals import LINEAR
+from ..objects import trees
+from ..probes.numbers.signals import LINEAR
 from ..runs import layers
-from ..runs.observation import observe
-from ..runs.stuck import equal_rows
+from ..runs.overfitting.stuck import equal_rows
+from ..runs.training.observation import observe
 from ..state import filled_memory, is_lazy, isolated
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
-from .devices import on_meta
+from .machines.devices import on_meta
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..probes.signal_facts import Rectified, Squashed, Tap
+    from ..probes.numbers.signal_facts import Rectified, Squashed, Tap
     from ..subject import Subject
 
 HUGE = 1e15

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import sources, trees
+from .. import sources
 from ..batches import Batch, relayout
 from ..codes import numerics as explain
-from ..facts import forward_facts
 from ..findings import Culprit, Finding
+from ..objects import trees
 from ..runs import numerics as measure
 from ..runs import precision
+from ..runs.facts import forward_facts
 from ..runs.outputs import reference
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, violated
-from .devices import on_meta
+from .machines.devices import on_meta
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from .. import sources
 from ..codes import overfitting as explain
 from ..findings import Culprit, Finding
-from ..runs.attempts import Attempt, declared_attempt, own_attempt
-from ..runs.one_batch import (
+from ..runs.overfitting.attempts import Attempt, declared_attempt, own_attempt
+from ..runs.overfitting.one_batch import (
     UNKNOWN,
     Budget,
     Floor,
@@ -19,7 +19,7 @@ from ..runs.one_batch import (
     small_batch,
     spread_of_losses,
 )
-from ..runs.reach import few_parameters, hopeless, outputs_in_double, residual_lost
+from ..runs.overfitting.reach import few_parameters, hopeless, outputs_in_double, residual_lost
 from ..subject import Subject, optimizers_of
 from ..verdicts import inconclusive, not_applicable, passed, violated
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import promises, trees
+from .. import promises
 from ..codes import behaviour as explain
-from ..declared_names import UnknownNameError
+from ..declared.names import UnknownNameError
+from ..objects import trees
 from ..specs.sequences import Lengths
 from ..state import seed_everything
 from ..subject import Subject, SubjectError

@@ -10,9 +10,9 @@ from torch import nn
 
 from .. import promises
 from ..codes import behaviour as explain
-from ..probes.bisection import apart, first_parting, module_calls, paired
-from ..probes.divergence import record
-from ..probes.tracing import narrow
+from ..probes.recorded.bisection import apart, first_parting, module_calls, paired
+from ..probes.recorded.divergence import record
+from ..probes.recorded.operations import narrow
 from ..state import isolated, seed_everything
 from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, passed
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..findings import Finding
-    from ..probes.bisection import ModuleCall
+    from ..probes.recorded.bisection import ModuleCall
 
 
 def reference_match(subject: Subject) -> Iterator[Finding]:

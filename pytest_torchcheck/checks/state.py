@@ -9,18 +9,18 @@ from torch import nn
 
 from .. import sources
 from ..codes import state as explain
-from ..diagnosis.explanation import counted, listed
-from ..facts import forward_facts
+from ..diagnosis.crashes.explanation import counted, listed
 from ..findings import Culprit, Finding
 from ..runs import copying, saving
-from ..runs.observation import observe
+from ..runs.facts import forward_facts
 from ..runs.outputs import Outputs, gap, outputs_of, reference
 from ..runs.saving import CheckpointError, perturb
+from ..runs.training.observation import observe
 from ..subject import Gradients, Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from . import copies, ties
-from .devices import on_meta
 from .initialisation import rebuilt
+from .machines.devices import on_meta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from .. import edits, sources
+from .. import sources
 from ..codes import state as explain
-from ..diagnosis.explanation import listed
+from ..diagnosis.crashes.explanation import listed
 from ..findings import Culprit, Finding
-from ..probes.holdings import CONTAINERS, Holding, holdings
-from ..probes.init_arguments import given_to_init
+from ..probes.holding.held_by_models import CONTAINERS, Holding, holdings
+from ..probes.holding.init_arguments import given_to_init
 from ..runs.hidden import hidden
-from ..runs.observation import observe
 from ..runs.portability import portability
+from ..runs.training.observation import observe
+from ..sources import edits
 from ..state import seed_everything
 from ..subject import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
-from .devices import on_meta
+from .machines.devices import on_meta
 
 if TYPE_CHECKING:
     from collections import Counter

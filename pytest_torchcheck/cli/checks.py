@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..catalogue import catalogue
 from ..contracts import Contract
-from ..printable import message_of
+from ..text.printable import message_of
 from . import DONE, CommandError
 
 if TYPE_CHECKING:

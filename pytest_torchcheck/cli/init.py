@@ -12,8 +12,8 @@ from ..infer import observe
 from ..infer.code import TOP, code_of, parse_specs, specs_used
 from ..infer.inference import Inferred, Uninferable, infer, with_batch
 from ..infer.target import LOSSES, TargetError, arguments_of, attribute, load, parse_target
-from ..printable import message_of
 from ..specs import SpecError
+from ..text.printable import message_of
 from . import DONE, CommandError
 
 if TYPE_CHECKING:

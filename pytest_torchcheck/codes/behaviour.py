@@ -7,46 +7,50 @@ from typing import Any
 from .explainer import Each, Explainer, Maybe, One
 from .rule import COMPARED, STUCK, rule
 
-anomaly_left_on = One("diagnosis.behaviour:anomaly_left_on", "anomaly-left-on", doubtful=True)
-other_dim = One("diagnosis.behaviour:other_dim", "batch-axis", doubtful=True)
-global_state = One("diagnosis.behaviour:global_state", "global-state")
-impure = One("diagnosis.behaviour:impure", "eval-writes")
-mixed = One("diagnosis.behaviour:mixed", "batch-statistics samples-mixed", doubtful=True)
-not_repeatable = One("diagnosis.behaviour:not_repeatable", "eval-not-repeatable")
-remembers = One("diagnosis.remembering:remembers", "eval-remembers")
-output_mismatch = Maybe("diagnosis.behaviour:output_mismatch", "output-range output-shape")
-placed = One("diagnosis.behaviour:placed", "batch-statistics sample-order samples-mixed")
-reseeded = Maybe("diagnosis.behaviour:reseeded")
-single_shape = One("diagnosis.behaviour:single_shape", "batch-of-one")
-size_crash = One("diagnosis.behaviour:size_crash", "crash size-crash")
-fixed_size = One("diagnosis.behaviour:fixed_size", "size-crash")
-size_dependent = One("diagnosis.behaviour:size_dependent", "batch-size-dependent")
-train_overridden = One("diagnosis.behaviour:train_overridden", "train-overridden")
-stuck_mode = One("diagnosis.behaviour:stuck_mode", "mode-stuck")
+anomaly_left_on = One(
+    "diagnosis.outputs.behaviour:anomaly_left_on", "anomaly-left-on", doubtful=True
+)
+other_dim = One("diagnosis.outputs.behaviour:other_dim", "batch-axis", doubtful=True)
+global_state = One("diagnosis.outputs.behaviour:global_state", "global-state")
+impure = One("diagnosis.outputs.behaviour:impure", "eval-writes")
+mixed = One("diagnosis.outputs.behaviour:mixed", "batch-statistics samples-mixed", doubtful=True)
+not_repeatable = One("diagnosis.outputs.behaviour:not_repeatable", "eval-not-repeatable")
+remembers = One("diagnosis.outputs.remembering:remembers", "eval-remembers")
+output_mismatch = Maybe("diagnosis.outputs.behaviour:output_mismatch", "output-range output-shape")
+placed = One("diagnosis.outputs.behaviour:placed", "batch-statistics sample-order samples-mixed")
+reseeded = Maybe("diagnosis.outputs.behaviour:reseeded")
+single_shape = One("diagnosis.outputs.behaviour:single_shape", "batch-of-one")
+size_crash = One("diagnosis.outputs.behaviour:size_crash", "crash size-crash")
+fixed_size = One("diagnosis.outputs.behaviour:fixed_size", "size-crash")
+size_dependent = One("diagnosis.outputs.behaviour:size_dependent", "batch-size-dependent")
+train_overridden = One("diagnosis.outputs.behaviour:train_overridden", "train-overridden")
+stuck_mode = One("diagnosis.outputs.behaviour:stuck_mode", "mode-stuck")
 unseeded = One(
-    "diagnosis.behaviour:unseeded", "numpy-random python-random seed-ignored", doubtful=True
+    "diagnosis.outputs.behaviour:unseeded", "numpy-random python-random seed-ignored", doubtful=True
 )
 
-flags = Each("diagnosis.flags:flags", "requires-grad-of-module")
+flags = Each("diagnosis.gradient.module_flags:flags", "requires-grad-of-module")
 
-ignored = One("diagnosis.influence:ignored", "input-ignored")
-recomputed = One("diagnosis.influence:recomputed", "checkpoint-differs")
+ignored = One("diagnosis.outputs.influence:ignored", "input-ignored")
+recomputed = One("diagnosis.outputs.influence:recomputed", "checkpoint-differs")
 
-computes_narrow = Explainer[bool]("diagnosis.places:computes_narrow")
+computes_narrow = Explainer[bool]("diagnosis.outputs.places:computes_narrow")
 
-future = One("diagnosis.promised:future", "future-leak")
-padding = One("diagnosis.promised:padding", "padding-leak")
-permutation = One("diagnosis.promised:permutation", "order-dependent")
+future = One("diagnosis.outputs.promised:future", "future-leak")
+padding = One("diagnosis.outputs.promised:padding", "padding-leak")
+permutation = One("diagnosis.outputs.promised:permutation", "order-dependent")
 
-random_in_eval = One("diagnosis.random_eval:random_in_eval", "random-in-eval", doubtful=True)
+random_in_eval = One(
+    "diagnosis.outputs.random_eval:random_in_eval", "random-in-eval", doubtful=True
+)
 
-differs = One("diagnosis.reference:differs", "reference-differs reference-unlike")
-unlike = Maybe("diagnosis.reference:unlike", "reference-unlike")
+differs = One("diagnosis.outputs.reference:differs", "reference-differs reference-unlike")
+unlike = Maybe("diagnosis.outputs.reference:unlike", "reference-unlike")
 
-replay = Explainer[Any]("diagnosis.replay:replay")
+replay = Explainer[Any]("diagnosis.crashes.replay:replay")
 
-unrepeated_batch = One("diagnosis.unrepeated:unrepeated_batch", "seed-ignored")
-unrepeated_build = One("diagnosis.unrepeated:unrepeated_build", "seed-ignored")
+unrepeated_batch = One("diagnosis.outputs.unrepeated:unrepeated_batch", "seed-ignored")
+unrepeated_build = One("diagnosis.outputs.unrepeated:unrepeated_build", "seed-ignored")
 
 ENTAILS = (
     rule(

@@ -5,17 +5,17 @@ from __future__ import annotations
 from .explainer import Maybe, One
 from .rule import rule
 
-complex_cast = Maybe("diagnosis.complex_cast:complex_cast", "complex-cast")
+complex_cast = Maybe("diagnosis.outputs.complex_cast:complex_cast", "complex-cast")
 
 
 explain = One(
-    "diagnosis.placement:explain",
+    "diagnosis.outputs.placement:explain",
     (
         "cpu-factory cpu-literal cpu-tensor device-fixed module-hidden module-placed-by-hand "
         "numpy-on-device tensor-placed-by-hand"
     ),
 )
-meta_finding = One("diagnosis.placement:meta_finding", "meta-mixed", doubtful=True)
+meta_finding = One("diagnosis.outputs.placement:meta_finding", "meta-mixed", doubtful=True)
 
 ENTAILS = (
     rule(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from ..diagnosis.explanation import Explanation
+from ..diagnosis.crashes.explanation import Explanation
 from ..findings import Finding, Location
 from .explainer import Explainer
 
-explain_error = Explainer[Explanation]("diagnosis.errors:explain_error")
-own_loss_line = Explainer[Location | None]("diagnosis.losses:own_loss_line")
+explain_error = Explainer[Explanation]("diagnosis.crashes.explain:explain_error")
+own_loss_line = Explainer[Location | None]("diagnosis.loss.consumed:own_loss_line")
 FURTHER = {
-    "out-of-memory": Explainer[Finding]("diagnosis.memory:with_live_tensors", "out-of-memory")
+    "out-of-memory": Explainer[Finding](
+        "diagnosis.stored.memory:with_live_tensors", "out-of-memory"
+    )
 }
 """By code, what is measured in the subject once the code of an exception is known."""

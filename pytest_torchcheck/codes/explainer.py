@@ -12,7 +12,7 @@ from ..deadline import Budget, TooLongError, running
 from ..findings import Finding, Status
 from ..interrupts import UserCodeError
 from ..late import resolve
-from ..printable import message_of
+from ..text.printable import message_of
 
 Answer = TypeVar("Answer")
 

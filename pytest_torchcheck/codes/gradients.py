@@ -5,15 +5,21 @@ from __future__ import annotations
 from .explainer import Each, One
 from .rule import STUCK, rule
 
-nothing_trainable = One("diagnosis.freezing:nothing_trainable", "nothing-trainable", doubtful=True)
-off = Each("diagnosis.freezing:off", "grad-off")
+nothing_trainable = One(
+    "diagnosis.gradient.freezing:nothing_trainable", "nothing-trainable", doubtful=True
+)
+off = Each("diagnosis.gradient.freezing:off", "grad-off")
 
-changed_inputs = Each("diagnosis.gradients:changed_inputs", "input-mutated")
-missing = Each("diagnosis.gradients:missing", "grad-none")
-non_finite = Each("diagnosis.gradients:non_finite", "non-finite-forward non-finite-gradient")
-not_reparameterised = One("diagnosis.gradients:not_reparameterised", "sample-not-reparameterised")
-zero = Each("diagnosis.gradients:zero", "grad-zero")
-unlike_the_loss = One("diagnosis.descent:differs", "gradient-partial gradient-wrong", doubtful=True)
+changed_inputs = Each("diagnosis.gradient.missing:changed_inputs", "input-mutated")
+missing = Each("diagnosis.gradient.missing:missing", "grad-none")
+non_finite = Each("diagnosis.gradient.missing:non_finite", "non-finite-forward non-finite-gradient")
+not_reparameterised = One(
+    "diagnosis.gradient.missing:not_reparameterised", "sample-not-reparameterised"
+)
+zero = Each("diagnosis.gradient.missing:zero", "grad-zero")
+unlike_the_loss = One(
+    "diagnosis.training.descent:differs", "gradient-partial gradient-wrong", doubtful=True
+)
 
 ENTAILS = (
     rule(

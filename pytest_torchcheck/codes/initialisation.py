@@ -6,21 +6,23 @@ from ..findings import Culprit, Finding, Location
 from .explainer import Each, Explainer, One
 from .rule import STUCK, rule
 
-affine = One("diagnosis.initialisation:affine", "model-affine", doubtful=True)
+affine = One("diagnosis.training.initialisation:affine", "model-affine", doubtful=True)
 broken = Explainer[list[Finding]](
-    "diagnosis.initialisation:broken", "parameter-huge parameter-non-finite"
+    "diagnosis.training.initialisation:broken", "parameter-huge parameter-non-finite"
 )
-collapsed = One("diagnosis.initialisation:collapsed", "layers-collapse", doubtful=True)
-copied_branch = Explainer[Culprit]("diagnosis.initialisation:copied_branch")
-dead = One("diagnosis.initialisation:dead", "units-dead", doubtful=True)
-factory_repeats = One("diagnosis.initialisation:factory_repeats", "factory-repeats", doubtful=True)
-fading = One("diagnosis.initialisation:fading")
-saturated = One("diagnosis.initialisation:saturated", "units-saturated", doubtful=True)
-unwritten = Each("diagnosis.initialisation:unwritten", "never-written")
+collapsed = One("diagnosis.training.initialisation:collapsed", "layers-collapse", doubtful=True)
+copied_branch = Explainer[Culprit]("diagnosis.training.initialisation:copied_branch")
+dead = One("diagnosis.training.initialisation:dead", "units-dead", doubtful=True)
+factory_repeats = One(
+    "diagnosis.training.initialisation:factory_repeats", "factory-repeats", doubtful=True
+)
+fading = One("diagnosis.training.initialisation:fading")
+saturated = One("diagnosis.training.initialisation:saturated", "units-saturated", doubtful=True)
+unwritten = Each("diagnosis.training.initialisation:unwritten", "never-written")
 
-initialisation_line = Explainer[Location | None]("diagnosis.losses:initialisation_line")
+initialisation_line = Explainer[Location | None]("diagnosis.loss.consumed:initialisation_line")
 
-rows_stay_equal = One("diagnosis.symmetry:rows_stay_equal", "units-equal")
+rows_stay_equal = One("diagnosis.training.symmetry:rows_stay_equal", "units-equal")
 
 ENTAILS = (
     rule(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from .explainer import One
 from .rule import STUCK, rule
 
-beyond_the_classes = One("diagnosis.labels:beyond_the_classes")
-blank_labels = One("diagnosis.labels:blank_labels", "label-blank")
-counted = One("diagnosis.labels:counted", "ignored-counted")
-no_probabilities = One("diagnosis.labels:no_probabilities")
-padding = One("diagnosis.labels:padding", "padding-counted")
-shifted = One("diagnosis.labels:shifted")
-too_few_outputs = One("diagnosis.labels:too_few_outputs", "label-classes")
+beyond_the_classes = One("diagnosis.loss.labels:beyond_the_classes")
+blank_labels = One("diagnosis.loss.labels:blank_labels", "label-blank")
+counted = One("diagnosis.loss.labels:counted", "ignored-counted")
+no_probabilities = One("diagnosis.loss.labels:no_probabilities")
+padding = One("diagnosis.loss.labels:padding", "padding-counted")
+shifted = One("diagnosis.loss.labels:shifted")
+too_few_outputs = One("diagnosis.loss.labels:too_few_outputs", "label-classes")
 
 ENTAILS = (
     rule(

@@ -5,38 +5,40 @@ from __future__ import annotations
 from .explainer import One
 from .rule import STUCK, rule
 
-arguments_swapped = One("diagnosis.losses:arguments_swapped", "loss-arguments-swapped")
-broadcast = One("diagnosis.losses:broadcast", "loss-broadcast")
+arguments_swapped = One("diagnosis.loss.consumed:arguments_swapped", "loss-arguments-swapped")
+broadcast = One("diagnosis.loss.consumed:broadcast", "loss-broadcast")
 changed_arguments = One(
-    "diagnosis.losses:changed_arguments", "output-mutated target-mutated", doubtful=True
+    "diagnosis.loss.consumed:changed_arguments", "output-mutated target-mutated", doubtful=True
 )
-dead_term = One("diagnosis.losses:dead_term", "derivative-without-graph")
-disconnected = One("diagnosis.losses:disconnected", "loss-disconnected")
-focal_mean = One("diagnosis.losses:focal_mean", "focal-of-mean")
-hot_start = One("diagnosis.losses:hot_start")
-labels_as_numbers = One("diagnosis.losses:labels_as_numbers", "labels-as-numbers", doubtful=True)
+dead_term = One("diagnosis.loss.consumed:dead_term", "derivative-without-graph")
+disconnected = One("diagnosis.loss.consumed:disconnected", "loss-disconnected")
+focal_mean = One("diagnosis.loss.consumed:focal_mean", "focal-of-mean")
+hot_start = One("diagnosis.loss.consumed:hot_start")
+labels_as_numbers = One(
+    "diagnosis.loss.consumed:labels_as_numbers", "labels-as-numbers", doubtful=True
+)
 no_class_probabilities = One(
-    "diagnosis.losses:no_class_probabilities", "targets-no-distribution", doubtful=True
+    "diagnosis.loss.consumed:no_class_probabilities", "targets-no-distribution", doubtful=True
 )
-not_scalar = One("diagnosis.losses:not_scalar", "loss-not-scalar")
-recreated = One("diagnosis.losses:recreated", "loss-recreated")
-stretched = One("diagnosis.losses:stretched", "loss-stretched", doubtful=True)
-unstable_log = One("diagnosis.losses:unstable_log", "log-of-probabilities", doubtful=True)
+not_scalar = One("diagnosis.loss.consumed:not_scalar", "loss-not-scalar")
+recreated = One("diagnosis.loss.consumed:recreated", "loss-recreated")
+stretched = One("diagnosis.loss.consumed:stretched", "loss-stretched", doubtful=True)
+unstable_log = One("diagnosis.loss.consumed:unstable_log", "log-of-probabilities", doubtful=True)
 wrong_input = One(
-    "diagnosis.losses:wrong_input",
+    "diagnosis.loss.consumed:wrong_input",
     "double-sigmoid double-softmax kl-of-logits log-as-rate rate-as-log relu-logits",
 )
-wrong_sign = One("diagnosis.losses:wrong_sign")
+wrong_sign = One("diagnosis.loss.consumed:wrong_sign")
 
-misplaced = One("diagnosis.pairing:misplaced", "target-misplaced")
-order = One("diagnosis.pairing:order", "pairs-mixed")
-self_counted = One("diagnosis.pairing:self_counted", "self-counted", doubtful=True)
+misplaced = One("diagnosis.loss.pairing:misplaced", "target-misplaced")
+order = One("diagnosis.loss.pairing:order", "pairs-mixed")
+self_counted = One("diagnosis.loss.pairing:self_counted", "self-counted", doubtful=True)
 
-ignored = One("diagnosis.targets:ignored", "targets-ignored", doubtful=True)
-not_finite = One("diagnosis.targets:not_finite", "edge-targets-non-finite", doubtful=True)
-of_other_samples = One("diagnosis.targets:of_other_samples", "target-of-another-sample")
-shared = One("diagnosis.targets:shared", "samples-share-targets")
-unread = One("diagnosis.targets:unread", "target-unread")
+ignored = One("diagnosis.loss.targets:ignored", "targets-ignored", doubtful=True)
+not_finite = One("diagnosis.loss.targets:not_finite", "edge-targets-non-finite", doubtful=True)
+of_other_samples = One("diagnosis.loss.targets:of_other_samples", "target-of-another-sample")
+shared = One("diagnosis.loss.targets:shared", "samples-share-targets")
+unread = One("diagnosis.loss.targets:unread", "target-unread")
 
 ENTAILS = (
     rule(

@@ -5,15 +5,17 @@ from __future__ import annotations
 from .explainer import One
 from .rule import rule
 
-inference_graph = One("diagnosis.inference:inference_graph", "inference-graph", doubtful=True)
+inference_graph = One(
+    "diagnosis.gradient.eval_graphs:inference_graph", "inference-graph", doubtful=True
+)
 
-cached = One("diagnosis.memory:cached", "leak-graph leak-hooks")
-grows_too_fast = One("diagnosis.memory:grows_too_fast")
-leaks = One("diagnosis.memory:leaks", "leak-graph leak-hooks", doubtful=True)
-longer_graph = One("diagnosis.memory:longer_graph", "leak-graph")
-over_ceiling = One("diagnosis.memory:over_ceiling", "memory-ceiling")
-too_many_flops = One("diagnosis.memory:too_many_flops", "flops-ceiling")
-out_of_memory = One("diagnosis.memory:out_of_memory", "out-of-memory")
+cached = One("diagnosis.stored.memory:cached", "leak-graph leak-hooks")
+grows_too_fast = One("diagnosis.stored.memory:grows_too_fast")
+leaks = One("diagnosis.stored.memory:leaks", "leak-graph leak-hooks", doubtful=True)
+longer_graph = One("diagnosis.stored.memory:longer_graph", "leak-graph")
+over_ceiling = One("diagnosis.stored.memory:over_ceiling", "memory-ceiling")
+too_many_flops = One("diagnosis.stored.memory:too_many_flops", "flops-ceiling")
+out_of_memory = One("diagnosis.stored.memory:out_of_memory", "out-of-memory")
 
 ENTAILS = (
     rule(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from .explainer import One
 
-edge = One("diagnosis.numerics:edge", "edge-non-finite", doubtful=True)
-moved = One("diagnosis.numerics:moved", "layout-crash", doubtful=True)
+edge = One("diagnosis.outputs.numerics:edge", "edge-non-finite", doubtful=True)
+moved = One("diagnosis.outputs.numerics:moved", "layout-crash", doubtful=True)
 
 digits_lost = One(
-    "diagnosis.precision:digits_lost", "precision-lost precision-overflow", doubtful=True
+    "diagnosis.outputs.precision:digits_lost", "precision-lost precision-overflow", doubtful=True
 )
-overflow = One("diagnosis.precision:overflow", "precision-overflow")
+overflow = One("diagnosis.outputs.precision:overflow", "precision-overflow")

@@ -6,21 +6,25 @@ from ..findings import Location
 from .explainer import Each, Explainer, Maybe, One
 from .rule import STUCK, rule
 
-copied_after_training = Maybe("diagnosis.kept_graphs:copied_after_training", "copy-after-training")
-held_by_cache = Maybe("diagnosis.kept_graphs:held_by_cache", "copy-held")
+copied_after_training = Maybe(
+    "diagnosis.stored.kept_graphs:copied_after_training", "copy-after-training"
+)
+held_by_cache = Maybe("diagnosis.stored.kept_graphs:held_by_cache", "copy-held")
 
 attribute_line = Explainer[Location | None]("diagnosis.entries.devices:attribute_line")
 
-placed_by_hand = Explainer[Location | None]("diagnosis.placement:placed_by_hand")
+placed_by_hand = Explainer[Location | None]("diagnosis.outputs.placement:placed_by_hand")
 
-made_in_forward = Each("diagnosis.registration:made_in_forward", "parameter-late", doubtful=True)
-repeated = Maybe("diagnosis.registration:repeated", "module-repeated")
-unregistered = One("diagnosis.registration:unregistered", "module-hidden")
+made_in_forward = Each(
+    "diagnosis.stored.registration:made_in_forward", "parameter-late", doubtful=True
+)
+repeated = Maybe("diagnosis.stored.registration:repeated", "module-repeated")
+unregistered = One("diagnosis.stored.registration:unregistered", "module-hidden")
 
-explain_lost = One("diagnosis.state:explain_lost", "state-lost", doubtful=True)
+explain_lost = One("diagnosis.stored.checkpoints:explain_lost", "state-lost", doubtful=True)
 
-drawn_anew = Each("diagnosis.unsaved:drawn_anew", "state-lost")
-lost_by_training = Maybe("diagnosis.unsaved:lost_by_training", "state-unsaved")
+drawn_anew = Each("diagnosis.stored.unsaved:drawn_anew", "state-lost")
+lost_by_training = Maybe("diagnosis.stored.unsaved:lost_by_training", "state-unsaved")
 
 ENTAILS = (
     rule(

@@ -8,7 +8,7 @@ from ..findings import Location
 from .explainer import Explainer, Maybe, One
 from .rule import STUCK, rule
 
-longer_graph = One("diagnosis.memory:longer_graph", "leak-graph")
+longer_graph = One("diagnosis.stored.memory:longer_graph", "leak-graph")
 
 not_accumulated = One(
     "loop.explain_equivalences:not_accumulated", "accumulation-differs accumulation-scale"
@@ -22,10 +22,10 @@ stepped_each = One("loop.explain_equivalences:stepped_each", "accumulation-missi
 stepped_early = Maybe("loop.explain_equivalences:stepped_early", "accumulation-early")
 
 made_in_file = Explainer[Location | None]("data.explaining.declared_lines:made_in_file")
-holds = Explainer[bool]("diagnosis.assigned:holds")
-making = Explainer[Any]("diagnosis.making:making")
-optimizer_line = Explainer[Location | None]("diagnosis.optimizers:optimizer_line")
-used_up_near = Explainer[list[Any]]("diagnosis.used_up:used_up_near")
+holds = Explainer[bool]("diagnosis.lines.assigned:holds")
+making = Explainer[Any]("diagnosis.training.making:making")
+optimizer_line = Explainer[Location | None]("diagnosis.training.optimizers:optimizer_line")
+used_up_near = Explainer[list[Any]]("diagnosis.training.used_up_iterators:used_up_near")
 
 ENTAILS = (
     rule(

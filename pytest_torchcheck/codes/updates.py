@@ -5,16 +5,16 @@ from __future__ import annotations
 from .explainer import Maybe, One
 from .rule import STUCK, rule
 
-drifted = One("diagnosis.optimizers:drifted", "frozen-moved")
-missing = One("diagnosis.optimizers:missing", "optimizer-missing")
-no_match = One("diagnosis.optimizers:no_match", "no-match")
-frozen_by_train = One("diagnosis.later_steps:frozen_by_train", "frozen-by-train")
-stops = One("diagnosis.later_steps:stops", "weight-stops")
-standstill = One("diagnosis.optimizers:standstill", "weight-static")
-statistics = One("diagnosis.optimizers:statistics", "frozen-statistics")
-twice = One("diagnosis.optimizers:twice", "optimizer-twice")
+drifted = One("diagnosis.training.optimizers:drifted", "frozen-moved")
+missing = One("diagnosis.training.optimizers:missing", "optimizer-missing")
+no_match = One("diagnosis.training.optimizers:no_match", "no-match")
+frozen_by_train = One("diagnosis.training.later_steps:frozen_by_train", "frozen-by-train")
+stops = One("diagnosis.training.later_steps:stops", "weight-stops")
+standstill = One("diagnosis.training.optimizers:standstill", "weight-static")
+statistics = One("diagnosis.training.optimizers:statistics", "frozen-statistics")
+twice = One("diagnosis.training.optimizers:twice", "optimizer-twice")
 
-compared_whole = Maybe("diagnosis.whole_names:compared_whole", "names-compared-whole")
+compared_whole = Maybe("diagnosis.training.whole_names:compared_whole", "names-compared-whole")
 
 ENTAILS = (
     rule(

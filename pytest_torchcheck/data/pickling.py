@@ -23,7 +23,7 @@ import torch
 
 from pytest_torchcheck import sources
 
-from ..printable import message_of
+from ..text.printable import message_of
 from .contents import locate
 
 if TYPE_CHECKING:

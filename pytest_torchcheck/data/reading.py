@@ -14,7 +14,7 @@ import torch
 from pytest_torchcheck import deadline, sources
 from pytest_torchcheck.state import isolated
 
-from ..printable import message_of
+from ..text.printable import message_of
 from .contents import Contents
 from .describing import Sample, describe_sample
 from .snapshot import Snapshot

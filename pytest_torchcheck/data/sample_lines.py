@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck.probes.finiteness import find_nonfinite
+from pytest_torchcheck.probes.numbers.finiteness import find_nonfinite
 from pytest_torchcheck.state import isolated
 
 from ..record.tracing import find_line, line_of

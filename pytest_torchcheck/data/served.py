@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
 
-from ..printable import message_of
+from ..text.printable import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

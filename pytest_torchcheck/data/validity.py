@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcheck import sources
 from pytest_torchcheck.state import isolated
 
-from ..printable import message_of
+from ..text.printable import message_of
 from .contents import Contents
 from .reading import Survey, read
 from .snapshot import Snapshot

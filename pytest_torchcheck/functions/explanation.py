@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..findings import Culprit
-from ..trees import place_of
+from ..objects.trees import place_of
 from .arguments import resized
 from .lines import computing_lines, gradient_line, line_with
 from .relations.experiments import affine, stale_needs, wrong_saved

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..findings import Culprit, Finding, Location
-from ..printable import message_of
 from ..sources import of_object, of_parameter, rank
 from ..state import ModuleState
+from ..text.printable import message_of
 from .binding import make_call
 from .discovery import record_functions, short_name
 from .engine import check_call

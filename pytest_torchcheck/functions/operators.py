@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..findings import Culprit, Finding, Location
-from ..printable import message_of
 from ..sources import of_object
+from ..text.printable import message_of
 from .binding import make_call
 from .calls import is_float
 from .engine import check_call

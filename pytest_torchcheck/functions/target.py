@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..findings import Culprit, Finding, Location, Plain, Status
-from ..printable import message_of
 from ..sources import of_object, rank
+from ..text.printable import message_of
 from .lines import head
 from .relations.jacobians import RTOL, STEP, random_like, real_size
 

@@ -17,7 +17,7 @@ from ..promises import (
     Tied,
 )
 from ..specs import Mask, Tokens
-from ..units import format_bytes, format_flops
+from ..text.units import format_bytes, format_flops
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import trees
+from ..objects import trees
 from ..subject import Subject, optimizers_of, schedulers_of
 
 _KEPT_BYTES = (

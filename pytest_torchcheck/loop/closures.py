@@ -16,7 +16,7 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.data.contents import Contents
 from pytest_torchcheck.data.generators import is_generator
 from pytest_torchcheck.data.snapshot import Snapshot
-from pytest_torchcheck.peek import attributes
+from pytest_torchcheck.objects.peek import attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

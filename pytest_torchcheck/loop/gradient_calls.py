@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from pytest_torchcheck.probes.watch import version_of
+from pytest_torchcheck.probes.recorded.watch import version_of
 
 from .naming import is_spent, iterator_lines, name_in, user_frame
 from .notes import Notes

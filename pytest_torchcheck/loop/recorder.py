@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytest_torchcheck.probes.gradients_off import gradients_off_line
+from pytest_torchcheck.probes.gradient.switched_off import gradients_off_line
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError, schedulers_of
 

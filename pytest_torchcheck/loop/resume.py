@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytest_torchcheck import trees
 from pytest_torchcheck.data.contents import Contents
 from pytest_torchcheck.data.generators import generator_state, is_generator, set_generator_state
+from pytest_torchcheck.objects import trees
 from pytest_torchcheck.state import ModuleState, seed_everything
 from pytest_torchcheck.subject import Subject, SubjectError, clear_gradients, schedulers_of
 
-from ..runs.steps import checksums, trajectory
+from ..runs.training.steps import checksums, trajectory
 from .checkpoints import CHECKPOINT, copied, pieces_of
 from .closures import ClosureState
 from .patches import listening

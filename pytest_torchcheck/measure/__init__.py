@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.probes.leaks import Leak, find_leak
+    from pytest_torchcheck.probes.holding.leaks import Leak, find_leak
     from pytest_torchcheck.probes.memory import Holding, MemoryProfile
     from pytest_torchcheck.probes.memory.fake import Unmeasurable
 

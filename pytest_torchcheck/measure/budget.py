@@ -16,9 +16,9 @@ from pytest_torchcheck.measure.steps import StepFailed, Tracked, subject_for, tr
 from pytest_torchcheck.probes.memory.allocations import OutOfBudget
 from pytest_torchcheck.probes.memory.profile import Holding, MemoryProfile
 from pytest_torchcheck.probes.memory.replay import build_profile
-from pytest_torchcheck.units import parse_bytes
+from pytest_torchcheck.text.units import parse_bytes
 
-from ..printable import message_of
+from ..text.printable import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

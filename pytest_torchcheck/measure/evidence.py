@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ..units import format_bytes
+from ..text.units import format_bytes
 
 if TYPE_CHECKING:
     from ..findings import Location

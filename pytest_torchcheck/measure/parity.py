@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from pytest_torchcheck import trees
+from pytest_torchcheck.objects import trees
 from pytest_torchcheck.state import is_lazy, seed_everything
 from pytest_torchcheck.subject import SubjectError, probe_loss
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from pytest_torchcheck import trees
+from pytest_torchcheck.objects import trees
 from pytest_torchcheck.probes.memory.allocations import STOPS
 from pytest_torchcheck.subject import (
     Subject,

@@ -30,7 +30,7 @@ from pytest_torchcheck.subject import (
     clear_gradients,
 )
 
-from ..printable import message_of
+from ..text.printable import message_of
 from .plain_step import StepKind, user_step
 
 if TYPE_CHECKING:

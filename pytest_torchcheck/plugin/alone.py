@@ -14,7 +14,7 @@ import pytest
 from .. import hardware
 from ..findings import Finding
 from ..late import resolve
-from ..printable import message_of
+from ..text.printable import message_of
 from .collection import record
 from .tasks import Task, task_of
 from .tasks import inside as inside
@@ -135,7 +135,7 @@ class _OnCpu:
             (e for e in _chain(call.excinfo.value) if any(e is r for r in self.raised)), None
         )
         if isinstance(error, Exception):
-            found = resolve("diagnosis.errors:explain_error")(error, phase="step")
+            found = resolve("diagnosis.crashes.explain:explain_error")(error, phase="step")
             self.recorder.findings.append(
                 Finding(
                     code=found.code,

@@ -15,7 +15,7 @@ import pytest
 
 from .. import sources
 from ..catalogue import catalogue
-from ..declarations import LOG
+from ..declared.kept_count import LOG
 from ..findings import ContractViolation, Finding
 from ..late import resolve
 from ..render.terminal import render_finding
@@ -27,9 +27,9 @@ from .parts import TorchcheckWarning
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
 
-    from ..artifacts import Artifact
     from ..contracts import Contract
     from ..runner import Case, Runner
+    from ..storage.artifacts import Artifact
 
 EXTRA: Final = pytest.StashKey[list[Any]]()
 """What adds cases to contracts in this run: objects with a ``name`` and ``cases(node)``."""
@@ -434,7 +434,7 @@ class _Contracts:
         if replayed is not None:
             if obj.name != replayed.contract:
                 return None
-            from ..artifacts import with_batch  # spares importing torch
+            from ..storage.artifacts import with_batch  # spares importing torch
 
             obj = with_batch(obj, replayed.batch)
         return ContractNode.from_parent(collector, name=name, contract=obj, replayed=replayed)
@@ -444,7 +444,7 @@ class _Contracts:
         if self.settings.replay is None:
             return None
         if self._artifact is None:
-            from ..artifacts import load  # spares importing torch
+            from ..storage.artifacts import load  # spares importing torch
 
             try:
                 self._artifact = load(self.settings.replay)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from ..declarations import LOG
-from ..printable import printable
+from ..declared.kept_count import LOG
+from ..text.printable import printable
 from . import markers, options
 from .parts import TorchcheckWarning
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import pytest
 
 from .. import hardware
-from ..units import format_bytes
+from ..text.units import format_bytes
 
 if TYPE_CHECKING:
     from .markers import DeviceNeed

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from .. import hardware
-from ..printable import message_of
-from ..units import format_bytes
+from ..text.printable import message_of
+from ..text.units import format_bytes
 from . import alone, isolation, markers, options, tasks
 from .collection import CheckItem, Explained
 from .device_notes import NOTE, NOTE_KEY, Note, lack_of, note_of

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from .. import baseline
-from ..baseline import BaselineError, Known, known_of
-from ..files import write_whole
 from ..findings import Finding
+from ..storage import baseline
+from ..storage.baseline import BaselineError, Known, known_of
+from ..storage.files import write_whole
 from . import markers, options
 
 if TYPE_CHECKING:

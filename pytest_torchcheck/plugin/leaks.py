@@ -19,7 +19,7 @@ from .parts import TorchcheckWarning
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from ..probes.leaks import Leak
+    from ..probes.holding.leaks import Leak
 
 _WANTED: Final = pytest.StashKey[markers.LeakFree]()
 
@@ -85,8 +85,8 @@ def _repeating(
 ) -> Callable[..., None]:
     from torch import nn
 
-    from ..probes.leaks import find_leak  # spares importing torch
-    from ..probes.live_bytes import LiveBytes  # spares importing torch
+    from ..probes.holding.leaks import find_leak  # spares importing torch
+    from ..probes.holding.live_bytes import LiveBytes  # spares importing torch
     from ..state import isolated  # spares importing torch
 
     def repeating(**arguments: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 
 import pytest
 
-from ..units import format_bytes, parse_bytes
+from ..text.units import format_bytes, parse_bytes
 from . import options
 from .options import ACCELERATORS, Options
 from .parsing import parse_device

@@ -65,7 +65,7 @@ class NamedModel(pytest.Collector):
             replayed = _replayed(self.config)
             if replayed is None or contract.name != replayed.contract:
                 return []
-            from ..artifacts import with_batch  # spares importing torch
+            from ..storage.artifacts import with_batch  # spares importing torch
 
             contract = with_batch(contract, replayed.batch)
         node = ModelNode.from_parent(

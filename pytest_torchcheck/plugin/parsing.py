@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..change import CHANGES
 from ..infer import target
-from ..units import parse_bytes
+from ..text.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,11 +12,11 @@ import pytest
 
 from .. import __version__
 from ..codes import folding
-from ..files import write_whole
 from ..findings import Finding, Report, strict_json
-from ..printable import message_of, printable
 from ..render.html import render_html
 from ..render.terminal import render_finding
+from ..storage.files import write_whole
+from ..text.printable import message_of, printable
 from . import collection, options, tasks
 from .coverage import page_table
 from .summary import Tally, is_red, slowest, standing, summary

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .watch import Watch, name_of, tensors_in
+from .recorded.watch import Watch, name_of, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable

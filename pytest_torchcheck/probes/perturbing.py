@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from ..trees import tensors
+from ..objects.trees import tensors
 from .randomness import DrawWatch
-from .watch import name_of, tensors_in
+from .recorded.watch import name_of, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from .. import sources
 from .device_rules import EACH_ALONE, FIRST_DECIDES, ONE_DEVICE, SYNCS
-from .watch import Watch, in_backward, name_of, tensors_in
+from .recorded.watch import Watch, in_backward, name_of, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -13,8 +13,8 @@ from torch import nn
 
 from .. import sources
 from ..record.lines import traced
-from .gradients_off import line_at
-from .watch import Watch, name_of
+from .gradient.switched_off import line_at
+from .recorded.watch import Watch, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

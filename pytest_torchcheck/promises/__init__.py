@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..nearest import unknown
+from ..text.nearest import unknown
 from .base import Promise
 from .base import PromiseError as PromiseError
 from .gradients import AllowsTF32, Autocasts, Differentiable, StraightThrough, TwiceDifferentiable

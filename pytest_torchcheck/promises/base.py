@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from ..nearest import unknown
+from ..text.nearest import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

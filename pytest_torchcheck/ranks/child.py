@@ -22,10 +22,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from pytest_torchcheck import accelerator, sources, trees
+from pytest_torchcheck import sources
+from pytest_torchcheck.hardware import accelerator
+from pytest_torchcheck.objects import trees
 from pytest_torchcheck.state import seed_everything
 
-from ..printable import message_of
+from ..text.printable import message_of
 from . import checkpoint, epochs, sharding, statistics
 from .comparing import (
     Gradients,

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .. import trees
+from ..objects import trees
 from ..state import is_lazy
 
 if TYPE_CHECKING:

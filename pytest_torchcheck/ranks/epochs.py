@@ -13,7 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from pytest_torchcheck import sources, trees
+from pytest_torchcheck import sources
+from pytest_torchcheck.objects import trees
 from pytest_torchcheck.state import seed_everything
 
 if TYPE_CHECKING:

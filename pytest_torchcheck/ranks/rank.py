@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_torchcheck.state import is_lazy, seed_everything
 from pytest_torchcheck.subject import default_optimizer, own_loss
 
-from ..callables import loss_of
+from ..declared.callables import loss_of
 from .batch_norms import plain
 from .comparing import (
     Gradients,

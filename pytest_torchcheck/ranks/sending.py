@@ -22,7 +22,7 @@ from torch import nn
 
 from pytest_torchcheck import sources
 
-from ..printable import message_of
+from ..text.printable import message_of
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pytest_torchcheck import trees
+from pytest_torchcheck.objects import trees
 
 from .comparing import _compare, _quiet, _worst, ties
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pytest_torchcheck import trees
+from pytest_torchcheck.objects import trees
 
 from .batch_norms import plain
 from .comparing import _compare, _gradients_of, _sample_mean

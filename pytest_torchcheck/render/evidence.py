@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..findings import Finding, Location
-from ..units import format_bytes
+from ..text.units import format_bytes
 from .text import number, place_and_text, sparkline
 
 MOST_ROWS = 20

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from ..baseline import known_of
 from ..catalogue import catalogue
+from ..storage.baseline import known_of
 from .terminal import render_finding
 from .text import one_line
 

@@ -11,7 +11,7 @@ from ..catalogue import catalogue
 from ..contracts import DEVICE_TYPES, Contract, DeclarationError
 from ..findings import Finding, Report
 from ..heard import say_again
-from ..nearest import unknown
+from ..text.nearest import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,17 +9,18 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from .. import artifacts, compiler, deadline, outcomes, sources, spending, verdicts
+from .. import compiler, deadline, outcomes, sources, spending, verdicts
 from ..adapters import LoopUnavailableError
 from ..blame import compiled_by_itself, only_observed, raised_by_observer, unsupported_on
 from ..codes import folding
 from ..codes.errors import FURTHER, explain_error, own_loss_line
-from ..declared_names import UnknownNameError
+from ..declared.names import UnknownNameError
 from ..findings import Culprit, Finding, Location, Report
 from ..late import resolve
-from ..printable import message_of
 from ..state import is_device_error, isolated, repeatable
+from ..storage import artifacts
 from ..subject import NothingToDifferentiate, Subject, SubjectError, UnmeasurableError
+from ..text.printable import message_of
 from .surroundings import environment
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..batches import Batch
     from ..contracts import Contract
-    from ..diagnosis.explanation import Explanation
+    from ..diagnosis.crashes.explanation import Explanation
     from ..heard import Heard
     from .selection import Case
 

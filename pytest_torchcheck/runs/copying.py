@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .. import trees
+from ..objects import trees
 from ..state import seed_everything
 from ..subject import SubjectError
 from .outputs import Outputs, gap, outputs_of

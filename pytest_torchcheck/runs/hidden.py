@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..probes.holdings import Holding, holdings
+from ..probes.holding.held_by_models import Holding, holdings
 from ..subject import Subject, optimizers_of
-from .observation import observe
+from .training.observation import observe
 
 _ON_PURPOSE = re.compile(
     r"teacher|ema|target|momentum|frozen|reference|vgg|lpips|percept|clip|pretrain|critic",

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .. import trees
-from ..facts import outputs
-from ..probes.signals import SignalWatch
+from ..objects import trees
+from ..probes.numbers.signals import SignalWatch
 from ..state import seed_everything
 from ..subject import SubjectError
+from .facts import outputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..batches import Batch
-    from ..probes.signal_facts import Rectified, Signals, Tap
+    from ..probes.numbers.signal_facts import Rectified, Signals, Tap
     from ..subject import Subject
 
 DEPTH = 5

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..probes.choices import left_out_by_choice
-from ..probes.provenance import find_cut, find_zero_gradients
+from ..probes.gradient.provenance import find_cut, find_zero_gradients
 from ..state import isolated, seed_everything
 from ..subject import Subject, SubjectError, clear_gradients, gradient_stats
 from .again import forward_and_loss

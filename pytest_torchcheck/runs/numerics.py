@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import trees
-from ..diagnosis.explanation import listed
-from ..probes.finiteness import find_nonfinite
+from ..diagnosis.crashes.explanation import listed
+from ..objects import trees
+from ..probes.numbers.finiteness import find_nonfinite
 from ..specs.domains import Uniform
 from ..state import seed_everything
 from ..subject import SubjectError, clear_gradients
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..batches import Batch
-    from ..probes.nonfinite import NonFinite
+    from ..probes.numbers.nonfinite import NonFinite
     from ..subject import Subject
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from .. import trees
-from ..facts import forward_facts
+from ..objects import trees
 from ..state import seed_everything
+from .facts import forward_facts
 
 if TYPE_CHECKING:
     from ..batches import Batch

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .. import sources, trees
-from ..peek import entries
-from ..probes.holdings import holdings
+from .. import sources
+from ..objects import trees
+from ..objects.peek import entries
+from ..probes.holding.held_by_models import holdings
 from ..state import is_lazy
 
 if TYPE_CHECKING:

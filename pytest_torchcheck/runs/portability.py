@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from .. import sources, trees
+from .. import sources
 from ..codes.errors import explain_error
-from ..printable import message_of
-from ..probes.holdings import Holding, holdings
+from ..objects import trees
+from ..probes.holding.held_by_models import Holding, holdings
 from ..probes.placement import Placement, Pretend, stray_attribute
 from ..state import seed_everything
 from ..subject import SubjectError, probe_loss
+from ..text.printable import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..batches import Batch
-    from ..diagnosis.explanation import Explanation
+    from ..diagnosis.crashes.explanation import Explanation
     from ..findings import Location
     from ..subject import Subject
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import trees
-from ..printable import message_of
+from ..objects import trees
 from ..state import seed_everything
+from ..text.printable import message_of
 
 if TYPE_CHECKING:
     from ..batches import Batch

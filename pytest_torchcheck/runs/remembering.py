@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import trees
-from ..facts import copied, forward_facts
+from ..objects import trees
 from ..state import seed_everything
 from ..subject import SubjectError
+from .facts import copied, forward_facts
 from .outputs import gap
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from .. import trees
 from ..batches.read import is_fixed, read
+from ..objects import trees
 from ..state import filled_memory, isolated
 
 if TYPE_CHECKING:

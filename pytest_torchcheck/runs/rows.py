@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..facts import outputs
 from ..subject import Subject, SubjectError
+from .facts import outputs
 
 if TYPE_CHECKING:
     from ..batches import Batch

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .. import sources, trees
-from ..facts import forward_facts
-from ..printable import message_of
-from ..probes.holdings import Holding, holdings
+from .. import sources
+from ..objects import trees
+from ..probes.holding.held_by_models import Holding, holdings
 from ..state import is_lazy, isolated, seed_everything
+from ..text.printable import message_of
+from .facts import forward_facts
 from .pieces import plain
 
 if TYPE_CHECKING:

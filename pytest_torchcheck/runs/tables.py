@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..probes.activations import watch_activations
+from ..probes.numbers.activations import watch_activations
 from ..subject import SubjectError
 
 if TYPE_CHECKING:

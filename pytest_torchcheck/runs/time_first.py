@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import trees
-from ..facts import outputs
+from ..objects import trees
 from ..subject import Subject, SubjectError
+from .facts import outputs
 
 if TYPE_CHECKING:
     from ..batches import Batch

@@ -7,7 +7,7 @@ import inspect
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from ..weak import by_class
+from ..objects.weak import by_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

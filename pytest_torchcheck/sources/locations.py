@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..findings import Location
-from ..weak import by_class
+from ..objects.weak import by_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

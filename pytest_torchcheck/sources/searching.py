@@ -10,7 +10,7 @@ import re
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..prose import in_code
+from .prose import in_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable

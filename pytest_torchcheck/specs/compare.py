@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import trees
+from pytest_torchcheck.objects import trees
 from pytest_torchcheck.specs.shapes import ShapeMismatch
 from pytest_torchcheck.specs.tensors import TensorSpec
 from pytest_torchcheck.specs.trees import spec_leaves

@@ -6,7 +6,7 @@ import contextlib
 import re
 from typing import TYPE_CHECKING
 
-from ..printable import message_of
+from ..text.printable import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

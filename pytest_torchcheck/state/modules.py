@@ -12,9 +12,18 @@ import torch
 import torch.utils.deterministic
 from torch import nn
 
-from ..held import Slots, copied, is_iterator, items_of, keeper, position, put_slots, slots_of
-from ..peek import NONE, attributes, entries
-from ..trees import address
+from ..objects.held import (
+    Slots,
+    copied,
+    is_iterator,
+    items_of,
+    keeper,
+    position,
+    put_slots,
+    slots_of,
+)
+from ..objects.peek import NONE, attributes, entries
+from ..objects.trees import address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

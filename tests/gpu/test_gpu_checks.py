@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract, Labels, accelerator, promises
+from pytest_torchcheck import Contract, Labels, promises
+from pytest_torchcheck.hardware import accelerator
 from pytest_torchcheck.measure.memory import measure_memory
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch.nn.modules import module as modules
 from torch.utils.data import Dataset
 
 from pytest_torchcheck import Contract, promises
-from pytest_torchcheck.probes.leaks import count_hooks
+from pytest_torchcheck.probes.holding.leaks import count_hooks
 from pytest_torchcheck.render.terminal import render_report
 from tests.guides.rows import Net, Symptom, contract, holds, named, sgd, told
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pytest_torchcheck import artifacts, sources
+from pytest_torchcheck import sources
 from pytest_torchcheck.batches import Batch
-from pytest_torchcheck.files import write_whole
+from pytest_torchcheck.storage import artifacts
+from pytest_torchcheck.storage.files import write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcheck.baseline import BaselineError, Known, known_of, matches, parse, render
 from pytest_torchcheck.findings import Culprit, Finding, Location
+from pytest_torchcheck.storage.baseline import (
+    BaselineError,
+    Known,
+    known_of,
+    matches,
+    parse,
+    render,
+)
 
 
 def finding(*names: str, device: str = "cpu", line: int = 3) -> Finding:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_torchcheck import Contract, DeclarationError, Labels
-from pytest_torchcheck.callables import takes, takes_output_alone
+from pytest_torchcheck.declared.callables import takes, takes_output_alone
 
 
 def make(width: int, depth: int = 1) -> nn.Module:

@@ -15,7 +15,7 @@ from torch import nn
 
 from pytest_torchcheck import Contract, DeclarationError, Labels, Overfit, contract, promises
 from pytest_torchcheck.catalogue import catalogue
-from pytest_torchcheck.fields import Fields
+from pytest_torchcheck.declared.fields import Fields
 from pytest_torchcheck.promises import PromiseError
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import pytest_torchcheck
 from pytest_torchcheck import Contract, DeclarationError, contract, promises
-from pytest_torchcheck.declared_names import UnknownNameError
+from pytest_torchcheck.declared.names import UnknownNameError
 
 
 class Tower(nn.Module):

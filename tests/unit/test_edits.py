@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract, edits, promises
+from pytest_torchcheck import Contract, promises
 from pytest_torchcheck.findings import Location
+from pytest_torchcheck.sources import edits
 
 G = torch.Generator().manual_seed(0)
 

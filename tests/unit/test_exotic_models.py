@@ -377,7 +377,9 @@ def test_a_sparse_and_a_nested_output_are_compared() -> None:
 def test_what_an_observer_raises_is_never_blamed_on_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pytest_torchcheck.probes.signals.readable", int)  # raises for most tensors
+    monkeypatch.setattr(
+        "pytest_torchcheck.probes.numbers.signals.readable", int
+    )  # raises for most tensors
     report = _report(_net, "dead-modules")
     assert {f.status for f in report.findings} == {"error"}
 

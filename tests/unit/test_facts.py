@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.facts import evaluated, forward_facts, outputs
 from pytest_torchcheck.loop import checkpoints
 from pytest_torchcheck.loop.resume import is_resumed
-from pytest_torchcheck.runs import steps
-from pytest_torchcheck.runs.loss import evidence as loss_evidence
-from pytest_torchcheck.runs.observation import observe
-from pytest_torchcheck.runs.steps import trajectory
+from pytest_torchcheck.objects.trees import tensors
+from pytest_torchcheck.runs.facts import evaluated, forward_facts, outputs
+from pytest_torchcheck.runs.losses.consumption import evidence as loss_evidence
+from pytest_torchcheck.runs.training import steps
+from pytest_torchcheck.runs.training.observation import observe
+from pytest_torchcheck.runs.training.steps import trajectory
 from pytest_torchcheck.subject import Subject
-from pytest_torchcheck.trees import tensors
 
 
 class Counted(nn.Module):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.held import copied, is_iterator
+from pytest_torchcheck.objects.held import copied, is_iterator
 from pytest_torchcheck.state import ModuleState
 
 if TYPE_CHECKING:

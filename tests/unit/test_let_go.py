@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.weak import by_class
+from pytest_torchcheck.objects.weak import by_class
 
 if TYPE_CHECKING:
     from pathlib import Path

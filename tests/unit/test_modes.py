@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.modes import own_trains
+from pytest_torchcheck.objects.modes import own_trains
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(8, 5, generator=G), torch.randint(0, 3, (8,), generator=G)

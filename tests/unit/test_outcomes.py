@@ -116,7 +116,7 @@ def test_a_finding_stands_where_its_explanation_fails(monkeypatch: pytest.Monkey
     def fail(*_: Any, **__: Any) -> None:
         raise LookupError("ours")
 
-    monkeypatch.setattr("pytest_torchcheck.diagnosis.errors.explain_error", fail)
+    monkeypatch.setattr("pytest_torchcheck.diagnosis.crashes.explain.explain_error", fail)
     (one,) = linear(model=Refuses).check("backward").findings
     assert (one.status, one.code) == ("violated", "crash")
     assert "the forward pass raises Unprintable" in one.summary
@@ -131,7 +131,7 @@ def test_what_a_check_found_stands_where_its_explainer_fails(
     def fail(*_: Any, **__: Any) -> None:
         raise LookupError("ours")
 
-    monkeypatch.setattr("pytest_torchcheck.diagnosis.targets.ignored", fail)
+    monkeypatch.setattr("pytest_torchcheck.diagnosis.loss.targets.ignored", fail)
     (one,) = (
         linear(batch=(BATCH[0], torch.eye(3)[:, :2]), loss=lambda o, _: o.pow(2).mean())
         .check("target-ownership")

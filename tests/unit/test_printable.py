@@ -11,9 +11,9 @@ from torch import nn
 
 from pytest_torchcheck import Contract
 from pytest_torchcheck.findings import Culprit, Finding, Location, Report
-from pytest_torchcheck.printable import message_of, printable, printable_data
 from pytest_torchcheck.render.html import render_html
 from pytest_torchcheck.render.terminal import render_report
+from pytest_torchcheck.text.printable import message_of, printable, printable_data
 
 HOSTILE = (
     "a\x1b]8;;http://x\x1b\\link\x1b]8;;\x07 \x9d0;t\x9c bell\x07 nul\x00 back\x08 "

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract, accelerator
+from pytest_torchcheck import Contract
+from pytest_torchcheck.hardware import accelerator
 from pytest_torchcheck.state import (
     ModuleState,
     Precision,

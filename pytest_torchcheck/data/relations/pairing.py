@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from pytest_torchcheck import sources, trees
+from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding
+from pytest_torchcheck.objects import trees
 from pytest_torchcheck.state import isolated
 
 from ...record.tracing import find_line, line_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck.probes.watch import Watch, name_of
+from pytest_torchcheck.probes.recorded.watch import Watch, name_of
 from pytest_torchcheck.state import isolated
 
 from ..contents import Contents

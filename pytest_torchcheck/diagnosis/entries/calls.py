@@ -11,13 +11,13 @@ from torch import nn
 
 from ... import sources
 from ...findings import Culprit
-from ..building import building_line
-from ..explanation import Explanation, describe, listed
-from ..table import entry
+from ..crashes.explanation import Explanation, describe, listed
+from ..crashes.table import entry
+from ..lines.layer_sizes import building_line
 
 if TYPE_CHECKING:
     from ...findings import Location
-    from ..scene import Scene
+    from ..crashes.scene import Scene
 
 
 def _line(place: Location | None) -> str:

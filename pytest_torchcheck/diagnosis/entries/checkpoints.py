@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from ... import sources
 from ...findings import Culprit
-from ..assigned import assigned
-from ..explanation import Explanation, clipped
-from ..pickled_names import paths_of
-from ..table import entry
+from ..crashes.explanation import Explanation, clipped
+from ..crashes.table import entry
+from ..lines.assigned import assigned
+from ..stored.pickled_names import paths_of
 
 if TYPE_CHECKING:
     from ...findings import Location
-    from ..scene import Scene
+    from ..crashes.scene import Scene
 
 
 @entry(r"Weights only load failed")

@@ -9,12 +9,12 @@ import torch
 
 from ... import sources
 from ...findings import Culprit
-from ..explanation import Explanation
-from ..table import entry
+from ..crashes.explanation import Explanation
+from ..crashes.table import entry
 
 if TYPE_CHECKING:
     from ...findings import Location
-    from ..scene import Scene
+    from ..crashes.scene import Scene
 
 
 def _line(place: Location | None) -> str:

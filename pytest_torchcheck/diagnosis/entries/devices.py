@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ... import edits, sources
+from ... import sources
 from ...findings import Culprit
-from ..explanation import Explanation
-from ..scene import Scene, named_source
-from ..table import entry
+from ...sources import edits
+from ..crashes.explanation import Explanation
+from ..crashes.scene import Scene, named_source
+from ..crashes.table import entry
 
 if TYPE_CHECKING:
     from ...findings import Location
-    from ..history import Fact, Op
+    from ..crashes.history import Fact, Op
 
 
 def _line(place: Location | None) -> str:

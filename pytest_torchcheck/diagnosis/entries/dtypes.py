@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ... import edits, sources
+from ... import sources
 from ...findings import Culprit
-from ..explanation import Explanation, describe, dtype_name, dtype_word, listed
-from ..scene import Scene, named_source
-from ..table import entry
+from ...sources import edits
+from ..crashes.explanation import Explanation, describe, dtype_name, dtype_word, listed
+from ..crashes.scene import Scene, named_source
+from ..crashes.table import entry
 
 if TYPE_CHECKING:
     from ...findings import Location
-    from ..history import Fact, Op
+    from ..crashes.history import Fact, Op
 
 _WORD = r"([A-Za-z][\w:. ]{0,40}?)"
 _FACTORIES = frozenset(

@@ -8,14 +8,14 @@ import torch
 
 from ... import sources
 from ...findings import Culprit
-from ..explanation import Explanation, clipped
-from ..table import entry
+from ..crashes.explanation import Explanation, clipped
+from ..crashes.table import entry
 
 if TYPE_CHECKING:
     import re
 
     from ...findings import Location
-    from ..scene import Scene
+    from ..crashes.scene import Scene
 
 
 def _line(place: Location | None) -> str:

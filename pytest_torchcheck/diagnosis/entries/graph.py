@@ -8,18 +8,18 @@ import torch
 
 from ... import sources
 from ...findings import Culprit
-from ...probes.watch import nodes_of
-from ..explanation import Explanation, describe, listed
-from ..holders import Holder, holders, kept_attributes, kept_variables
-from ..inference_tensors import made_in_inference
-from ..table import entry
+from ...probes.recorded.watch import nodes_of
+from ..crashes.explanation import Explanation, describe, listed
+from ..crashes.inference_tensors import made_in_inference
+from ..crashes.table import entry
+from ..stored.graph_holders import Holder, holders, kept_attributes, kept_variables
 
 if TYPE_CHECKING:
     import re
 
     from ...findings import Location
-    from ..history import Fact, Op, Shared
-    from ..scene import Scene
+    from ..crashes.history import Fact, Op, Shared
+    from ..crashes.scene import Scene
 
 _CUTS = frozenset({"detach", "detach_", "data", "item", "numpy", "tolist", "argmax", "argmin", "long", "int", "bool",
                    "round", "sign", "floor", "ceil", "tensor", "as_tensor", "gt", "lt", "ge", "le", "eq", "ne",

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 from ...findings import Culprit
-from ..building import building_line, size_origin
-from ..explanation import Explanation, describe, dtype_word
-from ..layers import computed, size_values
-from ..scene import Scene, made_from, named_source
-from ..table import entry
+from ..crashes.explanation import Explanation, describe, dtype_word
+from ..crashes.layers import computed, size_values
+from ..crashes.scene import Scene, made_from, named_source
+from ..crashes.table import entry
+from ..lines.layer_sizes import building_line, size_origin
 from .dtypes import made_culprit
-from .shapes import label
+from .sizes.shapes import label
 
 if TYPE_CHECKING:
     from ...findings import Location
-    from ..history import Fact
+    from ..crashes.history import Fact
 
 _COUNTERS = frozenset({"arange", "cumsum", "range", "linspace"})
 

@@ -6,15 +6,15 @@ import re
 from typing import TYPE_CHECKING
 
 from ...findings import Culprit
-from ..building import building_line
-from ..explanation import Explanation, numbers
-from ..inference_tensors import made_in_inference
-from ..table import entry
+from ..crashes.explanation import Explanation, numbers
+from ..crashes.inference_tensors import made_in_inference
+from ..crashes.table import entry
+from ..lines.layer_sizes import building_line
 
 if TYPE_CHECKING:
-    from ..history import Fact, Op, Replay
-    from ..inference_tensors import Inference
-    from ..scene import Scene
+    from ..crashes.history import Fact, Op, Replay
+    from ..crashes.inference_tensors import Inference
+    from ..crashes.scene import Scene
 
 _OPERATORS = {"__iadd__": "+=", "__isub__": "-=", "__imul__": "*=", "__itruediv__": "/=", "__idiv__": "/=",
               "__setitem__": "an indexed assignment", "add_": "add_ (or +=)", "sub_": "sub_ (or -=)",

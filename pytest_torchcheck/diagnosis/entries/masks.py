@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from ...findings import Culprit
-from ..explanation import Explanation, describe
-from ..scene import Scene, sized_by
-from ..table import entry
+from ..crashes.explanation import Explanation, describe
+from ..crashes.scene import Scene, sized_by
+from ..crashes.table import entry
 
 if TYPE_CHECKING:
     import re
 
-    from ..history import Fact
+    from ..crashes.history import Fact
 
 _LAYERS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 

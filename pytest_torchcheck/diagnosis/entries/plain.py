@@ -12,12 +12,12 @@ from torch import nn
 
 from ... import sources
 from ...findings import Culprit
-from ..explanation import CXX_DTYPES, PHASE_WORDS, Explanation
-from ..table import entry
+from ..crashes.explanation import CXX_DTYPES, PHASE_WORDS, Explanation
+from ..crashes.table import entry
 
 if TYPE_CHECKING:
     from ...findings import Location
-    from ..scene import Scene
+    from ..crashes.scene import Scene
 
 
 @dataclass(frozen=True, slots=True)

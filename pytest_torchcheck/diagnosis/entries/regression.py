@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..explanation import Explanation
-from ..losses_called import loss_call, on_line, target_culprit
+from ..crashes.explanation import Explanation
+from ..crashes.losses_called import loss_call, on_line, target_culprit
 
 if TYPE_CHECKING:
-    from ..scene import Scene
+    from ..crashes.scene import Scene
 
 _REGRESSIONS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 

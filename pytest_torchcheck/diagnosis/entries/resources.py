@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...findings import Culprit
-from ...printable import message_of
 from ...state import is_range_error
-from ...units import format_bytes
-from ..errors import explain_scene
-from ..explanation import Explanation, describe, times
-from ..scene import Scene
-from ..table import entry
+from ...text.printable import message_of
+from ...text.units import format_bytes
+from ..crashes.explain import explain_scene
+from ..crashes.explanation import Explanation, describe, times
+from ..crashes.scene import Scene
+from ..crashes.table import entry
 
 if TYPE_CHECKING:
     from ...findings import Plain

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from ... import sources
 from ...findings import Culprit
-from ..explanation import Explanation
-from ..table import entry
+from ..crashes.explanation import Explanation
+from ..crashes.table import entry
 
 if TYPE_CHECKING:
     import re
 
     from ...findings import Location
-    from ..scene import Scene
+    from ..crashes.scene import Scene
 
 _FILE = os.path.join("torch", "optim", "lr_scheduler.py")
 

@@ -9,15 +9,15 @@ import torch
 
 from ... import sources
 from ...findings import Culprit
-from ..building import building_line, size_origin
-from ..explanation import Explanation, describe, listed, numbers, times
-from ..groups import groups_overlap, spent_iterator
-from ..holders import holders
-from ..table import entry
+from ..crashes.explanation import Explanation, describe, listed, numbers, times
+from ..crashes.table import entry
+from ..lines.layer_sizes import building_line, size_origin
+from ..stored.graph_holders import holders
+from ..training.parameter_groups import groups_overlap, spent_iterator
 
 if TYPE_CHECKING:
     from ...findings import Location
-    from ..scene import Scene
+    from ..crashes.scene import Scene
 
 
 def _line(place: Location | None) -> str:

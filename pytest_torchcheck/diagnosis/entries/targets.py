@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...findings import Culprit
-from ..explanation import Explanation, describe, dtype_word
-from ..heads import heads_behind, widened
-from ..losses_called import (
+from ..crashes.explanation import Explanation, describe, dtype_word
+from ..crashes.losses_called import (
     criterion_built,
     criterion_culprits,
     criterion_of,
@@ -17,13 +16,14 @@ from ..losses_called import (
     on_line,
     target_culprit,
 )
-from ..table import entry
+from ..crashes.table import entry
+from ..gradient.heads import heads_behind, widened
 
 if TYPE_CHECKING:
     import re
 
-    from ..history import Op
-    from ..scene import Scene
+    from ..crashes.history import Op
+    from ..crashes.scene import Scene
 
 _CLASS_LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss")
 _MARKS = {

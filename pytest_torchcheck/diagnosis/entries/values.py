@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..explanation import Explanation, describe
-from ..table import entry
+from ..crashes.explanation import Explanation, describe
+from ..crashes.table import entry
 
 if TYPE_CHECKING:
     import re
 
     from ...findings import Location
-    from ..scene import Scene
+    from ..crashes.scene import Scene
 
 
 def _line(place: Location | None) -> str:

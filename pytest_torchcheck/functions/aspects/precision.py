@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...printable import message_of
+from ...text.printable import message_of
 from ..calls import Call, OpLimit, Run, Runaway
 from ..lines import error_line, gradient_line, head, line_with
 from ..relations.jacobians import distance, random_like

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...probes.aliasing import find_alias
+from ...probes.holding.aliasing import find_alias
 from ..arguments import jittered, redrawn
 from ..common import reference_of, tolerance
 from ..generators import seed_generators
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...findings import Finding
-    from ...probes.aliasing import Alias
+    from ...probes.holding.aliasing import Alias
     from ..calls import Call, Run
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...probes.aliasing import find_alias
+from ...probes.holding.aliasing import find_alias
 from ..common import reference_of, tolerance
 from ..lines import Trace, first_write, head, line_with, storage_of
 from ..relations.experiments import aliases, held_tensors
@@ -19,7 +19,7 @@ from .reentrancy import once_only
 
 if TYPE_CHECKING:
     from ...findings import Finding, Location
-    from ...probes.aliasing import Alias
+    from ...probes.holding.aliasing import Alias
     from ..calls import Call, Run
 
 

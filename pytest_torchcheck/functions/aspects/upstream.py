@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...probes.aliasing import find_alias
+from ...probes.holding.aliasing import find_alias
 from ..common import line_of, tolerance
 from ..lines import Trace, error_line, first_write, storage_of
 from ..relations.jacobians import as_real, distance

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...trees import place_of
+from ...objects.trees import place_of
 from ..aspects.projections import misses, reference
 from ..lines import gradient_line
 from .jacobians import Block, as_real, numerical, real_size, rounding, step_of

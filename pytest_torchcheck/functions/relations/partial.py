@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...trees import place_of
+from ...objects.trees import place_of
 from .jacobians import Block, as_real
 from .relation import Relation, Shapes, factor_of
 

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding
-from pytest_torchcheck.probes.watch import readable
+from pytest_torchcheck.probes.recorded.watch import readable
 from pytest_torchcheck.record.tracing import line_of
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import SubjectError

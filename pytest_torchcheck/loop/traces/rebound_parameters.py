@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import trees
+from pytest_torchcheck.objects import trees
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject import SubjectError, clear_gradients
 

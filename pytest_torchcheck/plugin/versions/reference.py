@@ -13,8 +13,8 @@ import torch
 
 from ...change.serving import Served
 from ...change.tree import is_installed
-from ...printable import message_of
 from ...subject import SubjectError
+from ...text.printable import message_of
 from ..collection import ContractNode
 
 if TYPE_CHECKING:

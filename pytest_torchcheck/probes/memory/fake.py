@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes as _no_modes
 from pytest_torchcheck import sources
 from pytest_torchcheck.state import is_lazy
 
-from ...printable import message_of
+from ...text.printable import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

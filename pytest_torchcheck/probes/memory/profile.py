@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pytest_torchcheck.findings import Location
-from pytest_torchcheck.units import format_bytes
+from pytest_torchcheck.text.units import format_bytes
 
 from .allocations import PHASES
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pytest_torchcheck.contracts import Contract
     from pytest_torchcheck.findings import Finding
-    from pytest_torchcheck.probes.tracing import Trace
+    from pytest_torchcheck.probes.recorded.operations import Trace
 
 HEAD = """
 import math

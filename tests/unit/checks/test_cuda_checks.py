@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcheck import Contract, Labels, accelerator, promises, sources
+from pytest_torchcheck import Contract, Labels, promises, sources
 from pytest_torchcheck.catalogue import catalogue
+from pytest_torchcheck.hardware import accelerator
 from pytest_torchcheck.state import Precision
 from pytest_torchcheck.subject import Subject
 

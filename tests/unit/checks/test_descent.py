@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.checks import descent
+from pytest_torchcheck.checks.losses import descent
 
 
 def check(model, *, seed=0, loss=F.cross_entropy, batch=None, **fields):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.checks import data, loading
+from pytest_torchcheck.checks.datasets import loading
+from pytest_torchcheck.checks.datasets import samples as data
 from pytest_torchcheck.subject import Subject
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.checks import loading
+from pytest_torchcheck.checks.datasets import loading
 from pytest_torchcheck.data import delivery
 from pytest_torchcheck.data.explaining import workers as explain_workers
 from pytest_torchcheck.data.plan import parts

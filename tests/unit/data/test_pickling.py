@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.checks import loading
+from pytest_torchcheck.checks.datasets import loading
 from pytest_torchcheck.data.pickling import failure, unpicklable
 from pytest_torchcheck.subject import Subject
 

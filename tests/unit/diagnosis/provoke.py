@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pytest_torchcheck.diagnosis.errors import Explanation, explain_error
+from pytest_torchcheck.diagnosis.crashes.explain import Explanation, explain_error
 from pytest_torchcheck.findings import Finding
 from pytest_torchcheck.render.terminal import MAX_LINES, render_finding
 

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from provoke import line
 from torch import Tensor, nn
 
-from pytest_torchcheck.diagnosis.errors import explain_error
+from pytest_torchcheck.diagnosis.crashes.explain import explain_error
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.diagnosis.explanation import Explanation
+    from pytest_torchcheck.diagnosis.crashes.explanation import Explanation
 
 
 def _padding(lengths: Tensor, most: int) -> Tensor:

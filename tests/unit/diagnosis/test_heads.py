@@ -10,10 +10,10 @@ from provoke import explain, line
 from torch import Tensor, nn
 
 from pytest_torchcheck import Contract, Labels
-from pytest_torchcheck.diagnosis.heads import head_of
+from pytest_torchcheck.diagnosis.gradient.heads import head_of
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.diagnosis.explanation import Explanation
+    from pytest_torchcheck.diagnosis.crashes.explanation import Explanation
 
 TAGS = ["noun", "verb", "rest"]
 

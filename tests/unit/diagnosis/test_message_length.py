@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.diagnosis import errors, scene
-from pytest_torchcheck.diagnosis.table import Entry, entries
+from pytest_torchcheck.diagnosis.crashes import explain as errors
+from pytest_torchcheck.diagnosis.crashes import scene
+from pytest_torchcheck.diagnosis.crashes.table import Entry, entries
 from pytest_torchcheck.state.devices import _RANGE
 
 if TYPE_CHECKING:

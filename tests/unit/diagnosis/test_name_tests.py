@@ -7,7 +7,7 @@ import linecache
 import pytest
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.diagnosis.name_tests import keeps_on
+from pytest_torchcheck.diagnosis.training.name_tests import keeps_on
 
 LOW = ("blocks.0.", "blocks.1.")
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_torchcheck import Contract, Finding, promises
-from pytest_torchcheck.probes import rereading
+from pytest_torchcheck.probes.positions import rereading
 
 
 class Heads(nn.Module):

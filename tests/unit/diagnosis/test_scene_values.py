@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchcheck.diagnosis.explanation import clipped, counted
-from pytest_torchcheck.diagnosis.gradients import remedy
-from pytest_torchcheck.diagnosis.scene import Scene
-from pytest_torchcheck.probes.finiteness import find_nonfinite
+from pytest_torchcheck.diagnosis.crashes.explanation import clipped, counted
+from pytest_torchcheck.diagnosis.crashes.scene import Scene
+from pytest_torchcheck.diagnosis.gradient.missing import remedy
+from pytest_torchcheck.probes.numbers.finiteness import find_nonfinite
 
 
 class Odd(nn.Module):

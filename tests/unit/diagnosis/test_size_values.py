@@ -7,7 +7,7 @@ import torch
 from provoke import explain, line
 from torch import Tensor, nn
 
-from pytest_torchcheck.diagnosis.size_values import value_lines
+from pytest_torchcheck.diagnosis.lines.size_values import value_lines
 
 
 class Table(nn.Module):

@@ -10,7 +10,7 @@ from provoke import line
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.diagnosis.used_up import used_up
+from pytest_torchcheck.diagnosis.training.used_up_iterators import used_up
 
 
 class Net(nn.Module):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.diagnosis.zeroing import zeroing_lines
+from pytest_torchcheck.diagnosis.training.zeroing_lines import zeroing_lines
 from pytest_torchcheck.subject import Subject
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract, DeclarationError, Labels
-from pytest_torchcheck.checks import training
+from pytest_torchcheck.checks.steps import ways as training
 from pytest_torchcheck.promises import Accumulates, Replicated
 from pytest_torchcheck.subject import Subject
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pytest_torchcheck import Contract, promises
-from pytest_torchcheck.checks import averages, loop, training
+from pytest_torchcheck.checks.steps import averages, loop
+from pytest_torchcheck.checks.steps import ways as training
 from pytest_torchcheck.subject import Subject, SubjectError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import torch
 from memory_zoo import ZOO
 from torch import nn
 
-from pytest_torchcheck.probes.leaks import count_hooks, find_leak
-from pytest_torchcheck.probes.live_bytes import LiveBytes
+from pytest_torchcheck.probes.holding.leaks import count_hooks, find_leak
+from pytest_torchcheck.probes.holding.live_bytes import LiveBytes
 
 KEPT: list[object] = []
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcheck.units import (
+from pytest_torchcheck.text.units import (
     format_bytes,
     format_flops,
     parse_bytes,

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck.probes.activations import watch_activations
+from pytest_torchcheck.probes.numbers.activations import watch_activations
 
 
 def net() -> nn.Sequential:

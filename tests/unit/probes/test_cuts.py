@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pytest_torchcheck.probes.provenance import GraphCut, find_cut, find_stops
+from pytest_torchcheck.probes.gradient.provenance import GraphCut, find_cut, find_stops
 
 
 class Net(nn.Module):

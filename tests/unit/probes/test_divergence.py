@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pytest_torchcheck.probes import tracing
-from pytest_torchcheck.probes.divergence import (
+from pytest_torchcheck.probes.gradient.recompute_divergence import find_recompute_divergence
+from pytest_torchcheck.probes.recorded import operations as tracing
+from pytest_torchcheck.probes.recorded.divergence import (
     first_divergence,
     first_mixing,
     first_place_dependence,
     first_spread,
     record,
 )
-from pytest_torchcheck.probes.recompute_divergence import find_recompute_divergence
 
 B, T, D = 4, 6, 8
 

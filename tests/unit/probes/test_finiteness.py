@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck.probes.finiteness import find_nonfinite
+from pytest_torchcheck.probes.numbers.finiteness import find_nonfinite
 
 
 class Net(nn.Module):

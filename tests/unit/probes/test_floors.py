@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pytest_torchcheck.probes.floors import Floor
+from pytest_torchcheck.probes.loss.floors import Floor
 
 G = torch.Generator().manual_seed(3)
 OUTPUT = torch.randn(6, 4, generator=G)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck.probes import gradient_paths
-from pytest_torchcheck.probes.zero_gradient import find_zero_gradients
+from pytest_torchcheck.probes.gradient import paths as gradient_paths
+from pytest_torchcheck.probes.gradient.zeros import find_zero_gradients
 
 
 class Branches(nn.Module):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck.probes.inplace import find_inplace
+from pytest_torchcheck.probes.gradient.inplace import find_inplace
 
 
 class Net(nn.Module):

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract, Labels, Mask, Tokens, promises
-from pytest_torchcheck.probes.divergence import record
-from pytest_torchcheck.probes.lengthening import Lengthened, first_lengthening
+from pytest_torchcheck.probes.positions.lengthening import Lengthened, first_lengthening
+from pytest_torchcheck.probes.recorded.divergence import record
 
 B, T, D, EXTRA = 5, 6, 8, 3
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchcheck.probes.losses import LossWatch
-from pytest_torchcheck.probes.watch import Watch
+from pytest_torchcheck.probes.loss.consumption import LossWatch
+from pytest_torchcheck.probes.recorded.watch import Watch
 from pytest_torchcheck.record.profile import Profiled, pause, resume
 
 

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck.probes.activations import watch_activations
-from pytest_torchcheck.probes.divergence import record
-from pytest_torchcheck.probes.finiteness import find_nonfinite
-from pytest_torchcheck.probes.inplace import find_inplace
-from pytest_torchcheck.probes.provenance import find_cut
+from pytest_torchcheck.probes.gradient.inplace import find_inplace
+from pytest_torchcheck.probes.gradient.provenance import find_cut
+from pytest_torchcheck.probes.numbers.activations import watch_activations
+from pytest_torchcheck.probes.numbers.finiteness import find_nonfinite
 from pytest_torchcheck.probes.randomness import find_draws
-from pytest_torchcheck.probes.watch import Watch, name_of, tensors_in
+from pytest_torchcheck.probes.recorded.divergence import record
+from pytest_torchcheck.probes.recorded.watch import Watch, name_of, tensors_in
 
 LINEAR = nn.Linear(4, 4)
 

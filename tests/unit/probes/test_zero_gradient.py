@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck.probes.provenance import find_zero_gradient, find_zero_gradients
+from pytest_torchcheck.probes.gradient.provenance import find_zero_gradient, find_zero_gradients
 
 
 class Net(nn.Module):

@@ -1,0 +1,1 @@
+"""Checks of datasets and loaders."""

@@ -1,0 +1,309 @@
+"""What a training run takes from its dataset and loader: samples, labels, workers, order, splits."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_torchcheck.data import labels, pickling, randomness, splits, validity
+from pytest_torchcheck.data.plan import Part, parts
+from pytest_torchcheck.data.reading import Survey, survey
+from pytest_torchcheck.data.relations import class_names as naming
+from pytest_torchcheck.data.relations import collate_writes as collating
+from pytest_torchcheck.data.relations import confused_samples as confusing
+from pytest_torchcheck.data.relations import kept_draws as keeping
+from pytest_torchcheck.data.relations import mutation
+from pytest_torchcheck.data.relations import replayed_draws as replaying
+from pytest_torchcheck.specs import Labels, as_spec_tree
+from pytest_torchcheck.subject import Subject, SubjectError
+
+from ...codes import data as explain
+from ...verdicts import inconclusive, not_applicable, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pytest_torchcheck.batches import Batch
+    from pytest_torchcheck.findings import Finding
+
+_IGNORED = -100  # what torch's losses ignore by default
+
+
+def data_parts(subject: Subject) -> tuple[Part, ...]:
+    """Return the datasets of a contract with their loaders."""
+    return parts(subject.contract.dataset, subject.contract.loader)
+
+
+def surveys(subject: Subject) -> tuple[Survey, ...]:
+    """Read up to 256 samples of every dataset, once per subject."""
+    key = ("data", "survey")
+    if key not in subject.cache:
+        subject.cache[key] = tuple(
+            _in_data(survey, part, seed=subject.seed) for part in data_parts(subject)
+        )
+    found: tuple[Survey, ...] = subject.cache[key]
+    return found
+
+
+def _pickle_failures(subject: Subject, part: Part) -> list[pickling.Unpicklable]:
+    key = ("data", "pickling", part.role)
+    if key not in subject.cache:
+        subject.cache[key] = [
+            *pickling.unpicklable(part.dataset),
+            *pickling.unpicklable(part.plan.collate_fn, "collate_fn"),
+            *pickling.unpicklable(part.plan.worker_init_fn, "worker_init_fn"),
+        ]
+    found: list[pickling.Unpicklable] = subject.cache[key]
+    return found
+
+
+def _in_data(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call what reads the user's data, and say of its errors that they are the data's."""
+    try:
+        return function(*args, **kwargs)
+    except mutation.ReadingError as error:
+        raise SubjectError("data", error.cause) from error
+    except Exception as error:  # the user's dataset may raise anything
+        raise SubjectError("data", error) from error
+
+
+def samples_valid(subject: Subject) -> Iterator[Finding]:
+    """Read evenly spread samples and look at every leaf; collate one batch of the least alike."""
+    for found in surveys(subject):
+        if found.errors:
+            yield explain.read_error(found)
+            continue
+        if not found.samples:
+            yield explain.empty(found)
+            continue
+        collates = (
+            validity.try_collate(found)
+            if found.part.is_map_style and found.part.plan.makes_batches
+            else None
+        )
+        bad = [
+            *explain.not_finite(found, subject.seed),
+            *explain.elsewhere(found),
+            *explain.inconsistent(found, collates, subject.contract.location),
+            *_out_of_range(subject, found),
+            *([explain.identical(found)] if validity.identical_inputs(found) else []),
+        ]
+        yield from bad
+        if not bad:
+            leaves = len(found.samples[0].leaves)
+            yield passed(
+                f"{found.part.prefix}{found.read} were read: {leaves} leaves each, finite and alike",
+                evidence={
+                    "samples": validity.leaf_rows(found),
+                    "reading": [{"read": len(found.samples), "seconds": round(found.seconds, 6)}],
+                },
+            )
+
+
+def _out_of_range(subject: Subject, found: Survey) -> Iterator[Finding]:
+    """Hold the inputs to the range that their spec declares, leaf by leaf in order."""
+    if subject.contract.inputs is None or not found.part.is_map_style:
+        return
+    specs = _flat(as_spec_tree(subject.contract.inputs, "inputs"))
+    leaves = found.samples[0].inputs
+    if len(specs) != len(leaves):
+        return
+    for spec, leaf in zip(specs, leaves, strict=True):
+        low, high = (getattr(spec.values, name, None) for name in ("low", "high"))
+        if not isinstance(low, int | float) or not isinstance(high, int | float):
+            continue
+        top = high - 1 if isinstance(high, int) and not spec.dtype.is_floating_point else high
+        for sample in found.samples:
+            own = next(one for one in sample.leaves if one.path == leaf.path)
+            if own.low is not None and own.high is not None and (own.low < low or own.high > top):
+                yield explain.out_of_range(found, leaf.path, low, top, own, sample.index)
+                break
+
+
+def _flat(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return [leaf for value in tree.values() for leaf in _flat(value)]
+    if isinstance(tree, list | tuple):
+        return [leaf for value in tree for leaf in _flat(value)]
+    return [tree]
+
+
+def samples_unchanged(subject: Subject) -> Iterator[Finding]:
+    """Read items under a seed, under another, and under the first again."""
+    for part, found in zip(data_parts(subject), surveys(subject), strict=True):
+        if not part.is_map_style:
+            yield not_applicable(f"{part.prefix}{part.name} is a stream: its samples have no index")
+            continue
+        if found.errors:
+            yield _unreadable(found)
+            continue
+        again = _in_data(mutation.reread, part, seed=subject.seed)
+        if not again.comparable:
+            yield inconclusive(
+                f"{part.prefix}samples of {part.name} hold nothing that can be compared"
+            )
+        elif again.overwritten:
+            yield explain.overwritten(
+                part, again, mutation.trace_buffer(part, again, seed=subject.seed)
+            )
+        elif again.fills and (other := _in_data(confusing.find_confusion, part, seed=subject.seed)):
+            yield confusing.confused(part, other)
+        elif (
+            again.settles
+            and not (part.evaluates or subject.contract.promised("RandomAugmentation"))
+            and keeping.is_judged(part)
+            and (same := _in_data(keeping.find_kept, part, subject.contract.location))
+        ):
+            yield keeping.kept(part, same, promised=False)
+        elif not again.differing and (
+            writes := _in_data(collating.find_writes, part, seed=subject.seed)
+        ):
+            yield collating.written(part, writes)
+        elif not again.differing or again.held_randomness:
+            why = " once its own generator is put back" if again.held_randomness else ""
+            yield passed(
+                f"{part.prefix}{len(again.indices)} samples are equal when read again under their seed{why}"
+            )
+        elif again.changes:
+            traced = None
+            if again.changes[0].held.kind != "attribute":
+                traced = mutation.trace_write(part, again.changes[0], seed=subject.seed)
+            yield explain.damaged(part, again, traced)
+        elif subject.contract.promised("RandomAugmentation"):
+            yield inconclusive(
+                f"{part.prefix}samples differ under one seed; random-augmentation says why",
+                code="random",
+            )
+        else:
+            name, place = _in_data(randomness.find_divergence, part)
+            yield explain.not_repeatable(part, again, name, place)
+
+
+def _unreadable(found: Survey) -> Finding:
+    return inconclusive(
+        f"{found.part.prefix}sample {found.errors[0].index} cannot be read (see samples-valid)",
+        code="blocked",
+        root="samples-valid/sample-raises",
+    )
+
+
+def dataset_labels(subject: Subject) -> Iterator[Finding]:
+    """Compare labels with what is declared, and with the dataset's own column of labels; see whether a replayed transform repeats."""
+    if subject.contract.model is None or subject.contract.has_targets:
+        unlike = _in_data(naming.unlike_names, surveys(subject))
+        if unlike is not None:
+            yield naming.differing(unlike, subject.contract.location)
+    for found in surveys(subject):
+        part = found.part
+        if part.is_map_style and found.samples:
+            replay = _in_data(replaying.find_replay, part, seed=subject.seed)
+            if replay is not None:
+                yield replaying.replayed_in_vain(part, replay)
+        if not found.samples:
+            yield (
+                _unreadable(found)
+                if found.errors
+                else inconclusive(f"{part.prefix}no sample was read")
+            )
+            continue
+        measured = labels.measure(found)
+        if measured is None:
+            yield inconclusive(
+                f"{part.prefix}no label can be told apart in a sample ({found.samples[0].structure})"
+            )
+            continue
+        classes, ignore, wants_float = _declared_labels(subject, part)
+        bad = list(explain.labels_wrong(part, measured, classes, ignore, wants_float))
+        if not bad and wants_float and measured.collated and part.plan.collate_fn is None:
+            said = _refusal(subject, measured.collated)
+            given = subject.batch().targets.dtype == measured.collated
+            bad = [explain.dtype_refused(part, measured, said, given)] if said else []
+        yield from bad
+        if not bad:
+            kinds = (
+                f"{len(measured.values)} values"
+                if measured.values
+                else f"{measured.low:g} to {measured.high:g}"
+            )
+            within = f", within {classes} classes" if classes is not None else ""
+            rows = [{"label": k, "samples": n} for k, n in sorted(measured.values.items())]
+            yield passed(
+                f"{part.prefix}{measured.count} labels of {measured.dtype}: {kinds}{within}",
+                evidence={"labels": rows} if rows else None,
+            )
+
+
+def _refusal(subject: Subject, dtype: torch.dtype) -> str:
+    """Return what torch says when the targets of a training step have this dtype; empty where it takes them, or no other."""
+    own = subject.batch()
+    usual = next((p.dtype for p in subject.model.parameters() if p.is_floating_point()), dtype)
+    if dtype == usual or not isinstance(own.targets, torch.Tensor):
+        return ""
+    said = [
+        _step_error(subject, dataclasses.replace(own, targets=own.targets.to(kind)))
+        for kind in (dtype, usual)
+    ]
+    return said[0] if not said[1] else ""
+
+
+def _step_error(subject: Subject, batch: Batch) -> str:
+    try:
+        if subject.contract.train_step is not None:
+            with subject.pristine(steps=True) as model:
+                model.train()
+                subject.train_step(model, subject.make_optimizer(model), batch.clone())
+        elif subject.contract.loss is not None:
+            with subject.backward(batch):
+                pass
+    except SubjectError as error:
+        return str(error.error) or type(error.error).__name__
+    return ""
+
+
+def _declared_labels(subject: Subject, part: Part) -> tuple[int | None, int, bool | None]:
+    """Return the number of classes, the ignored label, and whether targets are floats, as far as declared."""
+    contract = subject.contract
+    spec = _flat(as_spec_tree(contract.targets, "targets")) if contract.targets is not None else []
+    named = getattr(part.dataset, "classes", None)
+    classes = len(named) if isinstance(named, list | tuple) and named else None
+    if len(spec) == 1 and isinstance(spec[0], Labels):
+        return (
+            spec[0].classes,
+            _IGNORED if spec[0].ignore_index is None else spec[0].ignore_index,
+            False,
+        )
+    if contract.model is None or not contract.has_targets:
+        return classes, _IGNORED, None
+    targets = subject.batch().targets
+    if not isinstance(targets, torch.Tensor):
+        return classes, _IGNORED, None
+    return classes, _IGNORED, targets.is_floating_point()
+
+
+def split_hygiene(subject: Subject) -> Iterator[Finding]:
+    """Compare every pair of splits by indices, stored rows or contents."""
+    splits_ = [part for part in data_parts(subject) if part.is_map_style]
+    if len(splits_) < 2:
+        yield not_applicable(
+            'the contract declares one dataset; give {"train": ..., "eval": ...} to compare splits'
+        )
+        return
+    for first, second in itertools.combinations(splits_, 2):
+        found = _in_data(splits.overlap, first, second, seed=subject.seed)
+        if found is None:
+            yield inconclusive(f"{first.role} and {second.role} hold nothing that can be compared")
+        elif found.shared:
+            yield explain.leaked(first, second, found, subject.contract.location)
+        elif found.random or not found.is_complete:
+            why = "reading is random" if found.random else "not all were compared"
+            yield inconclusive(
+                f"no sample of {second.role} was seen in {first.role}, but {why}: "
+                f"{found.compared[0]} of {found.total[0]} with {found.compared[1]} of {found.total[1]}"
+            )
+        else:
+            yield passed(
+                f"{found.total[0]} samples of {first.role} and {found.total[1]} of {second.role}: none shared"
+            )

@@ -1,0 +1,95 @@
+"""What a loss is given stays as it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...codes import loss as explain
+from ...objects import trees
+from ...runs.losses.consumption import evidence
+from ...state import seed_everything
+from ...verdicts import inconclusive, not_applicable, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...findings import Finding
+    from ...subject import Subject
+
+_SAME = 1e-5
+"""Relative difference of two losses of the same values, with a wide margin for the order of a sum."""
+
+
+def loss_arguments(subject: Subject) -> Iterator[Finding]:
+    """Where the loss writes to an argument, call it twice with the same ones and compare."""
+    if subject.contract.loss == "output":
+        yield not_applicable("the model computes its own loss")
+        return
+    written = evidence(subject).written
+    if not written:
+        yield passed("the loss writes to nothing that it is given")
+        return
+    first = _calls(subject, anew=False)
+    if not first.changed:
+        yield passed(f"{written[0]} is written to, and has the same values after it")
+        return
+    if _alike(first.values[0], first.values[1]):
+        yield passed(f"{first.changed[0]} is changed once: a second call gives the same loss")
+        return
+    control = _calls(subject, anew=True)
+    if not _alike(control.values[0], control.values[1]):
+        yield inconclusive(
+            "a second call gives another loss with new arguments too", code="not-repeatable"
+        )
+        return
+    yield explain.changed_arguments(subject, first.changed, first.sizes, first.values)
+
+
+class _Calls:
+    """Two calls of the loss."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self.changed: tuple[str, ...] = ()
+        self.sizes: tuple[float, ...] = ()  # of the first changed argument: before, after each call
+
+
+def _calls(subject: Subject, *, anew: bool) -> _Calls:
+    """Call the loss twice, on the same arguments or each time on new ones of the same values."""
+    found = _Calls()
+    batch = subject.batch().clone()
+    output = subject.forward(batch, train=True)
+    for call in range(2):
+        if call and anew:
+            batch = subject.batch().clone()
+            output = subject.forward(batch, train=True)
+        given = trees.tensors(batch.targets, "targets") | trees.tensors(output)
+        before = {path: tensor.detach().clone() for path, tensor in given.items()}
+        seed_everything(subject.seed)
+        with torch.no_grad():
+            found.values.append(float(subject.compute_loss(output, batch).float().mean()))
+        changed = tuple(path for path, t in given.items() if not _equal(t, before[path]))
+        if not call:
+            found.changed = changed
+            if changed:
+                found.sizes = (_size(before[changed[0]]), _size(given[changed[0]]))
+        elif found.changed and not anew:
+            found.sizes = (*found.sizes, _size(given[found.changed[0]]))
+    return found
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    a, b = trees.dense(a), trees.dense(b)
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _size(tensor: torch.Tensor) -> float:
+    values = trees.dense(tensor.detach())
+    values = values.abs() if values.is_complex() else values.double().abs()
+    return float(values.max()) if values.numel() else 0.0
+
+
+def _alike(a: float, b: float) -> bool:
+    return a == b or abs(a - b) <= _SAME * max(abs(a), abs(b)) or (a != a and b != b)

@@ -1,0 +1,293 @@
+"""The loss is a connected scalar, falls when the fit gets better, and gets what it expects."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import sources
+from ...codes import loss as explain
+from ...probes.loss.consumption import LINEAR, LogOf, Stretched
+from ...runs.losses.consumption import Consumed, evidence
+from ...runs.losses.in_steps import step_evidence
+from ...specs import Labels
+from ...state import seed_everything
+from ...subject import SubjectError
+from ...verdicts import inconclusive, not_applicable, passed, suspicious
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...findings import Finding, Location
+    from ...subject import Subject
+
+_SURE = 250.0
+"""Logits so far apart: the smaller probability is 0 in float32, and its logarithm is -250."""
+_LOGITS = ("F.cross_entropy", "F.log_softmax", "torch.log_softmax", "Tensor.log_softmax")
+
+
+def loss_sound(subject: Subject) -> Iterator[Finding]:
+    """Look at the loss tensor itself."""
+    trains = any(p.requires_grad for p in subject.model.parameters())
+    seen = evidence(subject)
+    if seen.shape != () and seen.shape != (1,):
+        yield explain.not_scalar(subject, seen.shape)
+    elif seen.leaf:
+        yield explain.recreated(subject)
+    elif (trains and not seen.connected) or seen.dtype.startswith(("int", "bool")):
+        yield explain.disconnected(subject)
+    elif trains and seen.dead:
+        yield explain.dead_term(subject, seen.dead[0])
+    elif seen.focal:
+        yield explain.focal_mean(seen.focal[0])
+    else:
+        yield passed(f"the loss is a connected {seen.dtype} scalar, {seen.value:.4g}")
+
+
+def loss_shapes(subject: Subject) -> Iterator[Finding]:
+    """Look for outputs and targets that are stretched against each other by broadcasting."""
+    if subject.contract.loss == "output":
+        yield not_applicable("the model computes its own loss")
+        return
+    seen = evidence(subject)
+    mutual = [
+        b for b in seen.broadcasts
+        if b.result != b.output and b.result != b.target and len(b.output) != len(b.target)
+    ]  # fmt: skip
+    lopsided = [
+        b
+        for b in seen.broadcasts
+        if b not in mutual
+        and b.op.name.startswith("F.")
+        and math.prod(b.target) > 1
+        and math.prod(b.output) > 1
+    ]
+    if mutual:
+        yield explain.broadcast(subject, mutual[0], seen)
+    elif lopsided:
+        yield explain.stretched(subject, lopsided[0], seen)
+    else:
+        batch = subject.batch()
+        symbol = subject.source.batch_symbol
+        if symbol is not None and batch.sizes.get(symbol, 2) < 2:
+            yield inconclusive("the batch holds one sample, so that broadcasting could not be seen")
+        else:
+            yield passed("no output is stretched against its target")
+
+
+def loss_input(subject: Subject) -> Iterator[Finding]:
+    """Compare what each loss function was given with what it expects.
+
+    Three habits are suspicious: a logarithm of what a softmax or a sigmoid gave (tried with an
+        input as a sure model
+    gives it), a regression on labels that are declared as classes, and a cross entropy of targets
+    that are no class
+    probabilities (several ones in a row, negative ones, or one number per sample).
+    """
+    seen = evidence(subject)
+    unstable = next((log for log in seen.logs if not _holds_when_sure(subject, log)), None)
+    if unstable is not None:
+        yield explain.unstable_log(subject, unstable)
+    if not seen.consumed:
+        if unstable is None:
+            yield not_applicable(
+                "the loss calls none of torch's classification or regression losses"
+            )
+        return
+    found = unstable is not None
+    labels = subject.contract.targets
+    if isinstance(labels, Labels) and isinstance(labels.classes, int) and labels.classes > 2:
+        compared = next((u for u in seen.consumed if u.whole), None)
+        if compared is not None and _shape_of(subject.batch().targets) == compared.shape:
+            found = True
+            yield explain.labels_as_numbers(subject, labels.classes, compared)
+    for used in seen.consumed:
+        if used.unlike and (used.unlike != "batch" or used.shape == _samples_of(subject)):
+            found = True
+            yield explain.no_class_probabilities(subject, used)
+            break
+    swapped = next((used for used in seen.consumed if used.swapped), None)
+    if swapped is not None:
+        yield explain.arguments_swapped(subject, swapped)
+        return
+    done: set[str] = set()
+    for used in seen.consumed:
+        code = _misused(used)
+        if code and code not in done:
+            done.add(code)
+            found = True
+            yield explain.wrong_input(subject, code, used)
+    if not found:
+        names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
+        yield passed(f"{names}: the input has the form that is expected")
+
+
+def _misused(used: Consumed) -> str:
+    """Return the code of what is wrong with the input of one loss function, or an empty string."""
+    made_by = used.producer.kind if used.producer is not None else ""
+    if used.function in _LOGITS:
+        if used.distribution:
+            return "double-softmax"
+        if made_by in ("relu", "relu_") and not used.negative and used.zeros > 0.05:
+            return "relu-logits"
+        if made_by == "sigmoid" and used.unit:
+            return "sigmoid-logits"
+    if used.function == "F.binary_cross_entropy_with_logits" and (
+        used.unit and made_by in ("sigmoid", "softmax")
+    ):
+        return "double-sigmoid"
+    if used.function in ("F.nll_loss", "F.nll_loss_nd", "F.ctc_loss") and (
+        not used.log_distribution
+        and (used.distribution or made_by in (*LINEAR, "relu", "softmax", "sigmoid"))
+    ):
+        return "nll-without-log"
+    if used.function == "F.kl_div" and used.distribution:
+        return "kl-without-log"
+    return used.misfit
+
+
+def step_losses(subject: Subject) -> Iterator[Finding]:
+    """Watch the calls of torch's loss functions within one training step: shapes, and the form of their input."""
+    seen = step_evidence(subject)
+    if seen is None:
+        yield inconclusive("the training step raises; weights-update explains it", code="blocked")
+        return
+    if not seen.consumed:
+        yield not_applicable("the training step calls none of torch's loss functions")
+        return
+    known: set[str] = (
+        set()
+    )  # what loss-input and loss-shapes say of the declared loss is not said twice
+    if callable(subject.contract.loss):
+        declared = evidence(subject)
+        known = {_misused(used) for used in declared.consumed}
+        known |= {f"{b.op.name} {b.output} {b.target}" for b in declared.broadcasts}
+    found = False
+    for pair in seen.broadcasts:
+        if f"{pair.op.name} {pair.output} {pair.target}" in known:
+            continue
+        if pair.result not in (pair.output, pair.target):
+            found = True
+            yield explain.broadcast(subject, pair, seen)
+        elif math.prod(pair.output) > 1 and math.prod(pair.target) > 1:
+            found = True
+            yield explain.stretched(subject, pair, seen)
+    for used in seen.consumed:
+        code = _misused(used)
+        if code and code not in known:
+            known.add(code)
+            found = True
+            yield explain.wrong_input(subject, code, used)
+    if not found:
+        names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
+        yield passed(f"{names}: shapes agree, and the input has the form that is expected")
+
+
+def _samples_of(subject: Subject) -> tuple[int, ...] | None:
+    """Return the shape of one number per sample."""
+    symbol = subject.source.batch_symbol
+    size = None if symbol is None else subject.batch().sizes.get(symbol)
+    return None if size is None else (size,)
+
+
+def _shape_of(targets: Any) -> tuple[int, ...] | None:
+    return tuple(targets.shape) if isinstance(targets, torch.Tensor) else None
+
+
+def _holds_when_sure(subject: Subject, log: LogOf) -> bool:
+    """Say whether the loss stays finite when what a softmax or sigmoid is given spreads as far as a sure model's."""
+    batch = subject.batch().clone()
+    with subject.pristine() as model, torch.no_grad(), Stretched(log.number, _SURE):
+        model.train()
+        seed_everything(subject.seed)
+        try:
+            loss = subject.compute_loss(subject.call(model, batch), batch)
+        except SubjectError:
+            return True
+        return bool(torch.isfinite(loss).all())
+
+
+def loss_sign(subject: Subject) -> Iterator[Finding]:
+    """Look at the slope of the loss towards the true class or the target value."""
+    seen = evidence(subject)
+    classes = [used for used in seen.consumed if not math.isnan(used.rising)]
+    wrong = [used for used in classes if used.rising > 0.95 and used.counted >= 2]
+    if wrong:
+        yield explain.wrong_sign(
+            subject,
+            f"raising the true class's logit raises the loss in {wrong[0].rising:.0%} of {wrong[0].counted} targets",
+            wrong[0].place,
+        )
+        return
+    # outputs that one target pulls apart are compared with each other, not with the target
+    away = seen.away if all(share > 0.95 for share in seen.away.values()) else {}
+    if away and not classes:
+        path, share = next(iter(away.items()))
+        yield explain.wrong_sign(
+            subject,
+            f"moving {path} towards its target raises the loss in {share:.0%} of the samples",
+            None,
+        )
+        return
+    if not classes and not seen.away and not subject.contract.declares("targets"):
+        yield not_applicable("there are no targets, and no output is cut free to be one")
+        return
+    if not classes and not seen.away:
+        yield inconclusive(
+            "no output could be matched with its target, so that the sign could not be seen"
+        )
+        return
+    yield passed("the loss falls towards the targets")
+
+
+def loss_at_start(subject: Subject) -> Iterator[Finding]:
+    """Compare the first cross entropy with ln(classes), one-sidedly (CHECKS E19)."""
+    seen = evidence(subject)
+    used = next(
+        (u for u in seen.consumed if u.function == "F.cross_entropy" and not math.isnan(u.entropy)),
+        None,
+    )
+    if used is None:
+        yield not_applicable("the loss calls no F.cross_entropy with class indices")
+        return
+    uniform = math.log(used.classes)
+    if used.entropy <= uniform + 2.0 or used.spread <= 2.5:
+        yield passed(
+            f"cross entropy {used.entropy:.3f}; a uniform guess over {used.classes} classes has {uniform:.3f}"
+        )
+        return
+    gain = _gain(subject, used.weight)
+    if gain is not None and gain > 2.0:
+        yield explain.hot_start(subject, used, uniform, gain)
+    else:
+        yield suspicious(
+            "loss-at-start",
+            f"the first cross entropy is {used.entropy:.2f}, far above the {uniform:.2f} of a uniform guess",
+            observed=f"logits have a standard deviation of {used.spread:.2f} over {used.classes} classes",
+            cause="the model is confidently wrong before it has seen any data",
+            because="a fresh head usually gives logits with a deviation below 1",
+            fix="scale the head down at initialisation, unless margins or temperatures make this deliberate",
+            location=used.place,
+        )
+
+
+def _gain(subject: Subject, name: str | None) -> float | None:
+    """Return by how much a weight scales an input of unit variance: its RMS times sqrt(fan in)."""
+    if name is None:
+        return None
+    weight = subject.named_parameters().get(name)
+    if weight is None or weight.dim() < 2:
+        return None
+    fan_in = math.prod(weight.shape[1:])
+    return float(weight.detach().float().square().mean().sqrt()) * math.sqrt(fan_in)
+
+
+def loss_line(subject: Subject) -> Location | None:
+    """Return the line of the user's loss that returns, or where it is defined."""
+    loss = subject.contract.loss
+    if loss is None or isinstance(loss, str):
+        return None
+    function = loss.forward if isinstance(loss, torch.nn.Module) else loss
+    return sources.search(function, r"^\s*return\b") or sources.of_object(loss)

@@ -1,0 +1,68 @@
+"""The loss falls along its gradient by what the gradient says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...codes import gradients as explain
+from ...runs.losses import slopes
+from ...subject import optimizers_of
+from ...verdicts import inconclusive, not_applicable, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...findings import Finding
+    from ...subject import Subject
+
+
+_LARGE_BYTES = 64 * 2**20
+
+
+def descent(subject: Subject) -> Iterator[Finding]:
+    """Compare the loss at two points along the gradient with the gradient, in float64.
+
+    A gradient that leaves out a part of the loss (a factor that was detached, a value that went
+    through a Python number) says another slope than the loss has. Where a ``detach()`` or
+    ``no_grad()`` on the way explains it, the finding is suspicious and names the line, since
+    stop-gradients are often meant. A gradient whose forward is constant by pieces (a
+    straight-through estimator) is a surrogate by design.
+    """
+    size = sum(p.numel() * p.element_size() for p in subject.model.parameters())
+    if size > _LARGE_BYTES and "float64" not in (subject.contract.dtypes or ()):
+        yield not_applicable(
+            f"the parameters take {size / 2**20:.0f} MiB: in float64 they and their gradients would take four times "
+            "as much; declare float64 among the contract's dtypes for a model that is to be asked"
+        )
+        return
+    with subject.pristine() as model:
+        several = len(optimizers_of(subject.make_optimizer(model))) > 1
+    if several:
+        yield not_applicable("several optimizers each follow a part of the loss")
+        return
+    found = slopes.descent(subject)
+    if found.refused:
+        yield inconclusive(f"the slope of the loss was not compared: {found.refused}")
+        return
+    first = found.slopes[0]
+    shown: dict[str, Any] = {
+        "promised": found.promised,
+        "slopes": {f"{s.step:g}": s.middle for s in found.slopes},
+    }
+    if found.holds:
+        yield passed(
+            f"the loss follows its gradient: {found.ratio(first):.4f} of the promised slope at a relative "
+            f"step of {first.step:g}",
+            evidence=shown,
+        )
+    elif not found.steady:
+        yield inconclusive("a second evaluation from the same state and seed gives another loss")
+    elif found.measured is None:
+        yield inconclusive(
+            "the loss has no steady slope here, as with rounding or kinks: "
+            + ", ".join(
+                f"{found.ratio(s):.4g} of the promised one at {s.step:g}" for s in found.slopes
+            )
+        )
+    else:
+        yield explain.unlike_the_loss(subject, found, found.measured, shown)

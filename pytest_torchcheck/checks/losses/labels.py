@@ -1,0 +1,261 @@
+"""Targets belong to their inputs: range, ignored positions, shift of a language model, padding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import promises
+from ...codes import labels as explain
+from ...objects import trees
+from ...runs.losses.consumption import evidence
+from ...specs import Labels
+from ...state import seed_everything
+from ...verdicts import inconclusive, not_applicable, passed, suspicious
+from ..promised import find_input
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...batches import Batch
+    from ...findings import Finding
+    from ...subject import Subject
+
+
+def output_gradients(
+    subject: Subject, batch: Batch
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None:
+    """Return the float outputs of a batch and the loss's gradient to each, or None where there is none."""
+    batch = batch.clone()
+    with subject.pristine() as model:
+        model.train()
+        seed_everything(subject.seed)
+        with torch.no_grad():
+            output = subject.call(model, batch)
+        with torch.enable_grad():
+            leaves = trees.floats(output)
+            for tensor in leaves.values():
+                if tensor.is_inference() or not tensor.is_leaf:
+                    return None
+                tensor.requires_grad_(True)
+            loss = subject.compute_loss(output, batch)
+            if not loss.requires_grad or loss.dim():
+                return None
+            with subject.phase("backward", batch):
+                grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    found = {path: g for path, g in zip(leaves, grads, strict=True) if g is not None}
+    return ({path: leaves[path].detach() for path in found}, found) if found else None
+
+
+def label_range(subject: Subject) -> Iterator[Finding]:
+    """Compare the labels with the size of the class dimension and with the declared classes.
+
+    Targets of a binary cross entropy are judged where they are the user's own, and where the loss
+    heeds them; labels
+    of a CTC loss where they are the user's own, up to ``target_lengths``.
+    """
+    seen = evidence(subject)
+    drawn = subject.batch().origin == "drawn"
+    binary = [] if drawn else [u for u in seen.consumed if u.binary]
+    beyond = next((u for u in binary if u.outside), None)
+    if beyond is not None:
+        yield explain.no_probabilities(subject, beyond)
+        return
+    aligned = [] if drawn else [(u, u.ctc) for u in seen.consumed if u.ctc is not None]
+    for call, labels in aligned:
+        if labels.blanks:
+            yield explain.blank_labels(subject, call, labels)
+            return
+        if labels.low < 0 or labels.top >= labels.classes:
+            yield explain.beyond_the_classes(subject, call, labels)
+            return
+    used = next((u for u in seen.consumed if u.classes), None)
+    if used is None and aligned:
+        labels = aligned[0][1]
+        yield passed(
+            f"{labels.counted} labels of a CTC loss, from {labels.low} to {labels.top}, fit {labels.classes} classes "
+            f"with the blank at {labels.blank}"
+        )
+        return
+    if used is None and binary:
+        count = sum(u.binary for u in binary)
+        yield passed(
+            f"{count} targets of a binary cross entropy: those that the loss heeds lie within 0 and 1"
+        )
+        return
+    if used is None:
+        yield not_applicable("the loss takes no class indices")
+        return
+    declared = subject.contract.targets if isinstance(subject.contract.targets, Labels) else None
+    classes = getattr(declared, "classes", None)
+    if isinstance(classes, int) and classes > used.classes:
+        yield explain.too_few_outputs(subject, classes, used)
+    elif isinstance(classes, int) and classes < used.classes:
+        yield suspicious(
+            "label-classes",
+            f"the head has {used.classes} classes, {classes} are declared",
+            observed=f"logits {list(used.shape)}; Labels(classes={classes})",
+            cause="the head is larger than the number of classes",
+            because="the class dimension and the declaration differ",
+            fix=f"give the head {classes} outputs, unless the rest is reserved",
+            location=used.place,
+        )
+    elif used.low >= 1 and used.counted >= 4 * used.classes:
+        yield suspicious(
+            "label-base",
+            f"class 0 never occurs among {used.counted} labels",
+            observed=f"labels from {used.low} to {used.top}, {used.classes} classes",
+            cause="the labels may count from one",
+            because=f"with {used.counted} labels over {used.classes} classes, 0 was to be expected",
+            fix="subtract one from the labels where they are read, if they count from one",
+        )
+    else:
+        yield passed(
+            f"{used.counted} labels from {used.low} to {used.top} fit {used.classes} classes"
+        )
+
+
+def ignored_targets(subject: Subject) -> Iterator[Finding]:
+    """Mark half of the targets as ignored; the loss's gradient at their outputs must be zero."""
+    spec = subject.contract.targets
+    assert isinstance(spec, Labels)
+    assert spec.ignore_index is not None
+    ignore = spec.ignore_index
+    batch = subject.batch()
+    if not isinstance(batch.targets, torch.Tensor):
+        yield inconclusive("the targets are no single tensor")
+        return
+    targets = batch.targets
+    marks = (torch.arange(targets.numel(), device=targets.device) % 2 == 0).view(targets.shape)
+    changed = _with_targets(batch, torch.where(marks, torch.full_like(targets, ignore), targets))
+    found = output_gradients(subject, changed)
+    if found is None:
+        yield inconclusive("the loss's gradient to the outputs could not be taken")
+        return
+    for path, grad in found[1].items():
+        per_target = _reduce_to(grad, targets.shape)
+        if per_target is None:
+            continue
+        kept = per_target[~marks]
+        if not bool((kept > 0).any()):
+            continue
+        at = per_target[marks]
+        if bool((at > 0).any()):
+            yield explain.counted(
+                subject, path, ignore, float((at > 0).float().mean()), float(at.max())
+            )
+            return
+        yield passed(f"{int(marks.sum())} targets of {ignore} leave {path} without a gradient")
+        return
+    yield inconclusive("no output has one gradient for each target")
+
+
+def _with_targets(batch: Batch, targets: torch.Tensor) -> Batch:
+    from dataclasses import replace
+
+    return replace(batch, targets=targets)
+
+
+def _reduce_to(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
+    """Return the largest magnitude over the class dimension, where the rest has the targets' shape."""
+    values = trees.dense(grad).abs()
+    for dim in range(values.dim()):
+        if values.shape[:dim] + values.shape[dim + 1 :] == shape:
+            return values.amax(dim)
+    return values if values.shape == shape else None
+
+
+def label_shift(subject: Subject) -> Iterator[Finding]:
+    """Read off the loss's gradient which token each position is pulled to, and compare with the input."""
+    promise = subject.contract.promised("Causal")[0]
+    assert isinstance(promise, promises.Causal)
+    batch = subject.batch()
+    found = find_input(batch, promise.input)
+    ids = None if found is None else found[1]
+    if ids is None or ids.is_floating_point() or ids.dim() != 2 or promise.dim != 1:
+        yield not_applicable("the causal input is no batch of token ids")
+        return
+    gradients = output_gradients(subject, batch)
+    if gradients is None:
+        yield inconclusive("the loss's gradient to the outputs could not be taken")
+        return
+    for path, grad in gradients[1].items():
+        wanted = _pulled(trees.dense(grad), ids)
+        if wanted is None:
+            continue
+        implied, counts = wanted
+        shares = {shift: _agreement(implied, counts, ids, shift) for shift in (-1, 0, 1, 2, 3)}
+        if max(shares.values()) < 0.95:
+            yield not_applicable(
+                f"the targets are no shifted copy of the ids (best {max(shares.values()):.0%})"
+            )
+            return
+        best = max(shares, key=lambda shift: (shares[shift], -abs(shift - 1)))
+        if best == 1:
+            yield passed(f"{int(counts.sum())} positions of {path} are pulled to the next token")
+        elif shares[1] >= shares[best]:
+            yield inconclusive("the text repeats, so that the shift cannot be told")
+        else:
+            yield explain.shifted(subject, path, best, shares[best])
+        return
+    yield inconclusive("no output has one vector of logits for each token")
+
+
+def _pulled(grad: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return for each position the token that the loss pulls it to, and where it pulls at all."""
+    if grad.dim() == 2 and grad.shape[0] == ids.numel() and grad.shape[1] > 2:
+        grad = grad.view(*ids.shape, -1)
+    if grad.dim() != 3:
+        return None
+    if grad.shape[:2] != ids.shape:
+        if grad.shape[0] == ids.shape[0] and grad.shape[2] == ids.shape[1]:
+            grad = grad.transpose(1, 2)
+        else:
+            return None
+    return grad.argmin(-1), grad.amin(-1) < 0
+
+
+def _agreement(implied: torch.Tensor, counts: torch.Tensor, ids: torch.Tensor, shift: int) -> float:
+    length = ids.shape[1]
+    here = slice(max(0, -shift), length - max(0, shift))
+    there = slice(max(0, shift), length - max(0, -shift))
+    pulled, token, counted = implied[:, here], ids[:, there], counts[:, here]
+    if not bool(counted.any()):
+        return 0.0
+    return float((pulled == token)[counted].float().mean())
+
+
+def padding_loss(subject: Subject) -> Iterator[Finding]:
+    """Look at the loss's gradient at the outputs of padded positions."""
+    promise = subject.contract.promised("PaddingInvariant")[0]
+    assert isinstance(promise, promises.PaddingInvariant)
+    batch = subject.batch()
+    padded = _padded_positions(batch, promise)
+    if padded is None or not bool(padded.any()) or bool(padded.all()):
+        yield inconclusive("the batch holds no padded positions beside real ones")
+        return
+    gradients = output_gradients(subject, batch)
+    if gradients is None:
+        yield inconclusive("the loss's gradient to the outputs could not be taken")
+        return
+    for path, grad in gradients[1].items():
+        values = _reduce_to(grad, padded.shape)
+        if values is None or not bool((values[~padded] > 0).any()):
+            continue
+        if bool((values[padded] > 0).any()):
+            yield explain.padding(
+                subject, path, float((values[padded] > 0).float().mean()), int(padded.sum())
+            )
+            return
+        yield passed(f"{int(padded.sum())} padded positions leave {path} without a gradient")
+        return
+    yield not_applicable("no output has a value for each position")
+
+
+def _padded_positions(batch: Batch, promise: Any) -> torch.Tensor | None:
+    if promise.mask is not None:
+        found = find_input(batch, promise.mask)
+        return None if found is None else ~found[1].bool()
+    found = find_input(batch, promise.ids)
+    return None if found is None else found[1] == promise.pad

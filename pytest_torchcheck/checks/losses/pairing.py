@@ -1,0 +1,333 @@
+"""What belongs together is compared: targets with their own outputs, samples with their own partners."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...codes import loss as explain
+from ...objects import trees
+from ...probes.loss.consumption import LossCall, LossWatch
+from ...runs.facts import evaluated
+from ...state import seed_everything
+from ...subject import SubjectError
+from ...text.printable import message_of
+from ...verdicts import inconclusive, not_applicable, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ...batches import Batch
+    from ...findings import Finding
+    from ...runs.losses.consumption import LossEvidence
+    from ...subject import Subject
+
+_PROBES = 8
+_GOLDEN = (5**0.5 - 1) / 2
+_SAME = 1e-4
+"""Relative change of a loss that the order of a sum explains, with a wide margin."""
+
+
+def target_alignment(subject: Subject) -> Iterator[Finding]:
+    """Change one target at a time; what changes in the loss's gradient stands at one distance from it."""
+    if subject.contract.loss == "output":
+        yield not_applicable("the model computes its own loss")
+        return
+    batch = subject.batch().clone()
+    output = evaluated(subject)
+    leaves = {p: t for p, t in trees.floats(output).items() if t.is_leaf and not t.is_inference()}
+    own = trees.tensors(batch.targets, "targets")
+    fitting = [
+        (path, axes, name)
+        for name, target in own.items()
+        for path, leaf in leaves.items()
+        if (axes := _class_axes(leaf, target))
+    ]
+    if not fitting:
+        yield not_applicable("no target has one value for each position of an output")
+        return
+    for tensor in leaves.values():
+        tensor.requires_grad_(True)
+
+    def slopes(targets: Any) -> dict[str, torch.Tensor] | None:
+        seed_everything(subject.seed)
+        with torch.enable_grad():
+            # a loss may write to its targets: it is given its own
+            given = replace(batch, targets=targets).clone()
+            loss = subject.compute_loss(output, given)
+            if not loss.requires_grad or loss.dim():
+                return None
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        return {p: trees.dense(g) for p, g in zip(leaves, found, strict=True) if g is not None}
+
+    seen = 0
+    batch_dim = subject.contract.batch_dim
+    try:
+        base = slopes(batch.targets)
+        for path, axes, name in fitting:
+            if base is None or path not in base:
+                continue
+            ways = _reached(base[path], axes, own[name], path, leaves[path], batch, slopes)
+            reached = ways[0]
+            seen += len(reached)
+            if len(reached) < 2 or any(
+                _one_distance(way, own[name].shape, batch_dim) for way in ways
+            ):
+                continue
+            if _matched(subject, output, batch, own[name]):
+                continue  # targets in any order: the loss looks for their outputs itself
+            yield explain.misplaced(subject, path, name, reached)
+            return
+    except (SubjectError, RuntimeError) as error:
+        yield inconclusive(
+            f"the loss refuses another target: {message_of(error).splitlines()[0]:.80}"
+        )
+        return
+    if seen:
+        yield passed(f"{seen} targets changed by one each reach an output at one distance")
+    else:
+        yield inconclusive("no change of a single target reached an output")
+
+
+def _class_axes(leaf: torch.Tensor, target: torch.Tensor) -> list[int]:
+    """Return the axes of an output that may hold the classes, -1 where output and target are alike."""
+    if target.dim() == 0 or target.numel() < 3 or target.is_complex() or leaf.is_complex():
+        return []
+    if target.is_floating_point() or target.dtype == torch.bool:
+        return [-1] if leaf.shape == target.shape else []
+    # integers of the output's own shape may be indices into it (a list of labels, an order)
+    return [
+        d
+        for d in range(leaf.dim())
+        if leaf.shape[d] > 1 and leaf.shape[:d] + leaf.shape[d + 1 :] == target.shape
+    ]
+
+
+Place = tuple[int, ...]
+
+
+def _reached(
+    base: torch.Tensor,
+    axes: list[int],
+    target: torch.Tensor,
+    path: str,
+    leaf: torch.Tensor,
+    batch: Batch,
+    slopes: Callable[[Any], dict[str, torch.Tensor] | None],
+) -> list[dict[Place, set[Place]]]:
+    """Change single targets; return for each the positions of the output whose gradient changed, by class axis."""
+    found: list[dict[Place, set[Place]]] = [{} for _ in axes]
+    for number in range(_PROBES):
+        # spread over the targets, and at uneven distances: no period of the shape is met by all of them
+        flat = int(target.numel() * ((number + 0.5) * _GOLDEN % 1))
+        place = trees.place_of(flat, target.shape)
+        other = _other(target, place, leaf.shape[axes[0]] if axes[0] >= 0 else 0)
+        if other is None:
+            continue
+        now = slopes(trees.substitute(batch.targets, {id(target): other}))
+        if now is None or path not in now:
+            continue
+        change = (now[path] - base).abs()
+        if not bool(torch.isfinite(change).all()) or not bool((change > 0).any()):
+            continue
+        for axis, reached in zip(axes, found, strict=True):
+            moved = change.amax(axis) if axis >= 0 else change
+            where = (moved > 1e-6 * moved.max()).nonzero().tolist()
+            reached[place] = {tuple(item) for item in where}
+    return found
+
+
+def _other(target: torch.Tensor, place: Place, classes: int) -> torch.Tensor | None:
+    """Return the targets with another value at one place, or None where that one does not count."""
+    changed = target.clone()
+    value = target[place]
+    if target.dtype == torch.bool:
+        changed[place] = ~value
+    elif not target.is_floating_point():
+        if int(value) < 0 or (classes and int(value) >= classes):
+            return None
+        changed[place] = (int(value) + 1) % (classes or 2)
+    elif bool(((target == 0) | (target == 1)).all()):
+        changed[place] = 1 - value
+    else:
+        spread = float(target.std()) if target.numel() > 1 else 0.0
+        changed[place] = value + (spread if spread > 0 else 1.0)
+    return None if torch.equal(changed, target) else changed
+
+
+def _one_distance(
+    reached: dict[Place, set[Place]], shape: torch.Size, batch_dim: int | None
+) -> bool:
+    """Say whether one distance leads from every changed target to an output.
+
+    It may be along one axis other than the batch's, as that of a next-token loss; an axis may be
+    read backward, and
+    axes of one size may be exchanged: time may come first in one of the two.
+    """
+    axes = range(len(shape))
+    orders = [
+        order
+        for order in itertools.permutations(axes)
+        if all(shape[a] == shape[b] for a, b in zip(axes, order, strict=True))
+    ]
+    for order, signs in itertools.product(orders, itertools.product((1, -1), repeat=len(shape))):
+        backward = [axis for axis, sign in zip(axes, signs, strict=True) if sign < 0]
+        common: set[Place] | None = None
+        for place, where in reached.items():
+            moved = [sign * place[axis] for sign, axis in zip(signs, order, strict=True)]
+            distances = {tuple(w - p for w, p in zip(item, moved, strict=True)) for item in where}
+            common = distances if common is None else common & distances
+        for distance in common or ():
+            along = [axis for axis, step in zip(axes, distance, strict=True) if step]
+            if len({*along, *backward}) <= 1 and batch_dim not in (*along, *backward):
+                return True
+    return False
+
+
+def _matched(subject: Subject, output: Any, batch: Batch, target: torch.Tensor) -> bool:
+    """Say whether the loss is the same for targets in another order along some axis."""
+
+    def value(targets: Any) -> float:
+        seed_everything(subject.seed)
+        with torch.no_grad():
+            return float(subject.compute_loss(output, replace(batch, targets=targets)))
+
+    def is_same(other: torch.Tensor) -> bool:
+        changed = trees.substitute(batch.targets, {id(target): other})
+        return abs(value(changed) - base) <= _SAME * max(abs(base), 1e-6)
+
+    base = value(batch.targets)
+    for axis in range(target.dim()):
+        orders = [target.flip(axis), target.roll(1, axis)]  # one of them may agree by chance
+        if not any(torch.equal(o, target) for o in orders) and all(map(is_same, orders)):
+            return True
+    return False
+
+
+def in_batch_pairs(subject: Subject) -> Iterator[Finding]:
+    """Reorder the samples of a batch, pairs together; a contrastive loss must stay as it is."""
+    batch = subject.batch()
+    axes = _sample_axes(subject, batch)
+    size = min((batch.tensors()[p].shape[a] for p, a in axes.items()), default=0)
+    if subject.contract.loss == "output" or size < 4:
+        yield not_applicable("there are not four samples to rank against each other")
+        return
+    known: LossEvidence | None = subject.cache.get("loss")
+    if known is None or any(
+        _ranks(c.function, c.shape, c.made_target, size) for c in known.consumed
+    ):
+        calls = _ranking(subject, batch, size, train=True)
+    else:
+        calls = []
+    if not calls:
+        yield not_applicable("the loss does not rank the samples of a batch against each other")
+        return
+    for call in calls:
+        share = _self_share(call)
+        if share is not None:
+            yield explain.self_counted(subject, call, share)
+            return
+    base = _loss_at(subject, batch)
+    if base != _loss_at(subject, batch, seed=1):
+        yield inconclusive("the loss is random in eval mode, so that an order could not be tried")
+        return
+    changes: list[float] = []
+    for blocks in _orders(size):
+        worst = 0.0
+        for index in blocks:
+            again = _loss_at(subject, _reordered(batch, axes, index))
+            worst = max(worst, abs(again - base) / max(abs(base), 1e-6))
+        if worst <= _SAME:
+            yield passed(f"the loss of {size} samples is the same in another order")
+            return
+        changes.append(worst)
+    yield explain.order(subject, calls[0], min(changes), size)
+
+
+def _sample_axes(subject: Subject, batch: Batch) -> dict[str, int]:
+    """Return the axis of the samples in each tensor, the one that all inputs begin with."""
+    paths = [p for p, t in batch.input_leaves() if isinstance(t, torch.Tensor) and t.dim()]
+    symbols = [subject.source.batch_symbol, *subject.source.symbols]
+    for symbol in symbols:
+        axes = {} if symbol is None else subject.source.axes(symbol)
+        if paths and all(path in axes for path in paths):
+            return axes
+    return {}
+
+
+def _ranking(subject: Subject, batch: Batch, size: int, *, train: bool) -> list[LossCall]:
+    """Return the calls that rank samples: as many classes as samples, and a target made on the way."""
+    copy = batch.clone()
+    with subject.pristine() as model, torch.no_grad():
+        model.train(train)
+        seed_everything(subject.seed)
+        watch = LossWatch(model)
+        with watch:
+            output = subject.call(model, copy)
+            subject.compute_loss(output, copy)
+    return [
+        call
+        for call in watch.calls
+        if _ranks(call.op.name, tuple(call.input.shape), call.target_op is not None, size)
+    ]
+
+
+def _ranks(function: str, shape: tuple[int, ...], made_target: bool, size: int) -> bool:
+    """Say whether a loss function that was given an input of a shape may rank so many samples."""
+    return (
+        function == "F.cross_entropy"
+        and made_target
+        and len(shape) == 2
+        and shape[0] % size == 0
+        and (shape[1] % size == 0 or (shape[1] + 1) % size == 0)
+    )
+
+
+def _self_share(call: LossCall) -> float | None:
+    """Return the weight of each sample's similarity to itself, where the similarities are of one set."""
+    values = call.input.detach().double()
+    if values.shape[0] != values.shape[1] or not bool(torch.isfinite(values.diagonal()).all()):
+        return None
+    if not torch.allclose(values, values.t(), rtol=1e-5, atol=1e-6):
+        return None
+    own = values.softmax(1).diagonal()
+    best = (values.diagonal() >= values.amax(1) - 1e-9).double().mean()
+    return float(own.mean()) if float(best) > 0.9 and float(own.mean()) > 1e-3 else None
+
+
+def _orders(size: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Iterate over ways to reorder: single samples, and two views as halves or as neighbours."""
+    generator = torch.Generator().manual_seed(0)
+
+    def shuffled(count: int) -> torch.Tensor:
+        order = torch.randperm(count, generator=generator)
+        # an order that turns in a circle would hide a partner one place on
+        return order if not torch.equal(order, torch.arange(count)) else order.flip(0)
+
+    yield tuple(shuffled(size) for _ in range(3))
+    if size % 2 == 0:
+        half = size // 2
+        yield tuple(torch.cat([o, o + half]) for o in (shuffled(half) for _ in range(3)))
+        yield tuple(
+            torch.stack([2 * o, 2 * o + 1], 1).flatten() for o in (shuffled(half) for _ in range(3))
+        )
+
+
+def _reordered(batch: Batch, axes: dict[str, int], index: torch.Tensor) -> Batch:
+    def take(path: str, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or path not in axes:
+            return leaf
+        return leaf.detach().index_select(axes[path], index.to(leaf.device))
+
+    return batch.map(take)
+
+
+def _loss_at(subject: Subject, batch: Batch, seed: int = 0) -> float:
+    copy = batch.clone()
+    with subject.pristine() as model, torch.no_grad():
+        model.train(False)
+        seed_everything(subject.seed + seed)
+        return float(subject.compute_loss(subject.call(model, copy), copy))

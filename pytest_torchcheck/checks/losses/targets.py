@@ -1,0 +1,357 @@
+"""Relations between a loss and its targets that hold for every batch, whatever the loss computes."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from ...codes import loss as explain
+from ...objects import trees
+from ...probes.loss.slopes import LossOfOutput, Slopes
+from ...runs.facts import evaluated
+from ...runs.losses.consumption import loss_calls
+from ...specs import Labels
+from ...subject import SubjectError
+from ...verdicts import inconclusive, not_applicable, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ...findings import Finding, Status
+    from ...subject import Subject
+
+_SAMPLES: Final = 16
+"""How many samples of a batch are tried one by one."""
+_CLASSES: Final = 4
+"""How many classes are tried as the only one of a batch."""
+_ROUNDING: Final = 1e-5
+"""Relative change of a float32 gradient that the order of a sum explains, with a margin."""
+_BY_SAMPLE: Final = (
+    "NllLoss", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "SoftMarginLoss",
+)  # fmt: skip
+"""Autograd nodes of torch's losses whose terms belong to one sample each, when the loss is nothing else."""
+
+
+def _loss_of(subject: Subject) -> LossOfOutput | str:
+    """Return the loss as a function of the base batch's output, or why it cannot be tried."""
+    if subject.contract.loss == "output":
+        return "the model computes its own loss"
+    batch = subject.batch().clone()
+    output = evaluated(subject)
+    if not all(map(trees.computable, trees.floats(output).values())):
+        return "the output is sparse, nested or of a class that wraps tensors: no other can be put in its place"
+    loss = LossOfOutput(subject, output, batch)
+    return loss if loss.rebuilt else "the output is of a class that cannot be rebuilt"
+
+
+def edge_targets(subject: Subject) -> Iterator[Finding]:
+    """Call the loss with one sample at a time, and with targets that are all of one class."""
+    loss = _loss_of(subject)
+    if isinstance(loss, str):
+        yield not_applicable(loss)
+        return
+    base = loss.slopes()
+    if base is None or not base.finite:
+        yield inconclusive("the loss of the whole batch has no finite gradient already")
+        return
+    tried = 0
+    for what, case, status in (*_alone(subject, loss), *_one_class(subject, loss)):
+        try:
+            found = case.slopes()
+        except SubjectError:
+            continue  # the loss refuses it: batch-sizes and label-range judge that
+        tried += 1
+        if found is not None and not found.finite:
+            yield explain.not_finite(subject, what, case, found, status)
+            return
+    if tried:
+        yield passed(f"the loss and its gradient are finite in {tried} edge cases")
+    else:
+        yield not_applicable("neither samples nor classes of the targets can be told apart")
+
+
+def _alone(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOutput, Status]]:
+    """Yield each sample alone; a batch of one that is not declared only makes a loss suspicious."""
+    axis, symbol = subject.contract.batch_dim, subject.source.batch_symbol
+    size = 0 if axis is None or symbol is None else loss.samples(axis)
+    if axis is None or symbol is None or size < 2 or loss.batch.sizes.get(symbol) != size:
+        return
+    if len(loss.axes_of(size)) > 1:
+        return  # a square batch: which axis holds the samples cannot be told
+    span = subject.source.symbols[symbol]
+    status: Status = "violated" if span.declared and span.low <= 1 else "suspicious"
+    ignored = _ignored(subject, loss)
+    axes = subject.source.axes(symbol)
+    labels = [
+        target.movedim(axes[path], 0).flatten(1) if target.dim() > 1 else target[:, None]
+        for path, target in loss.targets().items()
+        if path in axes and not target.is_floating_point() and target.dtype != torch.bool
+    ]
+    for sample in range(min(size, _SAMPLES)):
+        if any(
+            all(int(v) < 0 or int(v) in ignored for v in row[sample].unique()) for row in labels
+        ):
+            continue  # nothing of it counts: torch's own mean over nothing is NaN
+        yield f"sample {sample} alone", loss.cut(torch.tensor([sample]), axis), status
+
+
+def _ignored(subject: Subject, loss: LossOfOutput) -> set[int]:
+    """Return the labels that do not count: of the specs, and of the calls of torch's loss functions."""
+    specs = (subject.source.specs.get(path) for path in loss.targets())
+    declared = {spec.ignore_index for spec in specs if isinstance(spec, Labels)}
+    given = {call.options.get("ignore_index") for call in loss_calls(subject, loss)}
+    return {int(value) for value in declared | given if value is not None}
+
+
+def _one_class(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOutput, Status]]:
+    """Yield batches whose targets are all of one class; of a spec any of these may be drawn."""
+    ignored = _ignored(subject, loss)
+    for path, target in loss.targets().items():
+        spec = subject.source.specs.get(path)
+        if target.is_floating_point() or target.is_complex() or not target.numel():
+            continue
+        declared = isinstance(spec, Labels) and loss.batch.origin != "real"
+        values = {int(v) for v in torch.unique(target).tolist()}
+        known = sorted(v for v in values if v >= 0 and v not in ignored)
+        if not declared and (target.dtype != torch.bool and known != [0, 1]):
+            continue  # numbers of an unknown meaning: lengths, indices
+        for value in dict.fromkeys(known[: _CLASSES - 1] + known[-1:]):
+            other = torch.full_like(target, value)
+            for mark in values - set(known):
+                other[target == mark] = mark
+            if not torch.equal(other, target):
+                batch = loss.with_targets(target, other)
+                status: Status = "violated" if declared else "suspicious"
+                yield f"{path} that are all {value}", loss.of(batch), status
+
+
+def target_ownership(subject: Subject) -> Iterator[Finding]:
+    """Change the targets of one sample at a time, and see whose outputs get another gradient."""
+    loss = _loss_of(subject)
+    if isinstance(loss, str):
+        yield not_applicable(loss)
+        return
+    if _reads_nothing(loss):
+        yield explain.ignored(subject, loss, list(loss.targets()), _how_sure(subject, loss))
+        return
+    axis, symbol = subject.contract.batch_dim, subject.source.batch_symbol
+    size = 0 if axis is None or symbol is None else loss.samples(axis)
+    if axis is None or symbol is None or size < 2 or loss.batch.sizes.get(symbol) != size:
+        yield not_applicable("the outputs do not hold one entry for each of at least two samples")
+        return
+    base = loss.slopes()
+    again = loss.slopes()
+    if base is None or again is None or not base.finite or base.value != again.value:
+        yield inconclusive("the loss has no finite gradient that repeats under one seed")
+        return
+    axes = subject.source.axes(symbol)
+    seen = 0
+    findings: list[Finding] = []
+    for path, target in loss.targets().items():
+        if path not in axes or target.is_complex():
+            continue
+        # in a square batch any of these may hold the samples: time may come first in the output
+        ways = [_pulls(loss, base, target, axes[path], a, size) for a in loss.axes_of(size)]
+        judged = [list(_judged(subject, loss, base, path, pulls)) for pulls in ways]
+        seen += max(sum(pull is not None for pull in pulls.values()) for pulls in ways)
+        findings += [explained() for explained in min(judged, key=len)]
+    yield from findings
+    if findings:
+        return
+    if seen:
+        yield passed(f"{seen} targets each decide the loss of their own sample")
+    else:
+        yield inconclusive("no change of one sample's target changed the loss")
+
+
+def _reads_nothing(loss: LossOfOutput) -> bool:
+    """Say whether no target has an influence: neither others of its kind, nor values that no loss can read."""
+    targets = {path: t for path, t in loss.targets().items() if t.numel()}
+    if not targets or any(t.device.type != "cpu" for t in targets.values()):
+        return False  # an index out of range would cost a GPU its context
+    try:
+        base = loss.run()[0].detach()
+        for target in targets.values():
+            for other in (target.flip(0) if target.dim() else target, _unreadable(target)):
+                now = loss.run(loss.with_targets(target, other))[0].detach()
+                if not trees.same(base, now):
+                    return False
+    except SubjectError:
+        return False  # it is read, and refused
+    return bool(torch.isfinite(base).all())
+
+
+def _unreadable(target: torch.Tensor) -> torch.Tensor:
+    """Return a target of values that change whatever is computed from them."""
+    if target.is_floating_point() or target.is_complex():
+        return torch.full_like(target, float("nan"))
+    return (
+        ~target
+        if target.dtype == torch.bool
+        else torch.full_like(target, max(torch.iinfo(target.dtype).min, -127) or 255)
+    )
+
+
+def _how_sure(subject: Subject, loss: LossOfOutput) -> Status:
+    """Say what it means that targets are ignored: constants and copies of an input may stand for none.
+
+    So may those that the loss function takes as ``_`` or by a name with an underscore before it.
+    """
+    if _named_unused(subject.contract.loss):
+        return "suspicious"
+    inputs = [t for _, t in loss.batch.input_leaves() if isinstance(t, torch.Tensor)]
+    for target in loss.targets().values():
+        varied = target.numel() > 1 and not bool((target == target.flatten()[0]).all())
+        if varied and not any(trees.same(target, t) for t in inputs if t.shape == target.shape):
+            return "violated"
+    return "suspicious"
+
+
+def _named_unused(loss: object) -> bool:
+    """Say whether a loss function says by the name of its second parameter that it does not use it."""
+    if not callable(loss):
+        return False
+    try:
+        names = list(inspect.signature(loss).parameters)
+    except (TypeError, ValueError):  # of a builtin
+        return False
+    return len(names) > 1 and names[1].startswith("_")
+
+
+Pulls = dict[int, torch.Tensor | None]
+"""By sample: how much each sample's gradient changed with its target, ``[B]``; None where nothing changed.
+Another sample's gradient that is scaled and keeps its direction counts as unchanged: weights and normalisers do that."""
+
+
+def _pulls(
+    loss: LossOfOutput, base: Slopes, target: torch.Tensor, axis: int, out: int, size: int
+) -> Pulls:
+    found: Pulls = {}
+    for sample in range(min(size, _SAMPLES)):
+        tried = False
+        for other in _others(target, axis, sample):
+            try:
+                now = loss.slopes(loss.with_targets(target, other))
+            except SubjectError:
+                continue
+            if now is None or not now.finite:
+                continue
+            tried = True
+            moved = _moved(base, now, sample, out, size)
+            if bool((moved > 0).any()):
+                found[sample] = moved
+                break
+            if now.value != base.value:
+                break  # it is read, and has no gradient: another check's business
+        else:
+            if tried and not _heeded(loss, base, sample, out):
+                found[sample] = None
+    return found
+
+
+def _heeded(loss: LossOfOutput, base: Slopes, sample: int, axis: int) -> bool:
+    """Say whether an extreme output of a sample changes the loss: losses over the hardest samples heed it then."""
+    try:
+        now = loss.stretched(sample, axis).slopes()
+    except SubjectError:
+        return True
+    return now is None or now.value != base.value
+
+
+def _others(target: torch.Tensor, axis: int, sample: int) -> Iterator[torch.Tensor]:
+    """Yield the targets with other values for one sample; nothing where all of its values are to be ignored."""
+    row = target.select(axis, sample)
+    candidates: list[torch.Tensor] = []
+    if target.dtype == torch.bool:
+        candidates = [~row]
+    elif not target.is_floating_point():
+        counts = row >= 0
+        classes = max(int(target.max()) + 1, 2)
+        if bool(counts.any()):
+            candidates = [torch.where(counts, (row + k) % classes, row) for k in (1, 2)]
+    elif bool(((target == 0) | (target == 1)).all()):
+        candidates = [1 - row]
+    else:
+        spread = float(target.std()) if target.numel() > 1 else 0.0
+        step = spread if spread > 0 else 1.0
+        candidates = [row + step, row - step]
+    for values in candidates:
+        if not torch.equal(values, row):
+            made = target.clone()
+            made.select(axis, sample).copy_(values)
+            yield made
+
+
+def _moved(base: Slopes, now: Slopes, sample: int, axis: int, size: int) -> torch.Tensor:
+    """Return by how much the gradient of each sample's outputs changed, ``[B]``; 0 where rounding explains it."""
+    total = torch.zeros(size, dtype=torch.float64)
+    for path, slope in base.by_output.items():
+        other = now.by_output.get(path, torch.zeros_like(slope))
+        a, b = (_by_sample(t, axis) for t in (slope, other))
+        rest = torch.arange(size, device=a.device) != sample
+        factor = (a * b).sum(1, keepdim=True) / (a * a).sum(1, keepdim=True).clamp(min=1e-300)
+        change = torch.where(rest, (b - factor * a).abs().amax(1), (b - a).abs().amax(1))
+        largest = max(float(a.abs().max()), float(b.abs().max()))
+        change[change <= _ROUNDING * largest] = 0.0
+        total = torch.maximum(total, change.cpu())
+    return total
+
+
+def _by_sample(slope: torch.Tensor, axis: int) -> torch.Tensor:
+    return trees.dense(slope).movedim(axis, 0).flatten(1).double() if slope.dim() > 1 else (
+        trees.dense(slope)[:, None].double()
+    )  # fmt: skip
+
+
+def _judged(
+    subject: Subject, loss: LossOfOutput, base: Slopes, path: str, pulls: Pulls
+) -> Iterator[Callable[[], Finding]]:
+    """Yield what is wrong with the pulls of one target tensor, each to be explained if it counts."""
+    read = {sample: moved for sample, moved in pulls.items() if moved is not None}
+    unread = [sample for sample, moved in pulls.items() if moved is None]
+    if not read:
+        return  # no sample's: whether the loss reads them at all is another question
+    if unread and not _masked(loss, unread):
+        yield partial(explain.unread, subject, loss, path, unread, len(pulls))
+        return
+    elsewhere = {s: m for s, m in read.items() if float(m[s]) <= _ROUNDING * float(m.max())}
+    # an order that is reversed leaves the middle in its place
+    if 2 * len(elsewhere) > len(read) > 1:
+        yield partial(explain.of_other_samples, subject, loss, path, elsewhere)
+        return
+    shared = {s: m for s, m in read.items() if int((m > 0).sum()) > 1}
+    if len(shared) > 1 and _is_by_sample(base) and not _ranks(subject, loss):
+        yield partial(explain.shared, subject, loss, path, shared)
+
+
+def _is_by_sample(base: Slopes) -> bool:
+    """Say whether the loss is one of torch's criteria, whose terms belong to one sample each, and nothing else."""
+    return base.last.startswith(_BY_SAMPLE)
+
+
+def _ranks(subject: Subject, loss: LossOfOutput) -> bool:
+    """Say whether the criterion ranks samples against each other: as many classes as samples."""
+    calls = loss_calls(subject, loss)
+    sizes = {t.shape[0] for t in loss.outputs.values() if t.dim()}
+    return any(
+        call.input.dim() == 2 and any(n > 1 and call.input.shape[1] % n == 0 for n in sizes)
+        and call.input.shape not in {t.shape for t in loss.outputs.values()}
+        for call in calls
+    )  # fmt: skip
+
+
+def _masked(loss: LossOfOutput, unread: list[int]) -> bool:
+    """Say whether a mask among targets or inputs leaves these samples out: zero for each of them in full."""
+
+    def leaves_out(value: Any) -> bool:
+        if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.is_complex():
+            return False
+        if value.shape[0] <= max(unread):
+            return False
+        flags = value.dtype == torch.bool or bool(((value == 0) | (value == 1)).all())
+        return flags and all(not bool(value[sample].any()) for sample in unread)
+
+    return any(map(leaves_out, loss.batch.tensors().values()))

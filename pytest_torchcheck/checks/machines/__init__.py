@@ -1,0 +1,1 @@
+"""Checks of devices, precision and memory."""

@@ -1,0 +1,371 @@
+"""Mixed precision: autocast within its error bounds, and a gradient scaler that does its work."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
+
+import torch
+
+from ... import sources
+from ...contracts import DTYPES
+from ...findings import Culprit, Finding
+from ...loop.recorder import trace_of
+from ...measure import parity
+from ...state import seed_everything
+from ...text.printable import message_of
+from ...verdicts import inconclusive, not_applicable, passed, violated
+from .devices import on_meta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...findings import Location
+    from ...subject import Subject
+
+RATIO: Final = {"output": 4.0, "gradient": 6.0, "buffer": 4.0}
+"""Times the error that rounding each layer's weights and output makes: operations between layers round too."""
+FLOOR: Final = 8
+_ILL = 0.5
+_SCALE = 1024.0  # of the loss in float16, so that small gradients do not vanish
+
+
+def autocast(subject: Subject) -> Iterator[Finding]:
+    """Run a pass under autocast and compare with float64; the bound is a float64 pass that only rounds.
+
+    That pass rounds weights, inputs and what each layer gives to the low precision, forward and
+    backward, and takes
+    the branches of full precision. Gradients must be finite and of their parameters' dtype; in
+    float16 the loss is
+    scaled by 1024, as a GradScaler does.
+    """
+    if on_meta(subject):
+        yield inconclusive(
+            "the model's parameters are on meta, so it cannot be run", code="no-values"
+        )
+        return
+    wide = parity.twin(subject, torch.float64)
+    if wide is None:
+        yield inconclusive("the model cannot be copied: there is no oracle", code="no-oracle")
+        return
+    batch = subject.batch()
+    names = dict.fromkeys(d for p in subject.contract.promised("Autocasts") for d in p.dtypes)  # type: ignore[attr-defined]
+    usable = [name for name in names if name != "float16" or subject.device.type != "cpu"]
+    for name in usable:  # what raises is explained as what it is, before anything is compared
+        with torch.autocast(subject.device.type, dtype=DTYPES[name]), subject.backward():
+            pass
+    double = batch.to(device="cpu", dtype=torch.float64)
+    try:
+        train = parity.is_repeatable(subject, wide, double)
+        if not train and not parity.is_repeatable(subject, wide, double, train=False):
+            yield inconclusive(
+                "the model is random in eval mode too: no two passes can be compared", code="noisy"
+            )
+            return
+        exact = parity.run(subject, wide, double, train=train, watch=True)
+    except parity.SubjectError as error:
+        yield inconclusive(
+            f"the model does not run in float64: {message_of(error)}", code="no-oracle"
+        )
+        return
+    for name in names:
+        if name not in usable:
+            yield not_applicable("float16 autocast is for GPUs; bfloat16 is checked on the CPU")
+            continue
+        yield _under(subject, name, exact, train=train)
+
+
+def _under(subject: Subject, name: str, exact: parity.Run, *, train: bool) -> Finding:
+    dtype, kind = DTYPES[name], subject.device.type
+    batch = subject.batch()
+    scale = _SCALE if dtype == torch.float16 else 1.0
+
+    def around() -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(kind, dtype=dtype)
+
+    def once(scale: float, *, watch: bool = False) -> parity.Run:
+        with subject.pristine() as model:
+            return parity.run(
+                subject,
+                model,
+                batch,
+                around=around,
+                around_backward=contextlib.nullcontext,
+                train=train,
+                scale=scale,
+                watch=watch,
+            )
+
+    found = once(scale)
+    if scale > 1 and any(not bool(torch.isfinite(g).all()) for g in found.gradient.values()):
+        found = once(1.0)  # a scaler would have lowered its factor
+    rounded = parity.twin(subject, torch.float64)
+    assert rounded is not None
+    with torch.no_grad():
+        for parameter in rounded.parameters():
+            parameter.copy_(parameter.to(dtype).to(parameter.dtype))
+    low = batch.to(device="cpu", dtype=dtype).to(dtype=torch.float64)
+    noise = parity.gaps(parity.run(subject, rounded, low, train=train, rounded=dtype), exact)
+    if "output" in noise and noise["output"].value > _ILL:
+        return inconclusive(
+            f"rounding each layer to {name} alone leaves no correct digit: nothing can be told from it",
+            code="ill-conditioned",
+        )
+    eps = torch.finfo(dtype).eps
+    told = []
+    for part, gap in parity.gaps(found, exact).items():
+        limit = RATIO[part] * (noise[part].value if part in noise else 0.0) + FLOOR * eps
+        if gap.value > limit:
+            watched = once(scale, watch=True)
+            return _differs(subject, name, gap, limit, parity.first_apart(watched, exact, limit))
+        told.append(f"{part}s to {gap.value:.1e}")
+    return passed(
+        f"under {name} autocast {', '.join(told)} (relative) of float64, within what rounding explains"
+    )
+
+
+def _differs(
+    subject: Subject, dtype: str, gap: parity.Gap, limit: float, first: tuple[str, float] | None
+) -> Finding:
+    finite = gap.value != float("inf")
+    place: Location | None = None
+    if first is not None:
+        place = sources.of_parameter(subject.model, first[0])
+    place = (
+        sources.search(
+            type(subject.model),
+            r"\.half\(\)|float16|bfloat16|is_autocast|\.dtype\s*[!=]=|dtype\s*=\s*\w+\.dtype",
+        )
+        or place
+        or sources.of_object(type(subject.model).forward)
+    )
+    name = first[0] if first is not None else gap.name
+    return violated(
+        "autocast-differs" if finite else "autocast-overflow",
+        f"under {dtype} autocast {gap.label} is "
+        + ("not that of full precision" if finite else "not finite"),
+        culprits=[
+            Culprit(
+                kind="module"
+                if first is not None
+                else "output"
+                if gap.part == "output"
+                else "parameter",
+                name=name,
+                detail="the first that is apart" if first is not None else f"{gap.value:.2g} away",
+                location=place,
+            )
+        ],
+        location=place,
+        observed=(
+            f"relative difference {gap.value:.3g} against float64; rounding every layer to "
+            f"{dtype} explains {limit:.2g}"
+        )
+        if finite
+        else (
+            f"NaN or infinity under autocast, where float64 is finite ({dtype} ends at "
+            f"{torch.finfo(DTYPES[dtype]).max:g})"
+        ),
+        cause=f"the low-precision path computes something else from {name} on"
+        if finite
+        else f"a magnitude beyond {dtype}'s range, or a division by what it rounds to 0",
+        because=(
+            "a pass in float64 that rounds weights, inputs and each layer to the same "
+            "precision stays within that bound"
+        )
+        if finite
+        else "the same weights and inputs in float64 give finite values",
+        fix=(
+            "compute that part in float32 (with torch.autocast(..., enabled=False)), by the "
+            "same formula as in full precision"
+        ),
+    )
+
+
+def grad_scaler(subject: Subject) -> Iterator[Finding]:
+    """Run the train step four times and put infinity into a gradient of the second; watch scaler and weights.
+
+    The weights must not move in that step, the factor must fall, and the steps after it must move
+    them again.
+    """
+    trace = trace_of(subject)
+    if not any(True for _ in trace.of("scale")):
+        yield not_applicable("the train step uses no GradScaler")
+        return
+    seen = _overflowing(subject)
+    if not seen.scalers or not seen.enabled:
+        yield not_applicable("the GradScaler is disabled on this device")
+        return
+    if not seen.injected:
+        yield inconclusive("no gradient arrived in the second step", code="no-gradient")
+        return
+    line = next(
+        (
+            place
+            for kind in ("scaler-update", "scaler-step", "scale")
+            if (place := _first_line(trace, kind)) is not None
+        ),
+        None,
+    )
+    if seen.scalers > 1:
+        yield violated(
+            "scaler-anew",
+            (
+                f"a new GradScaler is made in every step ({seen.scalers} in "
+                f"{len(seen.factors)} steps): its factor never adapts"
+            ),
+            culprits=[
+                Culprit(
+                    kind="call",
+                    name="GradScaler",
+                    detail="made in the step",
+                    location=_scaler_line(subject),
+                )
+            ],
+            location=_scaler_line(subject) or line,
+            observed=f"{seen.scalers} scalers in {len(seen.factors)} steps, each with the factor {seen.factors[0]:g}",
+            cause="the scaler is made inside the step",
+            because="the objects that scaled the loss were told apart, step by step",
+            fix="make the GradScaler once, outside the step",
+        )
+        return
+    if seen.moved[1]:
+        yield violated(
+            "overflow-applied",
+            f"a gradient that is infinite reaches the weights: {seen.moved[1][0]} is changed by the step",
+            culprits=[
+                Culprit(
+                    kind="parameter", name=name, location=sources.of_parameter(subject.model, name)
+                )
+                for name in seen.moved[1][:4]
+            ],
+            location=_first_line(trace, "optimizer-step") or line,
+            observed=f"{len(seen.moved[1])} parameters move in a step one gradient of which was made infinite",
+            cause="the optimizer is stepped without the scaler, or the scaler's check is bypassed",
+            because="one element of one gradient was set to infinity before the step",
+            fix=(
+                "scaler.step(optimizer) in place of optimizer.step(), and scaler.unscale_ "
+                "before anything that reads gradients"
+            ),
+        )
+        return
+    if not seen.factors[2] < seen.factors[1]:
+        yield violated(
+            "scaler-not-updated",
+            f"the scaler's factor stays {seen.factors[2]:g} after an overflow",
+            culprits=[
+                Culprit(
+                    kind="call", name="scaler.update", detail="missing or too late", location=line
+                )
+            ],
+            location=line,
+            observed=f"factor {seen.factors[1]:g} in the step that overflowed, {seen.factors[2]:g} in the next one",
+            cause="scaler.update() is not called after scaler.step()",
+            because="the factor was read from the scaler in each step",
+            fix="call scaler.update() at the end of every step",
+        )
+        return
+    if not seen.moved[0] or not any(seen.moved[2:]):
+        yield inconclusive(
+            "the steps without an overflow change no parameter: that an overflow changes none says nothing",
+            code="nothing-moves",
+        )
+        return
+    yield passed(
+        "an infinite gradient changed no parameter and lowered the factor from "
+        f"{seen.factors[1]:g} to {seen.factors[2]:g}; "
+        "the next steps moved on"
+    )
+
+
+def _first_line(trace: Any, kind: str) -> Location | None:
+    return next((event.place for _, event in trace.of(kind)), None)
+
+
+def _scaler_line(subject: Subject) -> Location | None:
+    step = subject.contract.train_step
+    return None if step is None else sources.search(step, r"GradScaler\(")
+
+
+class _Seen:
+    """What happened to scaler and weights in each step."""
+
+    def __init__(self) -> None:
+        self.objects: list[Any] = []
+        self.factors: list[float] = []
+        self.moved: list[list[str]] = []
+        self.injected = False
+
+    @property
+    def scalers(self) -> int:
+        return len(self.objects)
+
+    @property
+    def enabled(self) -> bool:
+        return any(scaler.is_enabled() for scaler in self.objects)
+
+
+def _overflowing(subject: Subject) -> _Seen:
+    """Run four steps, the second with an infinite gradient; scalers are put back as they were."""
+    seen = _Seen()
+    saved: list[tuple[Any, dict[str, Any]]] = []
+    original = torch.amp.GradScaler.scale
+
+    def scale(scaler: Any, outputs: Any) -> Any:
+        if not any(scaler is known for known in seen.objects):
+            seen.objects.append(scaler)
+            saved.append((scaler, _values(scaler)))
+        made = original(scaler, outputs)
+        if len(seen.factors) < len(seen.moved) + 1:
+            seen.factors.append(float(scaler.get_scale()))
+        return made
+
+    with (
+        subject.pristine(steps=True) as model,
+        mock.patch.object(torch.amp.GradScaler, "scale", scale),
+    ):
+        model.train()
+        optimizer = subject.make_optimizer(model)
+        try:
+            for step in range(4):
+                before = {name: p.detach().clone() for name, p in model.named_parameters()}
+                handles = _injection(model, seen) if step == 1 else []
+                seed_everything(subject.seed + step)
+                try:
+                    subject.train_step(model, optimizer, subject.batch().clone())
+                finally:
+                    for handle in handles:
+                        handle.remove()
+                seen.moved.append(
+                    [n for n, p in model.named_parameters() if not torch.equal(before[n], p)]
+                )
+        finally:
+            for scaler, state in saved:
+                vars(scaler).clear()
+                vars(scaler).update(state)
+    while len(seen.factors) < 4:
+        seen.factors.append(seen.factors[-1] if seen.factors else 1.0)
+    return seen
+
+
+def _values(scaler: Any) -> dict[str, Any]:
+    """Copy what a scaler holds: its factor is a tensor that is written in place."""
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+        for name, value in vars(scaler).items()
+    }
+
+
+def _injection(model: torch.nn.Module, seen: _Seen) -> list[Any]:
+    def infinite(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None and not seen.injected:
+            parameter.grad.view(-1)[0] = float("inf")
+            seen.injected = True
+
+    return [
+        p.register_post_accumulate_grad_hook(infinite)
+        for p in model.parameters()
+        if p.requires_grad and p.numel()
+    ]

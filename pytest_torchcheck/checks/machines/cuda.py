@@ -1,0 +1,382 @@
+"""On a GPU the model computes what it computes on a CPU, in any stream, and waits for nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ... import sources
+from ...findings import Culprit, Finding
+from ...hardware import accelerator
+from ...measure import parity
+from ...objects import trees
+from ...state import seed_everything
+from ...text.printable import message_of
+from ...verdicts import inconclusive, not_applicable, passed, suspicious, violated
+from .devices import on_meta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...batches import Batch
+    from ...findings import Location
+    from ...subject import Subject
+
+FLOOR: Final = 1024
+"""Times eps: what kernels of correct models differ by for their other order of summation (Winograd, split-K)."""
+TF32_EPS: Final = 2.0**-11
+TF32_FLOOR: Final = 64
+RATIO: Final = {"output": 3.0, "gradient": 4.0, "buffer": 3.0}
+"""Times the error of the CPU's own float32 (R5)."""
+_ILL = 0.1
+
+
+def device_parity(subject: Subject) -> Iterator[Finding]:
+    """Compare one pass on the device with float64 on the CPU; the CPU's own error in this dtype gives the bound.
+
+    TF32 is off; where ``AllowsTF32`` is promised, a second pass with it must keep within its rounding.
+    """
+    base = _oracle(subject)
+    if isinstance(base, Finding):
+        yield base
+        return
+    batch, exact, naive, train = base
+    device = subject.device.type
+    eps = torch.finfo(subject.dtype or torch.float32).eps
+    floors = {False: FLOOR * eps} | (
+        {True: TF32_FLOOR * TF32_EPS} if subject.contract.promised("AllowsTF32") else {}
+    )
+    told: list[str] = []
+    for tf32, floor in floors.items():
+        found = _on_device(subject, batch, tf32=tf32, train=train)
+        for part, gap in parity.gaps(found, exact).items():
+            limit = RATIO[part] * (naive[part].value if part in naive else 0.0) + floor
+            if gap.value > limit:
+                yield _differs(subject, gap, limit, tf32=tf32, train=train)
+                return
+            told.append(f"{part}s{' with TF32' if tf32 else ''} to {gap.value:.1e}")
+    yield passed(f"{device} agrees with float64 on the CPU: {', '.join(told)} (relative)")
+
+
+Oracle = tuple["Batch", parity.Run, "dict[parity.Part, parity.Gap]", bool]
+
+
+def _oracle(subject: Subject) -> Oracle | Finding:
+    """Return the base batch, the pass in float64, the CPU's own errors and the mode; or why there is no oracle."""
+    if on_meta(subject):
+        return inconclusive(
+            "the model's parameters are on meta, so it cannot be run", code="no-values"
+        )
+    if not any(p.requires_grad for p in subject.model.parameters()):
+        return not_applicable("no parameter requires a gradient")
+    wide, own = parity.twin(subject, torch.float64), parity.twin(subject)
+    if wide is None or own is None:
+        return inconclusive(
+            "the model cannot be copied, so that there is no oracle", code="no-oracle"
+        )
+    batch = subject.batch()
+    double = batch.to(device="cpu", dtype=torch.float64)
+    try:
+        train = parity.is_repeatable(subject, wide, double)
+        if not train and not parity.is_repeatable(subject, wide, double, train=False):
+            return inconclusive(
+                "the model is random in eval mode too: no two passes can be compared", code="noisy"
+            )
+        exact = parity.run(subject, wide, double, train=train, watch=True)
+    except parity.SubjectError as error:
+        return inconclusive(
+            f"the model does not run in float64 on the CPU, so that there is no oracle: {message_of(error)}",
+            code="no-oracle",
+        )
+    if not exact.output or not exact.gradient:
+        return inconclusive(
+            "no floating output with a gradient: there is nothing to compare", code="no-gradient"
+        )
+    naive = parity.gaps(
+        parity.run(subject, own, batch.to(device="cpu", dtype=subject.dtype), train=train), exact
+    )
+    worst = max(naive.values(), key=lambda gap: gap.value)
+    if not worst.value < _ILL:
+        return inconclusive(
+            f"the CPU itself errs by {worst.value:.2g} (relative) in {worst.label}: such a "
+            "model amplifies rounding, and "
+            "any device may differ",
+            code="ill-conditioned",
+        )
+    return batch, exact, naive, train
+
+
+def _on_device(
+    subject: Subject, batch: Batch, *, tf32: bool, train: bool, watch: bool = False
+) -> parity.Run:
+    layer = accelerator.current()
+    with subject.pristine() as model:
+        return parity.run(
+            subject,
+            model,
+            batch,
+            around=lambda: layer.precision(tf32=tf32),
+            train=train,
+            watch=watch,
+        )
+
+
+def _differs(
+    subject: Subject, gap: parity.Gap, limit: float, *, tf32: bool, train: bool
+) -> Finding:
+    """Run again under hooks, on both sides, to find the first module whose output is apart."""
+    device = subject.device.type
+    wide = parity.twin(subject, torch.float64)
+    assert wide is not None
+    batch = subject.batch()
+    exact = parity.run(
+        subject, wide, batch.to(device="cpu", dtype=torch.float64), train=train, watch=True
+    )
+    found = _on_device(subject, batch, tf32=tf32, train=train, watch=True)
+    first = parity.first_apart(found, exact, limit)
+    name = first[0] if first is not None else gap.name
+    kinds = {"output": "output", "gradient": "parameter", "buffer": "buffer"}
+    if first is not None:
+        module = subject.model.get_submodule(first[0]) if first[0] else subject.model
+        culprit = Culprit(
+            kind="module",
+            name=first[0],
+            detail=f"{type(module).__name__}, {first[1]:.2g} away",
+            location=sources.of_parameter(subject.model, first[0]),
+        )
+    else:
+        culprit = Culprit(
+            kind=kinds[gap.part],  # type: ignore[arg-type]
+            name=gap.name,
+            detail=f"{gap.value:.2g} away",
+            location=sources.of_parameter(subject.model, gap.name)
+            if gap.part != "output"
+            else None,
+        )
+    mode = "with TF32" if tf32 else "without TF32"
+    return violated(
+        "device-differs",
+        f"{gap.label} on {device} is not that of the CPU"
+        + (f", from {name} on" if first is not None else ""),
+        culprits=[culprit],
+        location=culprit.location or sources.of_object(type(subject.model).forward),
+        observed=(
+            f"relative difference {gap.value:.3g} against float64 on the CPU ({mode}); "
+            f"{limit:.2g} is what rounding explains"
+        ),
+        cause=f"{name} computes something else on {device}"
+        if first is not None
+        else f"an operation outside any module, or a backward, computes something else on {device}",
+        because=f"the same weights and inputs in float32 on the CPU stay within a bound of {limit:.2g}"
+        + (f", and every module before {name} agrees" if first is not None else ""),
+        fix=(
+            f"compare {name} alone on both devices; look for kernels of your own, "
+            "uninitialised memory and branches on the device"
+        ),
+    )
+
+
+def host_syncs(subject: Subject) -> Iterator[Finding]:
+    """Let torch report every operation for which the host waits, in a second pass; the first one warms up.
+
+    Only lines of the user's own code count. The declared train step is run too: what it reads for a
+    log each step
+    costs as much.
+    """
+    layer = accelerator.current()
+    with subject.backward():
+        pass
+    with layer.host_syncs() as seen, subject.backward():
+        pass
+    where = "forward and backward"
+    if subject.contract.train_step is not None:
+        with subject.pristine(steps=True) as model:
+            model.train()
+            optimizer = subject.make_optimizer(model)
+            subject.train_step(model, optimizer, subject.batch().clone())
+            with layer.host_syncs() as more:
+                subject.train_step(model, optimizer, subject.batch().clone())
+        seen = [*seen, *more]
+        where = "forward, backward and the train step"
+    own = {
+        (s.location.file, s.location.line): s
+        for s in seen
+        if s.location is not None and sources.rank(s.location.file) == 2
+    }
+    if not own:
+        rest = f"; {len(seen)} in torch's own code" if seen else ""
+        yield passed(f"{where} wait for the device nowhere in the user's code{rest}")
+        return
+    places = [s.location for s in own.values() if s.location is not None]
+    lines = ", ".join(f"{p.file.rpartition('/')[2]}:{p.line}" for p in places[:6])
+    yield suspicious(
+        "device-sync",
+        f"the host waits for the device at {lines}",
+        culprits=[
+            Culprit(kind="call", name=f"line {p.line}", detail=p.text, location=p) for p in places[:6]
+        ],
+        location=places[0],
+        observed=f"{len(own)} lines of one step wait, after a warm-up",
+        cause=("a value, or a shape that depends on values, is needed on the host before the next "
+            "operation can be queued"),
+        because=f"torch reported a synchronising operation while line {places[0].line} ran: {places[0].text}",
+        fix="keep it a tensor (torch.where, masks, index_select with a known size), or read it every n steps only",
+    )  # fmt: skip
+
+
+def side_stream(subject: Subject) -> Iterator[Finding]:
+    """Run a pass twice on the default stream, for its own noise, and once on another one."""
+    if not any(p.requires_grad for p in subject.model.parameters()):
+        yield not_applicable("no parameter requires a gradient")
+        return
+    layer = accelerator.current()
+    batch = subject.batch()
+
+    def once(around: object = None) -> parity.Run:
+        with subject.pristine() as model:
+            if around is None:
+                return parity.run(subject, model, batch)
+            with layer.other_stream():
+                return parity.run(subject, model, batch)
+
+    first, again, other = once(), once(), once(layer)
+    noise = parity.gaps(again, first)
+    floor = 16 * torch.finfo(subject.dtype or torch.float32).eps
+    for part, gap in parity.gaps(other, first).items():
+        limit = 4 * noise[part].value + floor
+        if gap.value > limit:
+            yield violated(
+                "stream-differs",
+                f"{gap.label} is another one on a side stream",
+                culprits=[
+                    Culprit(
+                        kind="output" if part == "output" else "parameter",
+                        name=gap.name,
+                        detail=f"{gap.value:.2g} away",
+                    )
+                ],
+                location=sources.search(
+                    type(subject.model), r"Stream\(|default_stream|current_stream|data_ptr"
+                )
+                or sources.of_object(type(subject.model).forward),
+                observed=(
+                    f"relative difference {gap.value:.3g}; two passes on the default stream "
+                    f"differ by {noise[part].value:.2g}"
+                ),
+                cause="work is queued on a fixed stream (a kernel that takes the default one), and nobody waits for it",
+                because="only the stream was changed, with the same weights, inputs and seed",
+                fix="launch kernels on torch.cuda.current_stream(), and let streams of your own wait for it",
+            )
+            return
+    yield passed(
+        "outputs, gradients and buffers on a side stream are those of the default one"
+        + ("" if any(gap.value for gap in parity.gaps(other, first).values()) else ", bit by bit")
+    )
+
+
+def graph_capture(subject: Subject) -> Iterator[Finding]:
+    """Capture the forward in eval mode, copy another batch into its inputs, replay, and compare with eager."""
+    layer = accelerator.current()
+    with subject.pristine() as model, torch.no_grad():
+        model.eval()
+        static = subject.batch().clone()
+        other = subject.batch(1)
+        seed_everything(subject.seed)
+        expected = [
+            _kept(subject.call(model, each.clone())) for each in (other, subject.batch())
+        ]  # fmt: skip
+        held: dict[str, torch.Tensor] = {}
+
+        def once() -> None:
+            held.update(trees.tensors(subject.call(model, static)))
+
+        # a capture that fails leaves the allocator and the generators of the process as they were
+        # then: what
+        # waits is found before
+        once()
+        with layer.host_syncs() as waits:
+            once()
+        if waits:
+            place = next((sync.location for sync in waits if sync.location is not None), None)
+            yield _not_captured(subject, waits[0].message, place, f"{len(waits)} operations wait")
+            return
+        try:
+            replay = layer.capture(once)
+        except (RuntimeError, parity.SubjectError) as error:
+            cause = _first_cause(error)
+            first = (message_of(cause).splitlines() or [""])[0]
+            raised = f"{type(cause).__name__} during capture"
+            yield _not_captured(subject, first, sources.of_error(cause), raised)
+            return
+        for path, tensor in static.tensors().items():
+            tensor.copy_(other.tensors()[path])
+        replay()
+        found = {path: tensor.clone() for path, tensor in held.items()}
+    wrong = {path: _apart(found.get(path), t) for path, t in expected[0].items()}
+    if all(torch.equal(expected[0][p], expected[1][p]) for p in expected[0] if p in expected[1]):
+        yield inconclusive(
+            "two batches give the same outputs: a graph that ignores its inputs would pass",
+            code="constant-output",
+        )
+        return
+    path = max(wrong, key=lambda key: wrong[key])
+    limit = FLOOR * torch.finfo(subject.dtype or torch.float32).eps
+    if wrong[path] <= limit:
+        yield passed(
+            f"replayed with new inputs, the captured forward agrees with eager to {wrong[path]:.1e} (relative)"
+        )
+        return
+    stale = all(
+        path in expected[1] and _apart(found.get(path), expected[1][path]) <= limit
+        for path in wrong
+    )
+    yield violated(
+        "graph-stale",
+        f"replayed with new inputs, {path} is "
+        + ("that of the inputs at capture" if stale else "not what eager gives"),
+        culprits=[Culprit(kind="output", name=path, detail=f"{wrong[path]:.2g} away")],
+        location=sources.of_object(type(subject.model).forward),
+        observed=f"relative difference {wrong[path]:.3g} to eager on the same inputs",
+        cause=("something of the forward ran on the host at capture and is not repeated (a "
+            "branch, a copy of an input, a random number)"),
+        because="the captured outputs were replayed" + (", and nothing of them changed" if stale else ""),
+        fix="compute from the input tensors themselves, on the device, in every call",
+    )  # fmt: skip
+
+
+def _not_captured(subject: Subject, said: str, place: Location | None, observed: str) -> Finding:
+    return violated(
+        "graph-not-captured",
+        f"the forward cannot be captured: {said:.120}",
+        culprits=[Culprit(kind="call", name=place.text if place else "forward", location=place)],
+        location=place or sources.of_object(type(subject.model).forward),
+        observed=observed,
+        cause="capture allows no synchronisation, no allocation outside its pool and no copy to the host",
+        because=f"it happened at line {place.line}: {place.text}"
+        if place
+        else "the same forward runs eagerly",
+        fix="keep values on the device, and shapes independent of them",
+    )
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return what the forward raised: the end of a broken capture raises once more."""
+    current: BaseException | None = error
+    while current is not None:
+        if isinstance(current, parity.SubjectError):
+            return current.error
+        current = current.__cause__ or current.__context__
+    return error
+
+
+def _kept(output: object) -> dict[str, torch.Tensor]:
+    return {path: tensor.clone() for path, tensor in trees.tensors(output).items()}
+
+
+def _apart(found: torch.Tensor | None, wanted: torch.Tensor) -> float:
+    if found is None or found.shape != wanted.shape:
+        return float("inf")
+    if not wanted.numel():
+        return 0.0
+    return trees.worst(found, wanted) / (trees.scale(wanted) or 1.0)

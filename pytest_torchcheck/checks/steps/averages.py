@@ -1,0 +1,192 @@
+"""State that follows the trained weights: moving averages, and copies that a step updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import promises, sources
+from ...codes import training as explain
+from ...loop.recorder import record
+from ...loop.replay import where_changed
+from ...objects import trees
+from ...verdicts import inconclusive, not_applicable, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from ...findings import Finding
+    from ...subject import Subject
+
+_AVERAGED = 1e-5
+_PAIRS = 4
+"""How many copies are followed, the largest first."""
+_STEPS = 3
+_OPPOSITE = -0.9
+"""Cosine below which a copy moves away from the weights: an average that follows them has one near 1."""
+
+
+@dataclass(slots=True)
+class _Pair:
+    """A tensor that no gradient trains and that equals a trained parameter before the first step."""
+
+    name: str
+    source: str
+    states: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def note(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Keep the copy and its source as they are now."""
+        self.states.append(
+            (
+                tensors[self.name].detach().double().clone(),
+                tensors[self.source].detach().double().clone(),
+            )
+        )
+
+    def cosines(self) -> list[float]:
+        """Return, for each update after the first step, the cosine of its direction and the one to the source."""
+        found = []
+        for (old, _), (new, source) in zip(self.states[1:], self.states[2:], strict=False):
+            moved, gap = (new - old).flatten(), (source - old).flatten()
+            size = float(moved.norm() * gap.norm())
+            found += [float(moved @ gap) / size] if size > 0 else []
+        return found
+
+
+def averages_follow(subject: Subject) -> Iterator[Finding]:
+    """Follow copies of trained parameters through three steps, whatever the rate of their average."""
+    pairs = _copies(subject)
+    if not pairs:
+        yield not_applicable("the model holds no copy of a trained parameter")
+        return
+    followed = [_Pair(name, source) for name, source in pairs.items()]
+
+    def look(_: int, model: nn.Module) -> None:
+        tensors = _state(model)
+        for pair in followed:
+            if pair.name in tensors and pair.source in tensors:
+                pair.note(tensors)
+
+    for pair in followed:
+        pair.note(_state(subject.model))
+    trace = record(subject, steps=_STEPS, after_step=look)
+    if trace.error is not None:
+        raise trace.error
+    moved = {pair.name: cosines for pair in followed if (cosines := pair.cosines())}
+    wrong = {name: max(found) for name, found in moved.items() if max(found) < _OPPOSITE}
+    if wrong:
+        name = min(wrong, key=lambda name: wrong[name])
+        place = where_changed(subject, name)
+        yield explain.pushed_away(dict(wrong), pairs[name], name, place)
+    elif moved:
+        yield passed(
+            f"{len(moved)} copies of trained weights move towards them, or not against them"
+        )
+    else:
+        yield not_applicable("no step updates the copies of trained weights that the model holds")
+
+
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _copies(subject: Subject) -> dict[str, str]:
+    """Return, by the name of a tensor that does not train, the trained parameter that it equals."""
+    trained: dict[tuple[Any, ...], list[tuple[str, torch.Tensor]]] = {}
+    rest: list[tuple[str, torch.Tensor]] = []
+    for name, tensor in _state(subject.model).items():
+        if not tensor.is_floating_point() or tensor.is_meta or tensor.numel() < 2:
+            continue
+        if tensor.requires_grad:
+            trained.setdefault((tensor.shape, tensor.dtype), []).append((name, tensor))
+        else:
+            rest.append((name, tensor))
+    found: dict[str, str] = {}
+    for name, tensor in sorted(rest, key=lambda pair: -pair[1].numel()):
+        if len(found) == _PAIRS:
+            break
+        for source, parameter in trained.get((tensor.shape, tensor.dtype), ()):
+            varied = bool((tensor != tensor.reshape(-1)[0]).any())
+            apart = tensor.data_ptr() != parameter.data_ptr()
+            if varied and apart and torch.equal(tensor, parameter):
+                found[name] = source
+                break
+    return found
+
+
+def moving_average(subject: Subject) -> Iterator[Finding]:
+    """Compare the averaged parameters after one step with the rule."""
+    for promise in subject.contract.promised("MovingAverage"):
+        assert isinstance(promise, promises.MovingAverage)
+        finding = _average(subject, promise)
+        yield finding
+
+
+def _average(subject: Subject, promise: promises.MovingAverage) -> Finding:
+    modules = dict(subject.model.named_modules(remove_duplicate=False))
+    for name in (promise.target, promise.source):
+        if name not in modules:
+            return inconclusive(
+                f"MovingAverage names {name!r}, which the model does not have", code="unknown-name"
+            )
+    target, source = modules[promise.target], modules[promise.source]
+    sources_ = dict(source.named_parameters())
+    pairs = {n: p for n, p in target.named_parameters() if n in sources_ and p.is_floating_point()}
+    for name, p in pairs.items():
+        if trees.address(p) == trees.address(sources_[name]) is not None:
+            place = sources.of_assignment(subject.model, promise.target.partition(".")[0])
+            return explain.not_averaged(
+                promise.target, promise.source, promise.decay, name, None, 0.0, place, same=True
+            )
+    if not pairs:
+        return inconclusive(
+            f"{promise.target} and {promise.source} have no parameter of one name",
+            code="unknown-name",
+        )
+    before = {name: p.detach().clone() for name, p in pairs.items()}
+    start = {name: sources_[name].detach().clone() for name in pairs}
+    after: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def look(_: int, model: nn.Module) -> None:
+        after.update(
+            {n: (p.detach().clone(), sources_[n].detach().clone()) for n, p in pairs.items()}
+        )
+
+    # a copy of its source shows nothing in the first step's direction alone: the source must move first
+    trace = record(subject, steps=1, after_step=look)
+    if trace.error is not None:
+        raise trace.error
+    moved = [name for name in pairs if not torch.equal(start[name], after[name][1])]
+    if not moved:
+        return inconclusive(
+            f"{promise.source} did not move in one step, so that no average could differ"
+        )
+    for name in moved:
+        old, (new, current) = before[name], after[name]
+        meant = promise.decay * old + (1 - promise.decay) * current
+        error = float((new - meant).abs().max())
+        scale = float((current - old).abs().max()) or 1.0
+        if error > _AVERAGED * max(scale, float(meant.abs().max())):
+            direction = (old - current).double().flatten()
+            size = float(direction @ direction)
+            measured = (
+                float((new - current).double().flatten() @ direction) / size if size else None
+            )
+            place = where_changed(subject, f"{promise.target}.{name}")
+            return explain.not_averaged(
+                promise.target,
+                promise.source,
+                promise.decay,
+                name,
+                measured,
+                error,
+                place,
+                same=False,
+            )
+    return passed(
+        f"{len(moved)} parameters of {promise.target} are the average with decay {promise.decay:g}"
+    )

@@ -1,0 +1,317 @@
+"""The user's own training step: the order of its calls, its rates, its clipping, what it leaves behind."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcheck import promises, sources
+from pytest_torchcheck.findings import Culprit, Finding
+from pytest_torchcheck.loop.carried_graphs import growing_graph, where_graph_is_carried
+from pytest_torchcheck.loop.recorder import record, trace_of
+from pytest_torchcheck.loop.traces.clipping import clipping_of
+from pytest_torchcheck.loop.traces.copied_onto_itself import copying_findings
+from pytest_torchcheck.loop.traces.modes import mode_findings
+from pytest_torchcheck.loop.traces.protocol import protocol_findings
+from pytest_torchcheck.loop.traces.rate_groups import left_behind
+from pytest_torchcheck.loop.traces.rates import (
+    first_rates,
+    meant_rates,
+    schedule_finding,
+    scheduler_findings,
+)
+from pytest_torchcheck.loop.traces.rates_ahead import ahead_findings
+from pytest_torchcheck.loop.traces.two_points import two_point_findings
+from pytest_torchcheck.loop.traces.wording import at
+
+from ...codes import training as explain
+from ...runs.training.steps import trajectory
+from ...verdicts import inconclusive, not_applicable, passed, suspicious, violated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchcheck.findings import Location
+    from pytest_torchcheck.loop.trace import Backward, Trace
+    from pytest_torchcheck.subject import Subject
+
+MOST_STEPS = 16
+_SECOND = "backward through the graph a second time"
+_CHANGED = "modified by an inplace operation"
+
+
+def whole_trace(subject: Subject) -> Trace:
+    """Return the trace of the step, or raise what its first call raised."""
+    trace = trace_of(subject)
+    if trace.error is not None and trace.steps == 0:
+        raise trace.error
+    return trace
+
+
+def step_protocol(subject: Subject) -> Iterator[Finding]:
+    """Record some calls of the step and read the order of what it calls."""
+    trace = whole_trace(subject)
+    if not trace.optimizer_steps() and trace.backwards():
+        windows = [
+            p.n
+            for p in subject.contract.promised("Accumulates")
+            if isinstance(p, promises.Accumulates)
+        ]
+        trace = record(subject, steps=max(MOST_STEPS, *(n + 1 for n in windows), 1))
+    wrong = (*protocol_findings(subject, trace), *copying_findings(subject, trace))
+    found = [_placed(subject, one) for one in wrong or two_point_findings(subject, trace)]
+    if found:
+        yield from found
+        return
+    steps, passes = trace.optimizer_steps(), trace.backwards()
+    if not steps and (told := _moved_by_hand(subject)):
+        yield passed(told)
+    elif not steps and not passes:
+        yield inconclusive(
+            "the step calls no backward and no torch optimizer", code="nothing-recorded"
+        )
+    elif not steps:
+        yield _placed(subject, _never_steps(trace))
+    else:
+        yield passed(
+            f"{trace.steps} calls recorded: {len(passes)} backward passes and {len(steps)} "
+            "optimizer steps, each gradient "
+            "applied once",
+            evidence={"calls": [event.name for event in trace.events[:40]]},
+        )
+
+
+def _moved_by_hand(subject: Subject) -> str:
+    """Say how many parameters the user's own step moves without a torch optimizer; empty where none moves."""
+    if subject.contract.train_step is None:
+        return ""
+
+    moved = trajectory(subject).moved
+    count = sum(size > 0.0 for size in moved.values())
+    if not count:
+        return ""
+    return f"no torch optimizer steps; the step itself updates {count} of {len(moved)} parameters"
+
+
+def _placed(subject: Subject, finding: Finding, function: Any = None) -> Finding:
+    """Point what only a trainer's own code called to the user's function that it runs."""
+    loop = subject.contract.loop
+    function = function or (None if loop is None else loop.defined)
+    if finding.location is not None or function is None:
+        return finding
+    return finding.replace(location=sources.of_object(function))
+
+
+def _never_steps(trace: Trace) -> Finding:
+    last = trace.backwards()[-1]
+    return violated(
+        "step-missing",
+        f"no optimizer steps in {trace.steps} calls of the training step",
+        culprits=(
+            Culprit(kind="call", name="optimizer.step", detail="missing", location=last.place),
+        ),
+        location=last.place,
+        observed=f"{len(trace.backwards())} backward passes, 0 optimizer steps; gradient norm {last.norm:.4g}",
+        cause="gradients are computed and never applied",
+        because=f"nothing after {at(last.place)} called a torch optimizer's step",
+        fix=f"call optimizer.step() after {at(last.place)}",
+    )
+
+
+def graph_kept(subject: Subject) -> Iterator[Finding]:
+    """Look for the tensor that carries a graph, where the second call fails for it, and for a graph kept in vain.
+
+    ``retain_graph=True`` is no cure for a carried graph: backward then runs through weights that
+    have changed.
+    """
+    trace = whole_trace(subject)
+    if trace.error is None:
+        grown = _growing(subject, trace)
+        kept = [one for one in trace.backwards() if one.retained]
+        # several losses of one call may share a part
+        alone = len(kept) == len(trace.backwards()) == trace.steps
+        if grown is not None:
+            yield explain.longer_graph(
+                *grown, where_graph_is_carried(subject, grown[0]), code="graph-carried"
+            )
+        elif alone and kept and not any(one.again for one in kept):
+            yield _kept_in_vain(kept[0], trace)
+        else:
+            yield passed(f"{trace.steps} consecutive calls ran")
+        return
+    message = str(trace.error.error)
+    retained = next((one for one in trace.backwards() if one.retained), None)
+    # with the graph kept, backward gets as far as the weights, which the optimizer has changed since
+    if _SECOND not in message and not (retained is not None and _CHANGED in message):
+        raise trace.error
+    carried = where_graph_is_carried(subject)
+    names, place = carried.names, carried.location
+    if not names:
+        raise trace.error
+    if retained is not None and _CHANGED in message:
+        yield _carried_and_retained(trace, retained, names, place)
+        return
+    yield violated(
+        "graph-carried",
+        f"{names[0]} carries the graph of one step into the next: the second backward fails",
+        culprits=carried.culprits(),
+        location=place,
+        observed=f"call {trace.steps} of the step raised after {trace.steps} that ran",
+        cause=f"{names[0]} is kept with its graph, which backward has already freed",
+        because=f"it has a grad_fn after {at(place)}, and torch said: Trying to {_SECOND}",
+        fix=f"detach it at {at(place)}: {names[0].partition('[')[0]} = ....detach()",
+    )
+
+
+def _growing(subject: Subject, trace: Trace) -> tuple[str, tuple[int, ...]] | None:
+    """Return what grows though each call ends with an optimizer's step, after which its graph serves for nothing.
+
+    A loss that is summed over several calls before its backward grows on purpose until an optimizer
+    steps.
+    """
+    if subject.contract.train_step is None or not trajectory(subject).carries:
+        return None
+    if not all(trace.optimizer_steps(step=step) for step in range(trace.steps)):
+        return None
+    return growing_graph(subject)
+
+
+def _carried_and_retained(
+    trace: Trace, retained: Backward, names: tuple[str, ...], place: Location | None
+) -> Finding:
+    """Explain retain_graph as a cure for a graph that is carried on: backward then meets weights that have moved."""
+    return violated(
+        "graph-retained",
+        f"{names[0]} carries the graph of one step into the next, and retain_graph=True keeps it: "
+        "backward runs through weights that have changed since",
+        culprits=(
+            *(
+                Culprit(kind="tensor", name=name, detail="has a grad_fn", location=place)
+                for name in names[:4]
+            ),
+            Culprit(kind="call", name=retained.name, detail="retain_graph=True", location=retained.place),
+        ),
+        location=place,
+        observed=f"call {trace.steps} of the step raised after {trace.steps} that ran",
+        cause=f"{names[0]} is kept with its graph; retain_graph=True at {at(retained.place)} lets the next backward "
+        "go on into it, at the price of its memory",
+        because=f"it has a grad_fn after {at(place)}, and torch said that a variable has been {_CHANGED}",
+        fix=f"detach it at {at(place)}: {names[0].partition('[')[0]} = ....detach(), and drop retain_graph=True",
+    )  # fmt: skip
+
+
+def _kept_in_vain(one: Backward, trace: Trace) -> Finding:
+    return suspicious(
+        "graph-retained",
+        f"{one.name}(retain_graph=True) keeps a graph that nothing goes through again",
+        culprits=(
+            Culprit(kind="call", name=one.name, detail="retain_graph=True", location=one.place),
+        ),
+        location=one.place,
+        observed=f"the graph was kept in each of {trace.steps} calls of the step",
+        cause="all that backward needed stays in memory until the loss itself is gone",
+        because="no node of a graph that was kept ran a second time, in its own call or a later one",
+        fix=f"drop retain_graph=True at {at(one.place)}",
+    )
+
+
+def scheduler_order(subject: Subject) -> Iterator[Finding]:
+    """Compare the places of the scheduler's and the optimizer's steps."""
+    trace = whole_trace(subject)
+    if not any(trace.of("scheduler-step")) and not trace.schedules:
+        yield not_applicable("the step calls no scheduler")
+        return
+    found = [
+        f
+        for f in (*scheduler_findings(trace), *_ahead(subject, trace))
+        if not (f.code == "rate-vanishes" and subject.contract.promised("Schedule"))
+    ]
+    yield from found
+    if not found:
+        rates = first_rates(trace)
+        whole = "".join(
+            f"; {one.name} goes from {one.planned[0]:g} to {one.planned[-1]:g} in the whole training"
+            for one in trace.schedules
+            if one.planned
+        )
+        yield passed(
+            f"the scheduler steps after the optimizer; rates from {rates[0]:g} to {rates[-1]:g}{whole}"
+        )
+
+
+def _ahead(subject: Subject, trace: Trace) -> Iterator[Finding]:
+    """Yield what is wrong with a trainer's schedules over the whole training."""
+    made = subject.contract.optimizer
+    for one in trace.schedules:
+        place = (
+            sources.search(inspect.unwrap(made), rf"\b{one.name}\b") if callable(made) else None
+        ) or explain.made_in_file(subject.contract.location, one.name)
+        yield from (_placed(subject, finding) for finding in ahead_findings(one, place))
+
+
+def schedule(subject: Subject) -> Iterator[Finding]:
+    """Compare the rates at the optimizer's steps with the promise."""
+    for promise in subject.contract.promised("Schedule"):
+        assert isinstance(promise, promises.Schedule)
+        lr = promise.lr if callable(promise.lr) else tuple(promise.lr)
+        trace = record(subject, steps=MOST_STEPS if callable(lr) else min(len(lr), 4 * MOST_STEPS))
+        if trace.error is not None and trace.steps == 0:
+            raise trace.error
+        rates = first_rates(trace)
+        if not rates:
+            yield inconclusive(
+                "no torch optimizer stepped, so that no learning rate was seen",
+                code="nothing-recorded",
+            )
+            continue
+        finding = schedule_finding(subject, trace, lr) or left_behind(subject, trace)
+        if finding is not None:
+            yield finding
+        elif len(set(meant_rates(lr, len(rates)))) == 1 and len(rates) > 1 and callable(lr):
+            yield inconclusive(f"the schedule is constant over the first {len(rates)} steps")
+        else:
+            yield passed(
+                f"{len(rates)} steps ran with the rates meant for them, {rates[0]:g} to {rates[-1]:g}"
+            )
+
+
+def gradient_clipping(subject: Subject) -> Iterator[Finding]:
+    """Measure norms at every step; make gradients larger where none was too large by itself."""
+    for promise in subject.contract.promised("ClipsGradients"):
+        assert isinstance(promise, promises.ClipsGradients)
+        found = clipping_of(whole_trace(subject), promise.max_norm)
+        if found.finding is None and not found.clipped and found.largest > 0.0:
+            # no gradient was too large: multiply them all, or the clipping could not have failed
+            trace = record(subject, amplify=10.0 * promise.max_norm / found.largest)
+            found = clipping_of(trace, promise.max_norm)
+        if found.finding is not None:
+            loop = subject.contract.loop
+            yield _placed(subject, found.finding, None if loop is None else loop.clips)
+        elif not found.clipped:
+            yield inconclusive(
+                f"no gradient was larger than {promise.max_norm:g}: the largest norm was {found.largest:.4g}"
+            )
+        else:
+            yield passed(
+                f"gradients of norm up to {found.largest:.4g} were brought to {promise.max_norm:g} "
+                f"before {found.clipped} steps"
+            )
+
+
+def evaluation_leaves_trace(subject: Subject) -> Iterator[Finding]:
+    """Compare the modes of the training forwards from call to call, and the states in which calls leave the generators.
+
+    A step that puts the whole model into eval mode before the forward that it trains is suspicious,
+    where dropout
+    or running statistics are in it.
+    """
+    trace = whole_trace(subject)
+    found = [_placed(subject, one) for one in mode_findings(subject, trace)]
+    yield from found
+    if found:
+        return
+    if trace.steps < 2:
+        yield inconclusive("only one call of the step ran", code="one-step")
+        return
+    modes = sum(1 for _ in trace.of("mode"))
+    yield passed(f"{trace.steps} calls ran in the same modes; {modes} changes of mode were undone")

@@ -1,0 +1,232 @@
+"""A training step moves what should move, keeps what should stay, and can be repeated."""
+
+from __future__ import annotations
+
+import dis
+import math
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcheck.loop.recorder import trace_of
+
+from ... import sources
+from ...codes import updates as explain
+from ...loop.closures import functions_of
+from ...runs.looks import (
+    REDRAWS,
+    differentiated,
+    rounding_noise,
+    shared_shifts,
+    single_positions,
+    unreached,
+)
+from ...runs.training.later_steps import moved_as_built, stopped
+from ...runs.training.steps import lost as lost_parameters
+from ...runs.training.steps import trajectory
+from ...verdicts import inconclusive, not_applicable, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ...findings import Finding
+    from ...subject import Subject
+
+
+def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
+    """Compare the identities of the optimizer's parameters with the model's."""
+    made = trajectory(subject)
+    coverage = made.coverage
+    if not coverage.optimizers:
+        yield inconclusive(
+            "the optimizer function returned no torch.optim.Optimizer", code="no-optimizer"
+        )
+        return
+    missing = [
+        name
+        for name in coverage.missing
+        if not subject.is_promised("Frozen", name)
+        and not subject.is_promised("MayLackGradient", name)
+        # an averaged or copied weight that the user's own step writes is trained by that step
+        and not (subject.contract.train_step is not None and made.moved.get(name, 0.0) > 0.0)
+    ]
+    several = len(coverage.optimizers) > 1
+    if missing:
+        yield explain.missing(subject, missing, coverage)
+    twice = _applied_twice(subject, coverage.twice) if several else list(coverage.twice)
+    if twice:
+        yield explain.twice(subject, twice, coverage)
+    whole = None
+    if not missing and not twice and _asks_what_is_in(subject.contract.optimizer):
+        whole = explain.compared_whole(subject)
+    if whole is not None:
+        yield whole
+    if not missing and not twice and whole is None:
+        total = sum(p.requires_grad for p in subject.model.parameters())
+        foreign = (
+            f"; {len(coverage.foreign)} tensors are not the model's" if coverage.foreign else ""
+        )
+        yield passed(
+            f"{', '.join(coverage.optimizers)} hold {total} of {total} trainable parameters{foreign}"
+        )
+
+
+def _asks_what_is_in(optimizer: Any) -> bool:
+    """Say whether an optimizer function, or one inside it, asks whether anything is ``in`` anything."""
+    codes: list[CodeType] = [function.__code__ for function in functions_of(optimizer)]
+    for code in codes:
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    return any(
+        step.opname == "CONTAINS_OP" for code in codes for step in dis.get_instructions(code)
+    )
+
+
+def _applied_twice(subject: Subject, names: Iterable[str]) -> list[str]:
+    """Return the parameters to which two optimizers apply the gradient of one backward pass.
+
+    Two losses that train what they share, each by its own optimizer, apply each pass once.
+    """
+    shared = set(names)
+    if not shared or subject.contract.train_step is None:
+        return sorted(shared)
+    applied: dict[tuple[int, str], set[int]] = {}
+    for step in trace_of(subject).optimizer_steps():
+        for place in step.fresh:
+            for name in step.sources.get(place, frozenset()) & shared:
+                applied.setdefault((place, name), set()).add(step.owner)
+    return sorted({name for (_, name), owners in applied.items() if len(owners) > 1})
+
+
+_FAINT = 1e-12
+"""Share of the largest gradient below which no optimizer is to blame that a parameter stays."""
+
+
+def weights_update(subject: Subject) -> Iterator[Finding]:
+    """Compare every parameter before and after some steps with the user's optimizer, and look for later steps that skip it."""
+    trainable = {
+        name: parameter
+        for name, parameter in subject.named_parameters().items()
+        if parameter.requires_grad
+    }
+    if not trainable:
+        yield not_applicable("no parameter requires a gradient")
+        return
+    made = trajectory(subject)
+    if made.error is not None and not made.losses:
+        raise made.error
+    lost = lost_parameters(subject, made)
+    still = [
+        name
+        for name in trainable
+        if (made.moved.get(name, 0.0) == 0.0 or name in lost)
+        and not subject.is_promised("MayLackGradient", name)
+        and not subject.is_promised("Frozen", name)
+    ]
+    excused: set[str] = set()
+    if still:
+        first = subject.gradients()
+        gradless = [
+            name for name in still if first.stats[name].kind != "live" and name not in made.live
+        ]
+        excused = _move_elsewhere(subject, gradless)
+        excused |= unreached(subject, set(gradless) - excused)
+        excused |= shared_shifts(
+            subject, [n for n in gradless if n not in excused and first.stats[n].kind == "zero"]
+        )
+        excused |= single_positions(
+            subject, [n for n in gradless if n not in excused and first.stats[n].kind == "zero"]
+        )
+        excused |= differentiated(
+            subject, [n for n in gradless if n not in excused and first.stats[n].kind == "none"]
+        )
+        excused |= rounding_noise(subject, set(still) - excused)
+        still = [name for name in still if name not in excused]
+        largest = max((g.norm for g in first.stats.values() if math.isfinite(g.norm)), default=0.0)
+        faint = [n for n in still if 0.0 < first.stats[n].norm < _FAINT * largest]
+        still = [name for name in still if name not in faint]
+        if still:
+            yield explain.standstill(subject, still, made, total=len(trainable))
+            return
+        if faint:
+            yield inconclusive(
+                f"{', '.join(faint[:3])} did not move: a gate lets next to nothing of the gradient through on this batch"
+            )
+            return
+    if names := stopped(subject, made):
+        yield explain.stops(subject, list(names))
+        return
+    note = " (learning rates of 0 were raised to the schedule's base)" if made.warmed else ""
+    yield passed(
+        f"{len(trainable) - len(excused)} of {len(trainable)} trainable parameters moved in "
+        f"{len(made.losses)} steps{note}",
+        evidence={"losses": list(made.losses), "rates": list(made.rates)},
+    )
+
+
+def _move_elsewhere(subject: Subject, names: list[str]) -> set[str]:
+    """Name the parameters that other batches reach: experts, rows, stochastic depth."""
+    reached: set[str] = set()
+    for index, seed in REDRAWS:
+        left = [name for name in names if name not in reached]
+        if not left:
+            break
+        stats = subject.gradients(index, seed=seed).stats
+        reached |= {name for name in left if name in stats and stats[name].kind == "live"}
+    return reached
+
+
+def frozen_stays(subject: Subject) -> Iterator[Finding]:
+    """Compare frozen parameters, and the buffers of promised modules, before and after some steps."""
+    # a parameter of two names is as frozen as either promises
+    first = {id(parameter): name for name, parameter in subject.named_parameters().items()}
+    frozen = list(
+        dict.fromkeys(
+            first[id(parameter)]
+            for name, parameter in subject.model.named_parameters(remove_duplicate=False)
+            if subject.is_promised("Frozen", name)
+        )
+    )
+    buffers = [
+        name for name, _ in subject.model.named_buffers() if subject.is_promised("Frozen", name)
+    ]
+    if not frozen and not buffers:
+        globs = [g for promise in subject.contract.promised_names("Frozen") for g in promise.globs]
+        yield explain.no_match(subject, "Frozen", globs)
+        return
+    made = trajectory(subject)
+    if made.error is not None and not made.losses:
+        raise made.error
+    drifted = [name for name in frozen if made.moved.get(name, 0.0) > 0.0]
+    moving = [name for name in buffers if name in made.buffers]
+    if drifted:
+        yield explain.drifted(subject, drifted, made)
+    if moving:
+        yield explain.statistics(subject, moving)
+    late = _frozen_late(subject, [*frozen, *buffers]) if not drifted and not moving else ()
+    if late:
+        yield explain.frozen_by_train(subject, list(late))
+        return
+    if not drifted and not moving:
+        yield passed(
+            f"{len(frozen)} frozen parameters and {len(buffers)} buffers are bit-equal after {len(made.losses)} steps"
+        )
+
+
+def _frozen_late(subject: Subject, names: list[str]) -> tuple[str, ...]:
+    """Return what is frozen by an overridden ``train()`` alone, where the user's own step is declared."""
+    overridden = any(
+        sources.of_user_object(type(module).train) is not None for module in subject.model.modules()
+    )
+    if not overridden or subject.contract.train_step is None:
+        return ()
+    return moved_as_built(subject, names)
+
+
+def repeatable_steps(subject: Subject) -> Iterator[Finding]:
+    """Run further steps without rebuilding anything."""
+    if not any(p.requires_grad for p in subject.model.parameters()):
+        yield not_applicable("no parameter requires a gradient")
+        return
+    made = trajectory(subject)
+    if made.error is not None:
+        raise made.error
+    yield passed(f"{len(made.losses)} consecutive steps ran")

@@ -1,0 +1,262 @@
+"""Ways of training that must come to the same: accumulated or whole, resumed or not, replica or replica."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from pytest_torchcheck import promises
+from pytest_torchcheck.loop import accumulation, resume
+from pytest_torchcheck.loop.recorder import record, trace_of
+from pytest_torchcheck.loop.replay import last_write
+from pytest_torchcheck.loop.traces.rebound_parameters import where_rebound
+from pytest_torchcheck.subject import SubjectError
+
+from ...codes import training as explain
+from ...runs.training.steps import STEPS as UPDATES
+from ...runs.training.steps import lost as lost_parameters
+from ...runs.training.steps import trajectory, untrainable
+from ...verdicts import inconclusive, not_applicable, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchcheck.findings import Finding
+    from pytest_torchcheck.loop.trace import Trace
+    from pytest_torchcheck.subject import Subject
+
+_ACCUMULATED = 1e-5  # float64 leaves 1e-12; losses that compute in float32 inside leave 1e-7
+
+
+def accumulated(subject: Subject) -> Iterator[Finding]:
+    """Compare the accumulated gradient with the full batch's, on the batch as it is and with targets ignored.
+
+    Without the promise, a step that runs several backward passes before its optimizer's step may mean
+    anything by them. Only what cannot be meant is told then: the full batch's gradient times their
+        number,
+    and the last micro-batch's alone.
+    """
+    if not subject.contract.promised("Accumulates"):
+        yield _unpromised(subject)
+    for promise in subject.contract.promised("Accumulates"):
+        assert isinstance(promise, promises.Accumulates)
+        if subject.contract.train_step is None and promise.micro_step is None:
+            yield inconclusive(
+                "Accumulates needs a train_step, or micro_step=, to run", code="nothing-to-run"
+            )
+            continue
+        yield _accumulation(subject, promise)
+
+
+def _unpromised(subject: Subject) -> Finding:
+    trace = trace_of(subject)
+    passes = _passes(trace)
+    if passes < 2:
+        return not_applicable("no optimizer step follows several backward passes")
+    made = accumulation.compare(subject, passes, None, unequal=False)
+    if made is None or made.passes != passes:
+        return not_applicable("the backward passes of the step share nothing out")
+    limit = _ACCUMULATED if made.dtype == "float64" else 1e-3
+    if made.error <= limit:
+        return passed(f"{passes} passes give the full batch's gradient up to {made.error:.1e}")
+    added = made.residual <= limit and abs(made.ratio - passes) <= limit * passes
+    if added or (max(made.last, made.applied) <= limit and made.residual > 100 * limit):
+        return explain.not_accumulated(made, passes, trace)
+    return not_applicable(
+        f"the step's {passes} backward passes are no micro-batches of the declared loss: their sum is "
+        f"{made.error:.1%} off the full batch's gradient"
+    )
+
+
+def _passes(trace: Trace) -> int:
+    """Return how many backward passes ran before the first optimizer step, cleared in between or not."""
+    count = 0
+    for event in trace.events:
+        if event.kind == "backward":
+            count += 1
+        elif event.kind == "optimizer-step":
+            break
+    return count
+
+
+def _accumulation(subject: Subject, promise: promises.Accumulates) -> Finding:
+    trace = trace_of(subject) if subject.contract.train_step is not None else None
+    found = None
+    for unequal in (False, True):
+        made = accumulation.compare(subject, promise.n, promise.micro_step, unequal=unequal)
+        if made is None:
+            continue
+        found = made
+        if made.passes < 2:
+            break
+        if made.error > (_ACCUMULATED if made.dtype == "float64" else 1e-3):
+            return explain.not_accumulated(made, promise.n, trace)
+    if found is None or found.passes < 2:
+        steps = [] if trace is None else trace.optimizer_steps(step=0)
+        if trace is not None and len(steps) > 1 and len(trace.backwards(step=0)) > 1:
+            return explain.stepped_each(trace, promise.n)
+        if trace is not None and (early := explain.stepped_early(trace, promise.n)) is not None:
+            return early
+        return inconclusive(
+            f"the step ran {found.passes if found else 0} backward passes before the optimizer stepped, "
+            "so that nothing was accumulated"
+        )
+    counts = f" with {', '.join(map(str, found.counts))} valid targets" if found.counts else ""
+    return passed(
+        f"{found.passes} passes{counts} give the full batch's gradient up to {found.error:.1e} in {found.dtype}"
+    )
+
+
+def resumed(subject: Subject) -> Iterator[Finding]:
+    """Run through, and again with a checkpoint in the middle."""
+    if not subject.kernel_exact:
+        yield not_applicable("bit-equal runs are promised on the CPU only")
+        return
+    if untrainable(subject):
+        yield not_applicable("no parameter requires a gradient")
+        return
+    try:
+        held = resume.is_resumed(subject)
+    except SubjectError:
+        held = None  # it is raised again, or is no matter of resuming
+    if held is not None:
+        yield passed(f"1 + {UPDATES - 1} steps are the same bit by bit; saved: {', '.join(held)}")
+        return
+    found = resume.measure(subject)
+    if not found.differing:
+        yield passed(
+            f"{found.steps} + {found.steps} steps are the same bit by bit; saved: {', '.join(found.pieces)}"
+        )
+    elif found.iterators:
+        yield inconclusive(
+            f"the training step reads its data from an iterator ({', '.join(found.iterators[:3])}), whose place no "
+            "checkpoint holds: a resumed run goes on with other data",
+            code="data-order",
+        )
+    elif found.closures:
+        yield inconclusive(
+            f"the training step keeps state of its own ({', '.join(found.closures[:3])}), which no state_dict holds"
+            + (
+                ": a resumed run ends elsewhere without it, and as the uninterrupted one with it"
+                if found.decides
+                else ""
+            ),
+            code="state-in-closure",
+        )
+    elif found.strangers:
+        yield inconclusive(
+            f"the training step also steps {', '.join(found.strangers[:3])}, of which "
+            "neither the optimizer function nor "
+            "the step's own variables know: no checkpoint could hold its state",
+            code="state-elsewhere",
+        )
+    elif not found.repeatable:
+        yield inconclusive(
+            "the uninterrupted run does not repeat bit by bit either (see seeding)",
+            code="not-repeatable",
+        )
+    else:
+        yield _not_resumed(subject, found)
+
+
+def _not_resumed(subject: Subject, found: resume.Resumption) -> Finding:
+    """Explain a resumed run that ends elsewhere; one whose optimizer gets hold of a lost parameter again is a consequence."""
+    finding = explain.not_resumed(found)
+    lost = sorted(lost_parameters(subject, trajectory(subject)))
+    line = where_rebound(subject, lost[0]) if lost and not found.missing else None
+    if line is None:
+        return finding
+    return finding.replace(
+        location=line,
+        cause=f"the step puts a new Parameter in the place of {lost[0]}: the uninterrupted run's "
+        "optimizer keeps the old one, "
+        "the resumed run's begins with the new one",
+        fix="write to the parameter in place, under torch.no_grad(): .copy_(), .clamp_(), .mul_()",
+        root="weights-update/weight-static",
+    )
+
+
+def replicated(subject: Subject) -> Iterator[Finding]:
+    """Compare the pairs after every step, bit by bit."""
+    promised = [
+        p for p in subject.contract.promised("Replicated") if isinstance(p, promises.Replicated)
+    ]
+    names = _names(subject.model)
+    known: list[tuple[str, str]] = []
+    for promise in promised:
+        pairs = _pairs(promise, names)
+        if not pairs:
+            missing = next((n for n in (promise.a, promise.b) if not _under(n, names)), promise.b)
+            yield inconclusive(
+                f"Replicated names {missing!r}, which the model does not have", code="unknown-name"
+            )
+        known += pairs
+    if not known:
+        return
+    trace = record(subject, pairs=known)
+    if trace.error is not None and trace.steps == 0:
+        raise trace.error
+    bad = False
+    for pair in known:
+        step = next((i for i, found in enumerate(trace.pairs) if found[pair] > 0.0), None)
+        if step is None:
+            continue
+        bad = True
+        place = None
+        if subject.contract.train_step is not None:
+            place = last_write(subject, *pair, before=step)
+        yield explain.parted(subject, pair, trace, step, trace.pairs[step][pair], place)
+    if not bad:
+        yield passed(f"{len(known)} pairs are bit-equal after each of {trace.steps} steps")
+
+
+def _names(model: nn.Module) -> set[str]:
+    return {*dict(model.named_parameters(remove_duplicate=False)), *dict(model.named_buffers())}
+
+
+def _under(name: str, names: set[str]) -> list[str]:
+    """Return the tensors that a name means: itself, or all of a module."""
+    return [name] if name in names else sorted(n for n in names if n.startswith(f"{name}."))
+
+
+def _pairs(promise: promises.Replicated, names: set[str]) -> list[tuple[str, str]]:
+    """Pair the tensors of two modules by their own names, or two parameters."""
+    a, b = _under(promise.a, names), _under(promise.b, names)
+    if a == [promise.a] and b == [promise.b]:
+        return [(promise.a, promise.b)]
+    others = {name.removeprefix(promise.b): name for name in b}
+    return [
+        (n, others[n.removeprefix(promise.a)]) for n in a if n.removeprefix(promise.a) in others
+    ]
+
+
+def non_finite_guard(subject: Subject) -> Iterator[Finding]:
+    """Make every gradient NaN in one call of the step and look at the weights."""
+    broken: list[str] = []
+
+    def look(_: int, model: nn.Module) -> None:
+        broken.extend(
+            name for name, p in model.named_parameters() if not bool(torch.isfinite(p).all())
+        )
+
+    trace = record(subject, steps=1, amplify=math.nan, after_step=look)
+    if not trace.backwards() and trace.error is None:
+        yield inconclusive(
+            "the step runs no backward, so that no gradient could be made NaN",
+            code="nothing-recorded",
+        )
+    elif broken:
+        total = sum(1 for _ in subject.model.parameters())
+        yield explain.not_guarded(trace.optimizer_steps()[-1], broken, total)
+    elif trace.error is not None:
+        yield passed(
+            f"the step raises {type(trace.error.error).__name__} before the weights are touched"
+        )
+    else:
+        yield passed(
+            "the weights are finite after a step whose gradients were NaN; "
+            f"{len(trace.optimizer_steps())} optimizer steps ran"
+        )

@@ -1,0 +1,1 @@
+"""What a contract calls and names."""

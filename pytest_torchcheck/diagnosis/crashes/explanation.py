@@ -1,0 +1,163 @@
+"""What an error means, and the words that its parts are put in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+
+if TYPE_CHECKING:
+    from ...findings import Culprit, Location, Plain
+
+Phase = Literal["build", "batch", "data", "forward", "loss", "backward", "step"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+PHASE_WORDS: dict[Phase, str] = {
+    "build": "building the model",
+    "batch": "making the batch",
+    "data": "reading the data",
+    "forward": "the forward pass",
+    "loss": "the loss",
+    "backward": "the backward pass",
+    "step": "the training step",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """An exception of the user's code, explained; the fields are those of a finding.
+
+    Attributes:
+        code: Stable kebab-case symptom, such as ``matmul-shapes``; ``crash`` where the error is unknown.
+        summary: One sentence that stands alone.
+        observed: The numbers: shapes, dtypes, devices, indices.
+        cause: Why it happens.
+        because: The measured fact that shows it, with torch's own words.
+        fix: One edit.
+        culprits: Modules, parameters, inputs or calls at fault, the first one first.
+        location: The line to change or to look at.
+        evidence: Further measurements, plain types only.
+    """
+
+    code: str
+    summary: str
+    observed: str = ""
+    cause: str = ""
+    because: str = ""
+    fix: str = ""
+    culprits: tuple[Culprit, ...] = ()
+    location: Location | None = None
+    evidence: Mapping[str, Plain] = field(default_factory=dict)
+
+    def replace(self, **changes: Any) -> Explanation:
+        """Return a copy with some fields changed."""
+        return replace(self, **changes)
+
+
+def times(sizes: Sequence[int]) -> str:
+    """Return sizes as ``3x32x32``; ``scalar`` for none."""
+    return "x".join(str(size) for size in sizes) if len(sizes) else "scalar"
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return every integer of a message, such as those of ``[2, 3]`` or ``torch.Size([2, 3])``."""
+    found = []
+    digits = ""
+    for character in text + " ":
+        if character.isdigit() or (character == "-" and not digits):
+            digits += character
+            continue
+        if digits.strip("-"):
+            found.append(int(digits))
+        digits = ""
+    return tuple(found)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return ``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+CXX_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "c10::half": "float16",
+    "c10::bfloat16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "long": "int64",
+    "int": "int32",
+    "short": "int16",
+    "char": "int8",
+    "byte": "uint8",
+    "unsigned char": "uint8",
+    "long int": "int64",
+    "bool": "bool",
+    "complexfloat": "complex64",
+    "complexdouble": "complex128",
+}
+"""Dtypes by the names that torch's messages use, in lower case."""
+
+
+def dtype_word(name: str) -> str:
+    """Return ``float64`` for ``Double``, ``torch.float64`` or ``torch.DoubleTensor``."""
+    plain = name.strip().removeprefix("torch.").removeprefix("cuda.").removesuffix("Tensor")
+    return CXX_DTYPES.get(plain.lower(), plain)
+
+
+def describe(value: object) -> str:
+    """Say what a value is: dtype and shape of a tensor, type of the rest; never its contents."""
+    if isinstance(value, torch.Tensor):
+        if isinstance(
+            value,
+            torch.nn.parameter.UninitializedParameter | torch.nn.parameter.UninitializedBuffer,
+        ):
+            return "uninitialised"
+        place = "" if value.device.type == "cpu" else f" on {value.device}"
+        return f"{dtype_name(value.dtype)} {list(value.shape)}{place}"
+    if isinstance(value, bool | int | float | str | None):
+        return repr(value) if len(repr(value)) <= 40 else type(value).__name__
+    if isinstance(value, tuple | list):
+        inner = ", ".join(describe(item) for item in value[:4]) + (
+            ", ..." if len(value) > 4 else ""
+        )
+        return f"{type(value).__name__} ({inner})"
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{key}: {describe(item)}" for key, item in list(value.items())[:4])
+        return f"{type(value).__name__} {{{inner}}}"
+    return type(value).__name__
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return ``1 tensor`` or ``3 tensors``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
+
+
+def clipped(text: str, most: int) -> str:
+    """Return a text of at most so many characters; a longer one ends behind a whole word, with an ellipsis."""
+    if len(text) <= most:
+        return text
+    return text[: most - 3].rpartition(" ")[0].rstrip(" ,.;:(") + "..."
+
+
+def ordinal(place: int) -> str:
+    """Return ``first`` for 0, ``second`` for 1, then ``3rd`` and so on."""
+    words = ("first", "second", "third", "fourth")
+    return words[place] if place < len(words) else f"{place + 1}th"
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """Return ``a``, ``a and b``, ``a, b and 3 more``."""
+    if not names:
+        return ""
+    if len(names) == 1:
+        return names[0]
+    if len(names) <= most:
+        return ", ".join(names[:-1]) + f" and {names[-1]}"
+    return ", ".join(names[: most - 1]) + f" and {len(names) - most + 1} more"
+
+
+def on_line(place: Location | None) -> str:
+    """Return `` on line 7`` for a place, and nothing for none."""
+    return f" on line {place.line}" if place is not None else ""

@@ -1,0 +1,167 @@
+"""What the entries on layers share: the layer's input, and the line that decides its size."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...findings import Culprit
+from ..lines.layer_sizes import Origin, building_line, size_origin
+from ..lines.size_values import value_lines
+from .scene import dimension_lost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ...findings import Location
+    from .history import Fact, Op
+    from .scene import Scene
+
+_BEHIND = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """The op that last took dimensions from a tensor, on another line than the one that failed.
+
+    Attributes:
+        words: What it did, as a clause.
+        batch: Whether the batch dimension is among them.
+        fix: The edit of its line.
+        culprit: Its line.
+    """
+
+    words: str
+    batch: bool
+    fix: str
+    culprit: Culprit
+
+
+def dropped(scene: Scene, fact: Fact | None) -> Dropped | None:
+    """Return the op that last took dimensions from a tensor; None where none did, or on the failing line itself."""
+    op = dimension_lost(fact, several=True)
+    return None if op is None else dropped_by(scene, op)
+
+
+def dropped_by(scene: Scene, op: Op) -> Dropped | None:
+    """Say what an op took from a tensor; None where it stands on the failing line, or where that is not known."""
+    place = op.location
+    if place is None or not op.outputs or not scene.meeting(place):
+        return None
+    name = "an index" if op.name == "__getitem__" else op.name
+    before, after = list(op.inputs[0].shape), list(op.outputs[0].shape)
+    batch = _takes_batch(op, scene.batch_size()) and _from_input(scene, op.inputs[0])
+    words = f"{name} on line {place.line} makes {after} of {before}"
+    fix = f"keep the dimension on line {place.line}"
+    if batch:
+        words += ", without the batch dimension"
+        fix = f"keep dimension 0, the batch, on line {place.line}"
+        if op.name == "squeeze":
+            fix = f"name the dimensions that squeeze is to drop on line {place.line}: all but the batch (or flatten(1))"
+    culprit = Culprit(kind="call", name=name, detail=f"makes {after} of {before}", location=place)
+    return Dropped(words=words, batch=batch, fix=fix, culprit=culprit)
+
+
+def _takes_batch(op: Op, batch: int | None) -> bool:
+    """Say whether an op drops the first dimension of a tensor, whose size is that of the batch."""
+    before, after = op.inputs[0].shape, op.outputs[0].shape
+    if batch is None or before[:1] != (batch,):
+        return False
+    if op.name == "squeeze":
+        named = op.arguments and op.arguments[0] not in (
+            "0",
+            "dim=0",
+            str(-len(before)),
+            f"dim={-len(before)}",
+        )
+        return batch == 1 and not named
+    if op.name == "__getitem__":
+        single = len(op.arguments) == 1 and re.fullmatch(r"-?\d+", op.arguments[0]) is not None
+        return single and after == before[1:]
+    return False
+
+
+def makers(facts: Iterable[Fact]) -> list[Op]:
+    """Return the ops that made some tensors."""
+    return [fact.made_by for fact in facts if fact.made_by is not None]
+
+
+def behind(last: Iterable[Op]) -> Iterator[Op]:
+    """Yield some ops and those that led to them, the nearest first."""
+    pending, seen = list(last), set[int]()
+    while pending and len(seen) < _BEHIND:
+        op = pending.pop(0)
+        if id(op) not in seen:
+            seen.add(id(op))
+            yield op
+            pending += makers(op.inputs)
+
+
+def _from_input(scene: Scene, fact: Fact) -> bool:
+    """Say whether a tensor was computed from what the model is called with: a table's first dimension is no batch."""
+    own = {key for key, _ in scene.model.named_parameters()} if scene.model is not None else set()
+    names = {fact.name} | {f.name for op in behind(makers([fact])) for f in op.inputs}
+    return bool((names & set(scene.inputs)) - own)
+
+
+def input_of(scene: Scene) -> torch.Tensor | None:
+    """Return the tensor that the innermost running module was called with."""
+    for value in scene.arguments().values():
+        if isinstance(value, torch.Tensor):
+            return value
+    found = scene.argument("input", "x")
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def input_fact(scene: Scene) -> Fact | None:
+    """Return the history of the failing call's first tensor."""
+    op = scene.failing_op
+    return op.inputs[0] if op is not None and op.inputs else None
+
+
+def where_decided(scene: Scene, value: int | None = None) -> tuple[Location | None, Origin | None]:
+    """Return the line that decides the innermost module's input size, and how it is written there."""
+    name = scene.path_of(scene.module)
+    origin = size_origin(scene.model, name, value=value)
+    return (origin.location if origin else building_line(scene.model, name)), origin
+
+
+def edit(
+    scene: Scene, origin: Origin | None, place: Location | None, wanted: int, default: str
+) -> str:
+    """Return the fix as one edit of the line that decides a size."""
+    line = f" on line {place.line}" if place else ""
+    if origin is None:
+        return f"{default}{line}"
+    if origin.constant:
+        return f"write {origin.argument}={wanted} instead of {origin.expression}{line}"
+    return (
+        f"make {origin.argument} ({origin.expression}{line}) {wanted}{computed(size_values(scene))}"
+    )
+
+
+def size_values(
+    scene: Scene, path: str = "", beside: Location | None = None
+) -> tuple[Culprit, ...]:
+    """Return the lines that assign what a module's size is computed from, where there is one or two of them.
+
+    Args:
+        scene: The error.
+        path: Qualified name of the module; the innermost running one by default.
+        beside: A line that is named already.
+    """
+    path = path or scene.path_of(scene.module)
+    return tuple(
+        Culprit(kind="call", name=place.text, detail="gives the size its value", location=place)
+        for place in value_lines(scene.model, path)
+        if beside is None or (place.file, place.line) != (beside.file, beside.line)
+    )
+
+
+def computed(values: tuple[Culprit, ...]) -> str:
+    """Return in brackets from which lines a size comes; empty for none."""
+    lines = [str(c.location.line) for c in values if c.location is not None]
+    return f" (its value comes from line {' or '.join(lines)})" if lines else ""

@@ -1,0 +1,1 @@
+"""Errors of torch about sizes: which layer or operation expects another."""

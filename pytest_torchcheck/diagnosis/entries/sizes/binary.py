@@ -1,0 +1,172 @@
+"""Targets and outputs that do not fit binary cross entropy or a regression loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ....findings import Culprit
+from ...crashes.explanation import Explanation, describe, dtype_word, numbers
+from ...crashes.losses_called import (
+    criterion_culprits,
+    criterion_of,
+    loss_call,
+    on_line,
+    target_culprit,
+)
+from ...crashes.table import entry
+from ...gradient.heads import heads_behind, widened
+
+if TYPE_CHECKING:
+    import re
+
+    from ...crashes.scene import Scene
+
+_BINARY_LOSSES = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
+
+
+@entry(
+    r"[Tt]arget size \(torch\.Size\(\[([\d, ]*)\]\)\) (?:that is different to|must be the same as) (?:the )?input size \(torch\.Size\(\[([\d, ]*)\]\)\)"
+)
+def binary_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """BCE of an output and a target with different shapes."""
+    target, given = numbers(match[1]), numbers(match[2])
+    name = next((n for n in _BINARY_LOSSES if scene.called(n) is not None), "the loss")
+    place = scene.location
+    head: tuple[Culprit, ...] = ()
+    if given == (*target, 1):
+        cause, fix = (
+            "the output has a last dimension of 1 that the targets lack",
+            f"call .squeeze(-1) on the output{on_line(scene)}",
+        )
+    elif target == (*given, 1):
+        cause, fix = (
+            "the targets have a last dimension of 1 that the output lacks",
+            f"call .squeeze(-1) on the targets{on_line(scene)}",
+        )
+    elif given[: len(target)] == target and len(given) == len(target) + 1:
+        cause = (
+            f"the output has {given[-1]} columns per target: class indices need cross_entropy, "
+            "BCE needs one column or one-hot targets"
+        )
+        fix = f"use cross_entropy, or one_hot(targets, {given[-1]}).float(){on_line(scene)}"
+    elif given and given[:1] + given[2:] == target[:1] + target[2:]:
+        _, output, _, _ = loss_call(scene, _BINARY_LOSSES)
+        head = heads_behind(scene.model, output, given[1])
+        cause = f"the head gives {given[1]} outputs per sample, and there are {target[1]} targets"
+        fix = f"{widened(head, f'{target[1]} outputs')}, or correct the targets"
+    else:
+        cause, fix = (
+            "output and targets have different sizes",
+            f"give both the same shape{on_line(scene)}",
+        )
+    return Explanation(
+        code="target-shape",
+        summary=f"{name} is given targets {list(target)} for an output {list(given)}",
+        observed=f"output {list(given)}, target {list(target)}",
+        cause=cause,
+        because=scene.said,
+        fix=fix,
+        culprits=(*target_culprit(str(list(target)), place, scene), *head),
+        location=place,
+    )
+
+
+@entry(r"result type (\w+) can't be cast to the desired output type (\w+)",
+       r"Found dtype (\w+) but expected (\w+)")  # fmt: skip
+def binary_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """BCE or a regression loss whose targets have another dtype than the output."""
+    name, given, target, _ = loss_call(
+        scene, (*_BINARY_LOSSES, "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+    )
+    place = scene.location
+    if given is None or target is None:
+        if scene.phase != "backward":
+            return None
+        found, wanted = dtype_word(match[1]), dtype_word(match[2])
+        return Explanation(
+            code="target-dtype",
+            summary=f"backward got a {found} gradient for a {wanted} output: the targets are likely {found}",
+            observed=f"{found} where {wanted} is expected",
+            cause=f"likely the targets of the loss are {found} (NumPy's default is float64)",
+            because=scene.said,
+            fix="call .float() on the targets of the loss",
+            culprits=target_culprit(found, place, scene),
+            location=place,
+        )
+    want, got = dtype_word(str(given.dtype)), dtype_word(str(target.dtype))
+    if want == got:
+        return None
+    from_numpy = got == "float64" and want == "float32"
+    return Explanation(
+        code="target-dtype",
+        summary=f"{name} is given {got} targets for a {want} output",
+        observed=f"output {describe(given)}, target {describe(target)}",
+        cause="the targets are float64, NumPy's default"
+        if from_numpy
+        else f"the targets are {got}; {name} needs the dtype of the output",
+        because=scene.said,
+        fix=f"call .to(output.dtype) on the targets{on_line(scene)} or where the data is read",
+        culprits=target_culprit(got, place, scene),
+        location=place,
+    )
+
+
+@entry(r"all elements of (input|target) should be between 0 and 1")
+def binary_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """binary_cross_entropy of numbers that are no probabilities."""
+    _, given, target, _ = loss_call(scene, ("binary_cross_entropy",))
+    value = given if match[1] == "input" else target
+    place = scene.location
+    if value is None:
+        return None
+    criterion = criterion_of(scene)
+    name = criterion or "binary_cross_entropy"
+    made = criterion_culprits(place, criterion)
+    real = value.detach().float()
+    broken = int((~torch.isfinite(real)).sum())
+    finite = real[torch.isfinite(real)]
+    span = (
+        f"{float(finite.min()):.4g}..{float(finite.max()):.4g}"
+        if finite.numel()
+        else "no finite value"
+    )
+    observed = f"{match[1]} {describe(value)}, {span}" + (
+        f", {broken} not finite" if broken else ""
+    )
+    if broken:
+        cause, fix = (
+            f"the {match[1]} holds NaN or infinities",
+            "find where the first one is made (finiteness check)",
+        )
+        summary = f"{name} is given {broken} values that are not finite"
+    elif match[1] == "input":
+        cause, fix = (
+            "the output is no probability: a sigmoid is missing",
+            f"use BCEWithLogitsLoss for BCELoss on line {made[0].location.line}"
+            if made and made[0].location is not None
+            else f"use {'BCEWithLogitsLoss' if criterion else 'binary_cross_entropy_with_logits'}{on_line(scene)}",
+        )
+        summary = f"{name} is given outputs in {span}, not in 0..1"
+    else:
+        cause, fix = (
+            "the targets are no probabilities",
+            "scale the targets to 0..1 where the data is read",
+        )
+        summary = f"{name} is given targets in {span}, not in 0..1"
+    kind = (
+        target_culprit(span, place, scene)
+        if match[1] == "target"
+        else (*made, Culprit(kind="output", name="output", detail=span, location=place))
+    )
+    return Explanation(
+        code="probability-range",
+        summary=summary,
+        observed=observed,
+        cause=cause,
+        because=f"{match[1]} ranges over {span}; {scene.said}",
+        fix=fix,
+        culprits=kind,
+        location=place,
+    )

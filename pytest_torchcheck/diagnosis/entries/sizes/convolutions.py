@@ -1,0 +1,243 @@
+"""Convolutions and pools that were given other channels, or maps that are too small; inputs of a wrong rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ...crashes.explanation import Explanation, describe, numbers, times
+from ...crashes.layers import dropped, edit, input_fact, input_of, size_values, where_decided
+from ...crashes.scene import Scene, dimension_lost, named_source
+from ...crashes.table import entry
+
+if TYPE_CHECKING:
+    import re
+
+    from ....findings import Location
+
+_CONVOLUTIONS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+
+
+def _layout(module: Any, given: torch.Tensor, want: int, spatial: int) -> tuple[str, str, str]:
+    """Return cause, measured fact and fix of a channel mismatch that is a matter of layout, or blanks."""
+    if given.dim() == spatial + 2 and given.shape[-1] == want and given.shape[1] != want:
+        order = (0, spatial + 1, *range(1, spatial + 1))
+        edit = ".transpose(1, 2)" if spatial == 1 else f".permute{order}"
+        return (
+            "the channels stand last, a convolution wants them in dimension 1",
+            f"the last dimension of the input has the {want} that it expects",
+            edit,
+        )
+    if given.dim() == spatial + 1 and want == 1:
+        return (
+            "the channel dimension is missing, so that the batch is taken for channels",
+            f"the input has {given.dim()} dimensions, and {spatial + 2} are needed with batch and channels",
+            ".unsqueeze(1)",
+        )
+    if given.dim() == spatial + 1 and given.shape[-1] == want:
+        return (
+            "the channels stand last, and the batch dimension is missing",
+            f"the last dimension of the input has the {want} that it expects",
+            f".permute({spatial}, {', '.join(map(str, range(spatial)))}).unsqueeze(0)",
+        )
+    return "", "", ""
+
+
+def _taken_for_channels(
+    scene: Scene, given: torch.Tensor, spatial: int
+) -> tuple[str, str, str, Location | None]:
+    """Return cause, fact, fix and line where a lost dimension makes the batch stand for the channels, or blanks."""
+    batch = scene.batch_size()
+    if given.dim() != spatial + 1 or batch is None or given.shape[0] != batch:
+        return "", "", "", None
+    lost = dimension_lost(input_fact(scene))
+    place = lost.location if lost is not None else None
+    because = f"the input has {given.dim()} dimensions, the first of the batch's size {batch}; {spatial + 2} are needed"
+    if lost is None or place is None:
+        change = f"call {scene.at} with a channel dimension in its input (.unsqueeze(1))"
+        return (
+            "the channel dimension is missing, so that the batch is taken for channels",
+            because,
+            change,
+            None,
+        )
+    word = "an index" if lost.name == "__getitem__" else lost.name
+    before, after = lost.inputs[0].shape, lost.outputs[0].shape
+    axis = next((i for i, size in enumerate(after) if size != before[i]), len(after))
+    return (
+        f"{word} on line {place.line} drops a dimension, so that the batch is taken for channels",
+        because,
+        f"keep dimension {axis}, which has {before[axis]}, on line {place.line}",
+        place,
+    )
+
+
+@entry(r"expected input\[([\d, ]+)\] to have (\d+) channels, but got (\d+) channels")
+def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A convolution whose input has another number of channels."""
+    want, got = int(match[2]), int(match[3])
+    module, given = scene.module, input_of(scene)
+    name = scene.at
+    shape = list(given.shape) if given is not None else list(numbers(match[1]))
+    spatial = len(numbers(match[1])) - 2
+    call = scene.location
+    call_line = f" on line {call.line}" if call else ""
+    summary = f"{name} expects {want} channels, got {got} (input {shape})"
+    observed = f"{name} takes {want} channels; its input is {describe(given) if given is not None else shape}"
+    if given is not None:
+        cause, because, change = _layout(module, given, want, spatial)
+        if cause:
+            return Explanation(
+                code="channels",
+                summary=summary,
+                observed=observed,
+                cause=cause,
+                because=because,
+                fix=f"call {name} with {change} of its input{call_line}",
+                culprits=scene.blame(),
+                location=call,
+            )
+        cause, because, change, place = _taken_for_channels(scene, given, spatial)
+        if cause:
+            return Explanation(
+                code="channels",
+                summary=summary,
+                observed=observed,
+                cause=cause,
+                because=because,
+                fix=change,
+                culprits=scene.blame(),
+                location=place or call,
+            )
+    source = named_source(input_fact(scene))
+    if not source and given is not None:
+        source = next(
+            (key for key, value in scene.inputs.items() if value.shape == given.shape), ""
+        )
+    if not isinstance(module, _CONVOLUTIONS):
+        return Explanation(
+            code="channels",
+            summary=summary,
+            observed=observed,
+            cause=f"the convolution's weight was made for {want} channels",
+            because=scene.said,
+            fix=f"give the weight {got} input channels, or the input {want}{call_line}",
+            culprits=scene.blame(),
+            location=call,
+        )
+    place, origin = where_decided(scene, module.in_channels)
+    of = f"the model's input {source}" if source else "what reaches it"
+    groups = module.groups
+    because = f"the weight of {name} is {list(module.weight.shape)}"
+    because += f" with groups={groups}" if groups != 1 else ""
+    return Explanation(
+        code="channels",
+        summary=summary,
+        observed=observed,
+        cause=f"{name} was built for {want} channels, and {of} has {got}",
+        because=f"{because}; {scene.said}",
+        fix=edit(scene, origin, place, got, f"build {name} with in_channels={got}"),
+        culprits=scene.culprit(detail=f"takes {want} channels, got {got}")
+        + scene.call_culprit()
+        + size_values(scene, beside=place),
+        location=place or call,
+    )
+
+
+@entry(r"Expected (\d)D \(unbatched\) or (\d)D \(batched\) input to (\w+), but got input of size: \[([\d, ]*)\]",
+       r"Expected (\d)D or (\d)D \(batch mode\) tensor .*for (input), but got: ?\[?([\d, ]*)\]?",
+       r"expected (\d)D (?:or (\d)D )?input \(got (\d)D input\)()",
+       r"(?:RNN|LSTM|GRU): Expected input to be (\d)D or (\d)D, got (\d)D instead()")  # fmt: skip
+def rank(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A layer whose input has too few or too many dimensions."""
+    given = input_of(scene)
+    name = scene.at
+    shape = tuple(given.shape) if given is not None else numbers(match[4])
+    if not shape:
+        return None
+    wanted = sorted({int(group) for group in (match[1], match[2]) if group})
+    call = scene.location
+    call_line = f" on line {call.line}" if call else ""
+    words = " or ".join(f"{size}" for size in wanted)
+    missing = max(wanted) - len(shape)
+    batch = scene.batch_size()
+    if missing == 1 and batch is not None and shape[0] == batch:
+        cause, change = (
+            "the channel dimension is missing",
+            f"call {name} with .unsqueeze(1) of its input{call_line}",
+        )
+    elif missing == 1:
+        cause, change = (
+            "the batch dimension is missing",
+            f"call {name} with .unsqueeze(0) of its input{call_line}",
+        )
+    elif missing >= 1:
+        cause = (
+            f"what reaches {name} has lost {missing} dimension{'s' if missing > 1 else ''}, as "
+            "after flatten or mean"
+        )
+        change = f"call {name} before the dimensions are removed{call_line}"
+    else:
+        cause = (
+            f"what reaches {name} has {-missing or len(shape) - max(wanted)} dimension(s) too many"
+        )
+        change = f"flatten or squeeze the input of {name}{call_line}"
+    culprits = scene.blame()
+    lost = dropped(scene, input_fact(scene)) if missing >= 1 else None
+    if lost is not None:
+        cause += f": {lost.words}"
+        culprits += (lost.culprit,)
+        change = lost.fix if lost.batch else change
+        call = lost.culprit.location if lost.batch else call
+    return Explanation(
+        code="input-rank",
+        summary=f"{name} expects {words} dimensions, got {len(shape)}: {list(shape)}",
+        observed=f"input {describe(given) if given is not None else list(shape)}"
+        + (f"; batch of {batch}" if batch is not None else ""),
+        cause=cause,
+        because=f"the input has {len(shape)} dimensions where {words} are allowed; {scene.said}",
+        fix=change,
+        culprits=culprits,
+        location=call,
+    )
+
+
+@entry(r"Kernel size: \(([\d x]+)\)\. Kernel size can't be greater than actual input size",
+       r"Given input size: \(([\dx]+)\)\. Calculated output size: \(([\dx-]+)\)\. Output size is too small",
+       r"Padding size should be less than the corresponding input dimension")  # fmt: skip
+def too_small(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """Feature maps that have shrunk below the kernel."""
+    given, name, call = input_of(scene), scene.at, scene.location
+    shape = list(given.shape) if given is not None else list(numbers(scene.message))[:3]
+    kernel = getattr(scene.module, "kernel_size", None)
+    kernel_words = (
+        times(kernel)
+        if isinstance(kernel, tuple)
+        else str(kernel)
+        if kernel is not None
+        else "its padding"
+    )
+    model_input = scene.input_words()
+    return Explanation(
+        code="kernel-larger-than-input",
+        summary=f"{name} needs maps of at least {kernel_words}, got {times(shape[2:] or shape)}",
+        observed=f"input {shape}, kernel {kernel_words}"
+        + (f"; the model's input is {model_input}" if model_input else ""),
+        cause=(
+            "the maps have shrunk below the kernel before they reach it: the input is too "
+            "small for this many strides and pools"
+        ),
+        because=scene.said,
+        fix=f"raise the smallest size of the input in the contract, or remove a stride or pool before {name}",
+        culprits=scene.blame(f"input {shape}"),
+        location=call,
+    )

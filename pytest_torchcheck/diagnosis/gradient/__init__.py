@@ -1,0 +1,1 @@
+"""Missing, cut, frozen and zero gradients, explained."""

@@ -1,0 +1,82 @@
+"""Operations that lose the gradient: why each kind does, and what to write instead."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from ...probes.gradient.provenance import find_cut, find_stops
+from ...runs.again import forward_and_loss
+
+if TYPE_CHECKING:
+    from ...probes.gradient.provenance import GraphCut
+    from ...subject import Subject
+
+CAUSES = {
+    "never-used": "no operation of the forward reads it",
+    "frozen": "it takes no gradient in this forward",
+    "detach": "detach() cuts the graph",
+    "data": ".data takes the values out of the graph",
+    "item": "the tensor is turned into a Python number and comes back as a constant",
+    "numpy": "a round trip through NumPy cuts the graph",
+    "no-grad": "the operation runs while gradients are off",
+    "integer-cast": "rounding, comparing or indexing has no gradient",
+    "recreated": "a new tensor is made from the values, without their graph",
+    "sampling": "the value is drawn without reparameterisation",
+    "checkpoint": "reentrant checkpointing gets no input that requires a gradient",
+    "function": "a custom autograd Function gives an output without a gradient",
+    "backward-none": "a custom backward returns None for it",
+    "not-reaching-loss": "the loss does not use what is computed from it",
+    "derivative": "autograd.grad without create_graph=True gives a gradient that has no graph itself",
+    "differentiated": "a derivative is taken of what is computed from it, and the derivative does not depend on it",
+    "dropped": "the graph of what is computed from it does not lead back to it",
+    "zeroed": "only its shape is used",
+    "non-differentiable": "the operation has no gradient",
+}
+
+
+FIXES = {
+    "never-used": "use it in forward, or delete it",
+    "frozen": "let it require a gradient, or declare it: Frozen({names}, reason=...)",
+    "detach": "drop .detach() on this line",
+    "data": "drop .data on this line",
+    "item": "keep the tensor: drop the conversion to a Python number on this line",
+    "numpy": "replace NumPy by torch on this line",
+    "no-grad": "drop this no_grad, or move the operation out of it",
+    "integer-cast": "use a soft version (softmax for argmax), or a straight-through estimator",
+    "recreated": "use the tensor itself instead of making a new one from it",
+    "sampling": "reparameterise: mean + std * torch.randn_like(std), or rsample()",
+    "checkpoint": "pass use_reentrant=False to checkpoint",
+    "function": "mark the output as differentiable in the Function's forward",
+    "backward-none": "return its gradient in backward",
+    "not-reaching-loss": "use this output in the loss, or drop the part that computes it",
+    "derivative": "pass create_graph=True to autograd.grad on this line",
+    "differentiated": "let the loss use the value itself too, or declare MayLackGradient({names}, reason=...)",
+    "dropped": "keep it connected on this line",
+    "zeroed": "use its values",
+    "non-differentiable": "replace the operation by a differentiable one",
+}
+
+
+def last_stop(subject: Subject) -> GraphCut | None:
+    """Return the operation nearest to the loss that loses the gradients on the way to it; None where none does."""
+    with subject.pristine():
+        stops = find_stops(forward_and_loss(subject), subject.model)
+    last = max(
+        (stop for stop in stops if stop.op is not None),
+        key=lambda stop: stop.op.index if stop.op is not None else 0,
+        default=None,
+    )
+    return last or _shared_cut(subject)
+
+
+def _shared_cut(subject: Subject) -> GraphCut | None:
+    """Return the operation that cuts most of the parameters off, such as an ``.item()`` on the way to the loss."""
+    trainable = {n: p for n, p in subject.named_parameters().items() if p.requires_grad}
+    with subject.pristine():
+        cuts = find_cut(forward_and_loss(subject), subject.model, trainable)
+    places: dict[Any, list[GraphCut]] = defaultdict(list)
+    for cut in cuts.values():
+        if cut.op is not None and (cut.region or cut.location) is not None:
+            places[cut.kind, cut.region or cut.location].append(cut)
+    return max(places.values(), key=len)[-1] if places else None

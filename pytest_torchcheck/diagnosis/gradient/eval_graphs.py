@@ -1,0 +1,69 @@
+"""A graph that leaves an eval forward though gradients are off, explained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...findings import Culprit, Finding
+from ...probes.holding.step_leaks import grad_line
+from ...text.units import format_bytes
+from ...verdicts import suspicious, violated
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...probes.gradient.kept_graph import KeptGraph
+    from ...subject import Subject
+
+
+def inference_graph(subject: Subject, paths: Sequence[str], total: int, kept: KeptGraph) -> Finding:
+    """Explain outputs that carry a graph under ``no_grad``.
+
+    Where the forward or the loss differentiates them, gradients are on for a reason: then the graph
+    costs memory, and the model is not wrong.
+
+    Args:
+        paths: Those outputs.
+        total: How many outputs there are.
+        kept: What was seen.
+    """
+    summary = f"{paths[0]} carries a graph under no_grad"
+    observed = f"{len(paths)} of {total} outputs have a grad_fn; {format_bytes(kept.kept_bytes)} are saved for backward"
+    culprits = [Culprit(kind="output", name=path, detail="has a grad_fn") for path in paths]
+    known = kept.derivatives.get(paths[0])
+    if known is None:
+        return violated(
+            "inference-graph",
+            summary,
+            culprits=culprits,
+            location=grad_line(subject),
+            observed=observed,
+            cause="the forward turns gradients on itself, so that inference keeps activations",
+            because="the call ran under torch.no_grad() and its output still has a grad_fn",
+            fix="turn gradients on only around what needs them, and return the output detached in eval mode",
+        )
+    line = f" on line {known.location.line}" if known.location is not None else ""
+    who = "the forward" if known.within else "the loss"
+    connected = known.within and known.connected
+    return suspicious(
+        "inference-graph",
+        summary,
+        culprits=[
+            *culprits,
+            Culprit(
+                kind="call",
+                name="autograd.grad",
+                detail="takes a derivative, with create_graph=True"
+                if connected
+                else "takes a derivative",
+                location=known.location,
+            ),
+        ],
+        location=known.location if known.within else grad_line(subject),
+        observed=observed,
+        cause=f"{who} takes a derivative{line}, for which gradients must be on; "
+        "its graph leaves with the output in evaluation too",
+        because="the call ran under torch.no_grad() in eval mode, and its output still has a grad_fn",
+        fix=("pass create_graph=self.training" + line + ", and " if connected else "")
+        + "return the output detached (.detach()) when not self.training",
+    )

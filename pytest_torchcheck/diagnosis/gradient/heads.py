@@ -1,0 +1,130 @@
+"""The layer that gives the logits their classes: its line, and the lines that give it its size."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ... import sources
+from ...findings import Culprit
+from ..crashes.layers import computed
+from ..lines.layer_sizes import building_line, size_origin
+from ..lines.size_values import value_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.autograd.graph import Node
+
+_SIZES = ("out_features", "out_channels", "num_embeddings")
+_NODES = 200
+
+
+def head_of(model: nn.Module, logits: torch.Tensor | None, classes: int) -> str:
+    """Return the name of the layer, or of the bare parameter, that gives logits their classes; empty where none does.
+
+    Of several with as many outputs it is the one nearest to these logits in their graph; the last
+    one of the model
+    where they have no graph.
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    for leaf in _leaves(logits.grad_fn if logits is not None else None):
+        if id(leaf) in names and (found := layer_of(model, names[id(leaf)], classes)):
+            return found
+    heads = [
+        n
+        for n, m in model.named_modules()
+        if _outputs(m) == classes and not isinstance(m, nn.Embedding)
+    ]
+    return heads[-1] if heads else ""
+
+
+def layer_of(model: nn.Module, parameter: str, classes: int) -> str:
+    """Return the layer of a parameter, or the parameter itself where it is a bare one; empty where it has other sizes."""
+    owner = model.get_submodule(parameter.rpartition(".")[0])
+    if _outputs(owner) == classes:
+        return parameter.rpartition(".")[0]
+    value = model.get_parameter(parameter)
+    bare = value.dim() >= 2 and classes in value.shape and not _is_torchs(owner)
+    return parameter if bare else ""
+
+
+def _outputs(module: nn.Module) -> int | None:
+    return next((getattr(module, name) for name in _SIZES if hasattr(module, name)), None)
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
+
+
+def _leaves(root: Node | None) -> Iterator[torch.Tensor]:
+    """Yield the leaves of a graph, those nearest to its end first; of one operation before those of what it read."""
+    pending: deque[Node] = deque([] if root is None else [root])
+    seen: set[Node] = set()
+    while pending and len(seen) < _NODES:
+        node = pending.popleft()
+        if node in seen:
+            continue
+        seen.add(node)
+        deeper = []
+        for child, _ in node.next_functions:
+            leaf = _leaf(child)
+            if leaf is not None:
+                yield leaf
+            elif child is not None:
+                deeper.append(child)
+        pending += deeper
+
+
+def _leaf(node: Node | None) -> torch.Tensor | None:
+    """Return the leaf behind a node, through transpositions and casts alone."""
+    for _ in range(4):
+        if node is None:
+            return None
+        if (leaf := getattr(node, "variable", None)) is not None:
+            return leaf if isinstance(leaf, torch.Tensor) else None
+        if len(node.next_functions) != 1:
+            return None
+        node = node.next_functions[0][0]
+    return None
+
+
+def head_culprits(model: nn.Module, name: str, classes: int) -> tuple[Culprit, ...]:
+    """Return the line that builds a head, and up to two lines that give it its number of outputs."""
+    if name in dict(model.named_parameters()):
+        place = sources.of_parameter(model, name)
+        return (Culprit(kind="parameter", name=name, detail=f"{classes} outputs", location=place),)
+    module = model.get_submodule(name)
+    argument = next((size for size in _SIZES if hasattr(module, size)), "")
+    built = building_line(model, name)
+    origin = size_origin(model, name, argument, classes)
+    places = [*value_lines(model, name, argument, classes), *([origin.location] if origin else [])]
+    fresh = dict.fromkeys(
+        p for p in places if built is None or (p.file, p.line) != (built.file, built.line)
+    )
+    return (
+        Culprit(kind="module", name=name, detail=f"{classes} outputs", location=built),
+        *(
+            Culprit(kind="call", name=p.text, detail="gives the size its value", location=p)
+            for p in list(fresh)[:2]
+        ),
+    )
+
+
+def heads_behind(
+    model: nn.Module | None, output: torch.Tensor | None, size: int
+) -> tuple[Culprit, ...]:
+    """Return what :func:`head_culprits` does of the layer that gives an output a size; empty where there is none."""
+    name = head_of(model, output, size) if model is not None else ""
+    return head_culprits(model, name, size) if model is not None and name else ()
+
+
+def widened(head: tuple[Culprit, ...], wanted: str) -> str:
+    """Return the edit of a head, such as ``give cls 5 classes on line 3 (its value comes from line 9)``."""
+    if not head:
+        return f"give the model's last layer {wanted}"
+    line = f" on line {head[0].location.line}" if head[0].location is not None else ""
+    return f"give {head[0].name} {wanted}{line}{computed(head[1:])}"

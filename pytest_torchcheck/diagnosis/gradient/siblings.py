@@ -1,0 +1,169 @@
+"""A layer or parameter that is built and never used, and a sibling of its kind that is used in its place."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ... import sources
+from ...probes.holding.holders import lines_run
+from ...runs.again import forward_and_loss
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ...findings import Location
+    from ...subject import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sibling:
+    """A module that runs more often than its owner does, while one like it never runs.
+
+    Attributes:
+        idle: Qualified name of the module that never runs.
+        name: Qualified name of the sibling.
+        calls: How often the sibling runs in one forward of its owner.
+        line: The call that stands where one would expect the idle module's.
+        fact: What was counted, as a clause.
+    """
+
+    idle: str
+    name: str
+    calls: int
+    line: Location
+    fact: str
+
+
+def called_instead(subject: Subject, parameter: str) -> Sibling | None:
+    """Return the sibling that is called once too often where the module that owns a parameter is never called.
+
+    Args:
+        subject: The model; its forward and loss run once more.
+        parameter: Qualified name of a parameter that no operation reads.
+
+    Two modules are siblings where one owner holds them, under one class, with parameters of the
+    same shapes.
+    """
+    calls = _calls(subject)
+    model = subject.model
+    parts = parameter.split(".")[:-1]
+    paths = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+    ran_within = {
+        name[: len(path)] for name in calls for path in paths if f"{name}.".startswith(f"{path}.")
+    }
+    idle = next((path for path in paths if path not in ran_within), None)
+    if idle is None:
+        return None
+    owner = model.get_submodule(idle.rpartition(".")[0])
+    own, ran = idle.rpartition(".")[2], _owner_runs(idle, calls)
+    children = dict(owner.named_children())
+    likely = [
+        name
+        for name, child in children.items()
+        if _alike(child, children[own]) and len(calls[_join(idle, name)]) > ran
+    ]
+    if not likely:
+        return None
+    name = max(likely, key=lambda one: difflib.SequenceMatcher(None, one, own).ratio())
+    lines = list(dict.fromkeys(place for place in calls[_join(idle, name)] if place is not None))
+    if not lines:
+        return None
+    order = list(children)
+    later = order.index(own) > order.index(name)
+    count = len(calls[_join(idle, name)]) // ran
+    return Sibling(
+        idle=idle,
+        name=_join(idle, name),
+        calls=count,
+        line=lines[-1 if later else 0],
+        fact=f"{_join(idle, name)} is called {count} times in one forward, {idle} never",
+    )
+
+
+def read_instead(subject: Subject, parameter: str) -> Sibling | None:
+    """Return the parameter that is read on several lines where one of its owner, like it but for a number, is on none.
+
+    Args:
+        subject: The model; its forward and loss run once more, where there is such a one.
+        parameter: Qualified name of a parameter that no operation reads.
+    """
+    path, _, own = parameter.rpartition(".")
+    owner = subject.model.get_submodule(path)
+    shapes = {name: tuple(p.shape) for name, p in owner.named_parameters(recurse=False)}
+    bare = re.sub(r"\d+", "", own)
+    alike = [
+        name
+        for name in shapes
+        if name != own and re.sub(r"\d+", "", name) == bare and shapes[name] == shapes.get(own)
+    ]
+    if not alike:
+        return None
+    with subject.pristine(), lines_run() as ran:
+        forward_and_loss(subject)()
+    if any((place.file, place.line) in ran for place in _reading(owner, own)):
+        return None
+    for name in alike:
+        lines = [place for place in _reading(owner, name) if (place.file, place.line) in ran]
+        if len(lines) > 1:
+            later = list(shapes).index(own) > list(shapes).index(name)
+            return Sibling(
+                idle=parameter,
+                name=_join(parameter, name),
+                calls=len(lines),
+                line=lines[-1 if later else 0],
+                fact=f"{name} is read on lines {', '.join(str(place.line) for place in lines)}, {own} on none",
+            )
+    return None
+
+
+def _reading(owner: nn.Module, name: str) -> list[Location]:
+    """Return the lines of a module's class that read an attribute."""
+    pattern = rf"\bself\.{re.escape(name)}\b(?!\s*(:[^=]+)?=[^=])"
+    return sources.matches(type(owner), pattern) if sources.is_no_tools_class(type(owner)) else []
+
+
+def _calls(subject: Subject) -> dict[str, list[Location | None]]:
+    """Return the user's line of every call of every module, in one forward."""
+    found: dict[str, list[Location | None]] = defaultdict(list)
+
+    def note(name: str) -> Any:
+        return lambda *_: found[name].append(sources.of_frame(sys._getframe(1)))
+
+    with subject.pristine() as model:
+        handles = [
+            module.register_forward_pre_hook(note(name)) for name, module in model.named_modules()
+        ]
+        try:
+            forward_and_loss(subject)()
+        finally:
+            for handle in handles:
+                handle.remove()
+    return found
+
+
+def _join(idle: str, name: str) -> str:
+    owner = idle.rpartition(".")[0]
+    return f"{owner}.{name}" if owner else name
+
+
+def _owner_runs(idle: str, calls: dict[str, list[Location | None]]) -> int:
+    """Return how often the nearest owner with a forward of its own ran; lists and dicts have none."""
+    owner = idle
+    while owner:
+        owner = owner.rpartition(".")[0]
+        if calls[owner]:
+            return len(calls[owner])
+    return 1
+
+
+def _alike(one: nn.Module, other: nn.Module) -> bool:
+    return (
+        one is not other
+        and type(one) is type(other)
+        and [p.shape for p in one.parameters()] == [p.shape for p in other.parameters()]
+    )

@@ -1,0 +1,129 @@
+"""Results that nothing uses: the variable that holds one, the calls that could have taken it, and what was taken in its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...findings import Culprit
+from ...runs.again import forward_and_loss
+from ..lines.omitted_arguments import edit, without_names
+from ..lines.overwritten import overwritten
+from ..lines.passed_on import handed_on, passed_by
+from ..lines.unread import unread, unread_names, unread_values
+from .picked_indices import RANKING, picking
+
+if TYPE_CHECKING:
+    from ...findings import Location
+    from ...probes.recorded.watch import Op
+    from ...subject import Subject
+
+
+def bound(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
+    """Say which variable holds the result that a line of the user's computes and is not read: cause, fix, culprits."""
+    with subject.pristine():
+        name, anew = overwritten(place, forward_and_loss(subject))
+    with subject.pristine():
+        names = unread_names(place, forward_and_loss(subject)) or ((name,) if anew else ())
+    if not names:
+        return "", "", []
+    with subject.pristine():
+        calls = without_names(place, names, forward_and_loss(subject))
+    if anew is not None and name == names[0]:  # behind that line the variable holds another value
+        calls = [one for one in calls if place.line < one.location.line <= anew.line]
+    told = next((one.name for one in calls), names[0])
+    cause = "" if told.startswith("_") else f": {told} is never read after line {place.line}"
+    culprits = [one.culprit("is never read") for one in calls]
+    fix = f"{edit(calls)}, or drop the part that computes it" if calls else ""
+    if anew is not None:
+        when = "" if anew != place else " in the next turn of its loop"
+        cause = f": line {anew.line} binds {name} anew{when}, before anything has read it"
+        fix = fix or f"let line {anew.line} read {name}, or drop the part that computes it"
+        if anew not in (place, *(one.location for one in calls)):
+            detail = "bound anew before anything has read it"
+            culprits.append(Culprit(kind="tensor", name=name, detail=detail, location=anew))
+    if culprits or anew is not None or told.startswith("_"):
+        return cause, fix, culprits
+    if (slip := _slip(subject, place)) is not None:
+        return slip
+    return cause, fix, _passed_by(subject, place, told)
+
+
+def _slip(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]] | None:
+    """Say the same of a variable in the place of which a sibling is read once more."""
+    with subject.pristine():
+        found = unread(place, forward_and_loss(subject))
+    if found is None or found.slip is None:
+        return None
+    culprit = Culprit(
+        kind="call",
+        name=found.sibling,
+        detail=f"read where {found.name} is not",
+        location=found.slip,
+    )
+    return (
+        (
+            f": {found.name} is never read after line {place.line}, and line {found.slip.line} "
+            f"reads {found.sibling} {found.times}"
+        ),
+        (
+            f"read {found.name} instead of one {found.sibling} on line {found.slip.line}, or "
+            "drop the part that computes it"
+        ),
+        [culprit],
+    )
+
+
+def _passed_by(subject: Subject, place: Location, unused: str) -> list[Culprit]:
+    """Return the lines that read what a result was computed from, and the one that comes back without it."""
+    with subject.pristine():
+        lines, back = passed_by(place, forward_and_loss(subject))
+    seen = [
+        Culprit(
+            kind="tensor",
+            name=name,
+            detail=f"read here; {unused}, which is computed from it, is not",
+            location=line,
+        )
+        for name, line in lines[:2]
+    ]
+    if back is None or any(one.location == back for one in seen):
+        return seen
+    detail = f"comes back here; nothing has read {unused}"
+    return [*seen, Culprit(kind="call", name="return", detail=detail, location=back)][:2]
+
+
+def picked(subject: Subject, op: Op, place: Location) -> tuple[str, str, list[Culprit]]:
+    """Say what uses the indices that a ranking gave and whether its values are left unread: cause, fix, culprits."""
+    if op.name.rpartition(".")[2] not in RANKING:
+        return "", "", []
+    users = picking(subject, op)
+    with subject.pristine():
+        values = unread_values(place, forward_and_loss(subject))
+    places = [user.location for user in users if user.location is not None]
+    cause = fix = ""
+    if values:
+        named = "" if values.startswith("_") else f" ({values})"
+        cause = f": only its indices are used, the values beside them{named} are never read"
+    if places:
+        scores = values if values and not values.startswith("_") else "the scores at these indices"
+        fix = (
+            f"let what line {places[0].line} picks depend on the scores: multiply it by "
+            f"{scores}, or use a soft version "
+            "(softmax), or a straight-through estimator"
+        )
+    culprits = [
+        Culprit(kind="call", name=user.name, detail="uses the indices", location=user.location)
+        for user in users
+    ]
+    return cause, fix, [*culprits[:1], *_handed_on(subject, places), *culprits[1:]][:3]
+
+
+def _handed_on(subject: Subject, places: list[Location]) -> list[Culprit]:
+    """Return the first line that gives on, as it is, what one of some lines assigns."""
+    for place in places:
+        with subject.pristine():
+            name, line = handed_on(place, forward_and_loss(subject))
+        if line is not None:
+            detail = "given on without the scores"
+            return [Culprit(kind="tensor", name=name, detail=detail, location=line)]
+    return []

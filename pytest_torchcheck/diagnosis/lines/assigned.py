@@ -1,0 +1,170 @@
+"""Where a name that a line uses got its value: the one assignment of it that could have run, read off the source.
+
+Nothing is run. Where two assignments could have given the value, none is named.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ... import sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...findings import Location
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module | ast.ClassDef
+_DEPTH = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """What a name was given.
+
+    Attributes:
+        value: The expression.
+        location: Its line.
+    """
+
+    value: ast.expr
+    location: Location
+
+
+def assigned(
+    place: Location, name: str, *, made: str = "", without: frozenset[int] = frozenset()
+) -> Assigned | None:
+    """Return what a name that a line uses was given; None where that is not certain.
+
+    A variable is looked for in the function around the line, above it, then in the functions around
+    that one and
+    in the module; ``self.name`` in the class around the line, and an entry of a dict
+    (``state['scaler']``) in the
+    outermost function. Plain copies of a name are followed.
+
+    Args:
+        place: The line that uses it.
+        name: As it is written there.
+        made: Name of the class of the object: assignments that call it are preferred.
+        without: Lines that are known not to have run.
+    """
+    tree = sources.tree_of(place.file)
+    if tree is None or not sources.rank(place.file):
+        return None
+    line = place.line
+    for _ in range(_DEPTH):
+        found = _one(tree, line, name, made, without)
+        if found is None:
+            return None
+        if not isinstance(found, ast.Name):
+            location = sources.of_line(place.file, found.lineno, place.function)
+            return Assigned(value=found, location=location)
+        name, line = found.id, found.lineno
+    return None
+
+
+def _one(
+    tree: ast.Module, line: int, name: str, made: str, without: frozenset[int]
+) -> ast.expr | None:
+    around: list[_Scope] = [
+        n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS) and holds(n, line)
+    ]
+    around.sort(key=lambda node: -getattr(node, "lineno", 0))
+    if name.startswith("self."):
+        classes = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and holds(n, line)]
+        inner = max(classes, key=lambda node: node.lineno, default=None)
+        return (
+            None
+            if inner is None
+            else _chosen(list(_values(inner, name, without, deep=True)), made, without)
+        )
+    if not name.isidentifier():
+        outer: _Scope = around[-1] if around else tree
+        return _chosen(list(_values(outer, name, without, deep=True)), made, without)
+    for place, scope in enumerate((*around, tree)):
+        values = [
+            (top, value)
+            for top, value in _values(scope, name, without)
+            if place or value.lineno <= line
+        ]
+        if values:
+            return _chosen(values, made, without)
+        if isinstance(scope, _FUNCTIONS) and name in _parameters(scope):
+            return None
+    return None
+
+
+def holds(node: ast.AST, line: int) -> bool:
+    """Say whether a line is one of a statement's or expression's."""
+    first = getattr(node, "lineno", 0)
+    return first <= line <= (getattr(node, "end_lineno", None) or first)
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    given = function.args
+    every = (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
+    return {a.arg for a in every if a is not None}
+
+
+def _certain(node: ast.AST, without: frozenset[int]) -> list[ast.stmt]:
+    """Return the statements of a block that run whenever it does: those of a branch whose alternative cannot."""
+    if isinstance(node, ast.With):
+        return node.body
+    if isinstance(node, ast.If) and node.orelse:
+        for taken, other in ((node.body, node.orelse), (node.orelse, node.body)):
+            if all(statement.lineno in without for statement in other):
+                return taken
+    return []
+
+
+def _values(
+    scope: _Scope, name: str, without: frozenset[int], *, deep: bool = False
+) -> Iterator[tuple[bool, ast.expr]]:
+    """Yield what a scope assigns to a name, in the order of the source, and whether it does so in any case."""
+    found: list[tuple[bool, ast.expr]] = []
+    pending: list[tuple[bool, ast.AST]] = [(True, child) for child in ast.iter_child_nodes(scope)]
+    while pending:
+        top, node = pending.pop()
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr):
+            targets = [node.target]
+        value = getattr(node, "value", None)
+        for target in targets:
+            if value is not None and ast.unparse(target) == name:
+                found.append((top, value))
+            elif isinstance(target, ast.Tuple):
+                given = value.elts if isinstance(value, ast.Tuple) else [value] * len(target.elts)
+                if len(given) == len(target.elts):
+                    found += [
+                        (top, v)
+                        for t, v in zip(target.elts, given, strict=True)
+                        if v is not None and ast.unparse(t) == name
+                    ]
+        if deep or not isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            sure = {id(child) for child in _certain(node, without)} if top else set()
+            pending += [(id(child) in sure, child) for child in ast.iter_child_nodes(node)]
+    found.sort(key=lambda item: (item[1].lineno, item[1].col_offset))
+    yield from found
+
+
+def _chosen(
+    values: list[tuple[bool, ast.expr]], made: str, without: frozenset[int]
+) -> ast.expr | None:
+    values = [(top, value) for top, value in values if value.lineno not in without]
+    if made:
+        making = [item for item in values if any(called(n) == made for n in ast.walk(item[1]))]
+        values = making or values
+    # one that stands in no branch overrides those above it
+    last = max((i for i, (top, _) in enumerate(values) if top), default=0)
+    values = values[last:]
+    return values[0][1] if len(values) == 1 else None
+
+
+def called(node: ast.AST) -> str:
+    """Return the last name of what a call calls: ``BCELoss`` for ``nn.BCELoss()``; empty for no call."""
+    return ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""

@@ -1,0 +1,95 @@
+"""What decides whether a line runs, or what it assigns: conditions and loops around it, and the names that they read."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from typing import TYPE_CHECKING
+
+from ... import sources
+from ..loss.target_origins import helper_returns
+from .assigned import holds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...findings import Location
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_WALKS = frozenset(
+    {"parameters", "named_parameters", "modules", "named_modules", "children", "named_children"}
+)
+_MOST = 4
+
+
+@functools.lru_cache(maxsize=256)
+def deciding(place: Location, most: int = _MOST) -> tuple[Location, ...]:
+    """Return the lines that decide what a line does, the nearest first; cached.
+
+    These are the assignments, within its function, of the names that the conditions and loops
+    around the line and
+    the value that it assigns read, with the ``return`` of functions of the file that they call, and
+    the conditions
+    themselves where they are more than one such name. A loop over the parts of a whole model
+    decides nothing.
+    """
+    tree = sources.tree_of(place.file)
+    scope = _around(tree, place.line) if tree is not None else None
+    if scope is None:
+        return ()
+    lines: list[int] = []
+    found: list[Location] = []
+    for expression in _read_by(scope, place.line):
+        names = _names(expression)
+        lines += [n for name in names for n in _assignments(scope, name, expression.lineno)]
+        if not isinstance(expression, ast.Name) and expression.lineno != place.line and names:
+            lines.append(expression.lineno)
+    for line in dict.fromkeys(lines):
+        at = sources.of_line(place.file, line)
+        found += [at, *(helper for _, helper in helper_returns(at))]
+    return tuple(at for at in dict.fromkeys(found) if at.line != place.line)[:most]
+
+
+def _around(tree: ast.Module, line: int) -> ast.AST | None:
+    """Return the innermost function around a line, or the module."""
+    functions = [n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS) and holds(n, line)]
+    return max(functions, key=lambda n: (n.lineno, n.col_offset), default=tree)
+
+
+def _read_by(scope: ast.AST, line: int) -> Iterator[ast.expr]:
+    """Yield what the statement on a line assigns or is given, then the conditions and loops around it, inmost first."""
+    around: list[ast.AST] = [
+        n for n in ast.walk(scope) if n is not scope and isinstance(n, ast.stmt) and holds(n, line)
+    ]
+    around.sort(key=lambda n: -n.lineno)  # type: ignore[attr-defined]
+    for node in around:
+        if isinstance(node, ast.Assign):
+            yield node.value
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            yield from node.value.args
+        elif isinstance(node, ast.If | ast.While) and node.lineno != line:
+            yield node.test
+        elif isinstance(node, ast.For):
+            yield node.iter
+
+
+def _names(expression: ast.expr) -> list[str]:
+    """Return the variables that an expression reads; not those of which it only asks for all parameters."""
+    whole = {
+        id(n.func.value)
+        for n in ast.walk(expression)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in _WALKS
+    }
+    return [
+        n.id
+        for n in ast.walk(expression)
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and id(n) not in whole
+    ]
+
+
+def _assignments(scope: ast.AST, name: str, before: int) -> Iterator[int]:
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.lineno < before:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(ast.unparse(target) == name for target in targets):
+                yield node.lineno

@@ -1,0 +1,136 @@
+"""A variable that is bound anew before anything has read what it held, told from the lines as they ran."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from ... import sources
+from ...record.tracing import find_line
+from .unread import bound_names, enclosing, leaves, reads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import FrameType
+
+    from ...findings import Location
+
+_Piece = tuple[int, range, tuple[ast.AST, ...], tuple[str, ...]]
+"""First line, lines, what is read, and which variables are bound: of a plain statement or of the head of another one."""
+
+
+def overwritten(place: Location, run: Callable[[], object]) -> tuple[str, Location | None]:
+    """Return a variable that the statement at a place binds, and the line that binds it anew where nothing read it before.
+
+    In a loop that can be the place itself. No line where each value was read.
+
+    Args:
+        place: A line in a function of the user's.
+        run: Runs it.
+    """
+    pieces = list(_pieces(place))
+    first = next((n for n, (_, lines, _, _) in enumerate(pieces) if place.line in lines), None)
+    if first is None:
+        return "", None
+    names = [name for name in pieces[first][3] if not name.startswith("_")]
+    return _anew(place, pieces, first, names, run) if names else ("", None)
+
+
+def argument_overwritten(
+    place: Location, name: str, run: Callable[[], object]
+) -> tuple[str, Location | None]:
+    """Return the line that binds a parameter anew where nothing has read it, as :func:`overwritten` does.
+
+    Args:
+        place: Where the function starts.
+        name: The parameter.
+        run: Runs it.
+    """
+    return _anew(place, list(_pieces(place)), None, [name], run)
+
+
+def _anew(
+    place: Location,
+    pieces: list[_Piece],
+    start: int | None,
+    names: Iterable[str],
+    run: Callable[[], object],
+) -> tuple[str, Location | None]:
+    function = enclosing(place)
+    if function is None:
+        return "", None
+    names = [name for name in names if not leaves(function, name)]
+    for order in _orders(place, function, pieces, run) if names else ():
+        starts = [-1] if start is None else [n for n, one in enumerate(order) if one == start]
+        for name in names:
+            for at in starts:
+                line = _next_binding(pieces, order[at + 1 :], name)
+                if line is not None:
+                    return name, sources.of_line(place.file, line, place.function)
+    return "", None
+
+
+def _next_binding(pieces: list[_Piece], order: list[int], name: str) -> int | None:
+    for one in order:
+        line, _, read, bound = pieces[one]
+        if any(reads(node, name) for node in read):
+            return None
+        if name in bound:
+            return line
+    return None
+
+
+def _orders(
+    place: Location,
+    function: ast.FunctionDef | ast.AsyncFunctionDef,
+    pieces: list[_Piece],
+    run: Callable[[], object],
+) -> Iterable[list[int]]:
+    """Return, for each call of a function, which of its pieces ran, in their order."""
+    found: dict[FrameType, list[int]] = defaultdict(list)
+    known = {line: n for n, (_, lines, _, _) in reversed(list(enumerate(pieces))) for line in lines}
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        code = frame.f_code
+        own = code.co_name == function.name and os.path.abspath(code.co_filename) == place.file
+        if own and event != "call" and line in known:
+            ran = found[frame]
+            # a call over several lines comes back to its first one
+            if not ran or ran[-1] != known[line] or len(pieces[known[line]][1]) == 1:
+                ran.append(known[line])
+        return False
+
+    find_line(run, watcher)
+    return list(found.values())
+
+
+def _pieces(place: Location) -> Iterator[_Piece]:
+    """Iterate over what a function is made of, functions and classes within it left out."""
+    pending: list[ast.AST] = [enclosing(place) or ast.Pass()]
+    while pending:
+        node = pending.pop()
+        bodies = [child for child in ast.iter_child_nodes(node) if _is_body(child)]
+        heads = [child for child in ast.iter_child_nodes(node) if not _is_body(child)]
+        pending += [child for child in bodies if not isinstance(child, _NESTED)]
+        if isinstance(node, _FUNCTIONS | ast.excepthandler | ast.match_case) or not isinstance(
+            node, ast.stmt
+        ):
+            continue
+        read: tuple[ast.AST, ...] = (node,) if not bodies else tuple(heads)
+        last = (node.end_lineno if not bodies else max((_end(h) for h in heads), default=0)) or 0
+        stored = tuple(name for head in read for name in bound_names(head))
+        yield node.lineno, range(node.lineno, max(last, node.lineno) + 1), read, stored
+
+
+def _is_body(node: ast.AST) -> bool:
+    return isinstance(node, ast.stmt | ast.excepthandler | ast.match_case)
+
+
+def _end(node: ast.AST) -> int:
+    return getattr(node, "end_lineno", 0) or 0
+
+
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+_NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

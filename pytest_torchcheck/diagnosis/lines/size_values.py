@@ -1,0 +1,221 @@
+"""Where the value of a layer's size comes from: the names in its expression, back to their assignments.
+
+``nn.Embedding(int(dims.sum()), n)`` holds no number that could be changed there. The names are followed
+through the constructors that hand them down and the one call that builds the model, to where they
+are assigned.
+The source is parsed, nothing is run; where a class is built in several places nothing is said.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import operator
+import sys
+from typing import TYPE_CHECKING
+
+from ... import sources
+from . import layer_sizes as building
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from ...findings import Location
+
+_MOST = 2
+_DEPTH = 6
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+_Scope = tuple[str, int, str, ast.AST]
+"""File, offset of its lines, name and tree of a function (or of a module)."""
+
+
+def value_lines(
+    model: nn.Module | None, name: str, argument: str = "", size: int | None = None
+) -> tuple[Location, ...]:
+    """Return up to two lines that assign what the size of a module is computed from; empty where it is not clear.
+
+    Args:
+        model: The root module.
+        name: Qualified name of a module.
+        argument: Argument of its constructor; the one that says its input's size by default.
+        size: The number. Of several lines that assign one variable, those that can be read to give
+            another number
+            are left out.
+    """
+    if model is None or not name:
+        return ()
+    try:
+        module = model.get_submodule(name)
+    except AttributeError:
+        return ()
+    argument = argument or building.SIZE_ARGUMENTS.get(type(module).__name__, "")
+    given = list(_given(model, name, type(module), argument)) if argument else []
+    if len(given) != 1:
+        return ()
+    found: dict[tuple[str, int], Location] = {}
+    for place in _followed(model, *given[0], depth=_DEPTH, size=size):
+        found.setdefault((place.file, place.line), place)
+    return tuple(found.values()) if len(found) <= _MOST else ()
+
+
+def _given(
+    model: nn.Module, name: str, cls: type, argument: str
+) -> Iterator[tuple[ast.expr, _Scope, str]]:
+    """Yield what the constructor of the owner gives to an argument, with the scope and the owner's name."""
+    owners, _ = building._written_in(building._owners(model, name))
+    if not owners:
+        return
+    attribute, owner = owners[-1]
+    owner_name = ".".join(part for part, _ in owners[:-1])
+    for filename, offset, qualname, function in building._functions(type(owner)):
+        for expression in building._assigned_values(function, attribute):
+            held = getattr(owner, attribute, None)
+            its = building._call_of(expression, model.get_submodule(name), held)
+            for call in building._calls(expression, cls.__name__) if its is None else [its]:
+                given = building._argument(call, cls, argument)
+                if given is not None:
+                    yield given, (filename, offset, qualname, function), owner_name
+
+
+def _followed(
+    model: nn.Module,
+    expression: ast.expr,
+    scope: _Scope,
+    owner: str | None,
+    *,
+    depth: int,
+    size: int | None = None,
+) -> list[Location]:
+    """Return the lines that assign the names of an expression, through constructors and the call of the model.
+
+    Args:
+        model: The root module.
+        expression: The expression.
+        scope: Where it stands.
+        owner: Name of the module in whose class it stands; None for code that builds the model.
+        depth: How far to go.
+        size: What it gave, where that is known.
+    """
+    found: list[Location] = []
+    if depth == 0:
+        return found
+    filename, offset, qualname, tree = scope
+    size = size if isinstance(expression, ast.Name) else None
+    for name in dict.fromkeys(_names(expression)):
+        values = _assigned(tree, name, expression.lineno)
+        if values:
+            for value in values:
+                if size is not None and _number(value, filename) not in (None, size):
+                    continue
+                deeper = (
+                    _followed(model, value, scope, owner, depth=depth - 1, size=size)
+                    if owner is not None
+                    else []
+                )
+                found += [building._line(filename, offset, qualname, value), *deeper]
+            continue
+        if (
+            owner is None
+            or not isinstance(tree, ast.FunctionDef)
+            or name not in building._parameters(tree)
+            or tree.name != "__init__"
+        ):
+            continue
+        if owner:
+            handed = list(_given(model, owner, type(model.get_submodule(owner)), name))
+        else:
+            handed = list(_built(type(model), name))
+        if len(handed) == 1:
+            given, outer, above = handed[0]
+            deeper = _followed(
+                model, given, outer, above if owner else None, depth=depth - 1, size=size
+            )
+            here = building._line(outer[0], outer[1], outer[2], given)
+            # a name that is handed on says nothing of the value; what is computed or written there does
+            found += deeper or ([] if isinstance(given, ast.Name) else [here])
+    return found
+
+
+def _number(expression: ast.expr, filename: str) -> int | None:
+    """Return the whole number that an expression of literals, and of lengths of the file's literals, gives."""
+    if isinstance(expression, ast.Constant) and type(expression.value) is int:
+        return expression.value
+    if isinstance(expression, ast.BinOp) and type(expression.op) in _OPERATORS:
+        left, right = _number(expression.left, filename), _number(expression.right, filename)
+        return (
+            None if left is None or right is None else _OPERATORS[type(expression.op)](left, right)
+        )
+    if (
+        isinstance(expression, ast.Call)
+        and ast.unparse(expression.func) == "len"
+        and len(expression.args) == 1
+    ):
+        tree = sources.tree_of(filename)
+        values = (
+            _assigned(tree, ast.unparse(expression.args[0]), sys.maxsize)
+            if tree is not None
+            else []
+        )
+        if (
+            len(values) == 1
+            and isinstance(values[0], ast.List | ast.Tuple)
+            and not any(isinstance(e, ast.Starred) for e in values[0].elts)
+        ):
+            return len(values[0].elts)
+    return None
+
+
+def _built(cls: type, argument: str) -> Iterator[tuple[ast.expr, _Scope, str]]:
+    """Yield what the calls of a class, outside of it and in its own file, give to an argument."""
+    try:
+        filename = inspect.getsourcefile(cls)
+    except TypeError:
+        return
+    tree = sources.tree_of(filename) if filename is not None else None
+    if filename is None or tree is None or not sources.rank(filename):
+        return
+    scopes = [tree, *(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))]
+    for call in building._calls(tree, cls.__name__):
+        given = building._argument(call, cls, argument)
+        around = [s for s in scopes if not isinstance(s, ast.FunctionDef) or _within(call, s)]
+        if given is not None:
+            scope = around[-1]
+            name = scope.name if isinstance(scope, ast.FunctionDef) else ""
+            yield given, (filename, 0, name, scope), ""
+
+
+def _within(node: ast.expr, function: ast.FunctionDef) -> bool:
+    return function.lineno <= node.lineno <= (function.end_lineno or function.lineno)
+
+
+def _names(expression: ast.expr) -> Iterator[str]:
+    """Yield the variables of an expression, without those that are called."""
+    called = {id(n.func) for n in ast.walk(expression) if isinstance(n, ast.Call)}
+    for node in ast.walk(expression):
+        if isinstance(node, ast.Name) and id(node) not in called and node.id != "self":
+            yield node.id
+
+
+def _assigned(tree: ast.AST, name: str, before: int) -> list[ast.expr]:
+    """Return what is assigned to a variable of a scope above a line, not within functions or classes in it."""
+    found: list[ast.expr] = []
+    pending = list(ast.iter_child_nodes(tree))
+    while pending:
+        node = pending.pop(0)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            continue
+        pending += list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Assign) and node.lineno <= before:
+            targets = [t for target in node.targets for t in getattr(target, "elts", [target])]
+            if any(isinstance(t, ast.Name) and t.id == name for t in targets):
+                found.append(node.value)
+        elif (
+            isinstance(node, ast.AnnAssign)
+            and node.value is not None
+            and node.lineno <= before
+            and getattr(node.target, "id", "") == name
+        ):
+            found.append(node.value)
+    return found

@@ -1,0 +1,1 @@
+"""Losses, their targets and what they are compared with, explained."""

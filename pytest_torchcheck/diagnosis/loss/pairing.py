@@ -1,0 +1,112 @@
+"""Targets and samples that are compared with the wrong ones, explained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...findings import Culprit, Finding, Location
+from ...probes.loss.consumption import LossCall, LossWatch
+from ...state import seed_everything
+from ...verdicts import suspicious, violated
+from .consumed import loss_line
+
+if TYPE_CHECKING:
+    from ...subject import Subject
+
+_REORDERING = ("view", "reshape", "flatten", "transpose", "permute", "roll", "flip", "unflatten")
+
+
+def misplaced(
+    subject: Subject, path: str, name: str, reached: dict[tuple[int, ...], set[tuple[int, ...]]]
+) -> Finding:
+    """Explain a loss that compares outputs with targets of other positions."""
+    place = _reshaping_line(subject) or loss_line(subject)
+    shown = []
+    for at, where in list(reached.items())[:2]:
+        listed = ", ".join(str(list(item)) for item in sorted(where)[:3])
+        more = "" if len(where) <= 3 else f" and {len(where) - 3} more"
+        shown.append(f"{name}{list(at)} reaches {path} at {listed}{more}")
+    return violated(
+        "target-misplaced",
+        f"{name} are compared with outputs of other positions than their own",
+        culprits=[Culprit(kind="loss", name="loss", detail="positions mixed", location=place)],
+        location=place,
+        observed="; ".join(shown),
+        cause="output and targets are brought into one shape by a reshape that reorders one of them",
+        because="the distance from a target to the outputs that it pulls at differs from one target to the next",
+        fix="move the class axis with movedim or transpose; view and reshape only keep the order of the elements",
+    )
+
+
+def order(subject: Subject, call: LossCall, change: float, size: int) -> Finding:
+    """Explain a contrastive loss whose targets do not follow the samples."""
+    made = call.target_op
+    place = (made.location if made is not None else None) or call.op.location or loss_line(subject)
+    return violated(
+        "pairs-mixed",
+        "the loss that ranks the samples against each other changes with their order",
+        culprits=[
+            Culprit(kind="target", name="labels", detail="not the partners", location=place),
+            Culprit(kind="loss", name="loss", detail=call.op.name, location=call.op.location),
+        ],
+        location=place,
+        observed=f"the same {size} samples in another order change the loss by at least {change:.0%}",
+        cause="the class that is named the right one is not each sample's own partner",
+        because="with the partners as targets, only the order of the terms of a mean would change",
+        fix="name the column of each row's own partner: torch.arange(len(logits))",
+    )
+
+
+def self_counted(subject: Subject, call: LossCall, share: float) -> Finding:
+    """Explain a contrastive loss in which every sample meets itself."""
+    rows = torch.arange(len(call.input), device=call.input.device)
+    itself = call.target is not None and bool(torch.equal(call.target.flatten(), rows))
+    made = call.target_op
+    target_line = made.location if made is not None else None
+    place: Location | None = (target_line if itself else None) or call.op.location
+    producer = call.producer.op.location if call.producer is not None else None
+    culprits = [
+        Culprit(kind="loss", name="loss", detail=call.op.name, location=place or loss_line(subject))
+    ]
+    if producer is not None and not itself:
+        culprits.append(Culprit(kind="call", name="logits", detail="not masked", location=producer))
+    # two encoders that start alike and are shown one view give this too, and rightly
+    made_of = suspicious if itself else violated
+    return made_of(
+        "self-counted",
+        "each sample's similarity to itself is "
+        + ("the right answer" if itself else "among the wrong answers"),
+        culprits=culprits,
+        location=place,
+        observed=f"the similarities are symmetric, and the diagonal takes {share:.0%} of the softmax",
+        cause="every sample is ranked among candidates that include the sample itself",
+        because="a sample is always most like itself, whatever the model does",
+        fix="name the other view as the target"
+        if itself
+        else "set the diagonal of the similarities to -inf before the softmax",
+    )
+
+
+def _reshaping_line(subject: Subject) -> Location | None:
+    """Return the line of the loss that last reorders or reshapes a tensor of two or more dimensions."""
+    batch = subject.batch().clone()
+    found: list[Location] = []
+
+    class Reshapes(LossWatch):
+        def after(self, func, args, kwargs, result, token):  # type: ignore[no-untyped-def]
+            bare = getattr(func, "__name__", "")
+            if bare in _REORDERING and args and isinstance(args[0], torch.Tensor):
+                place = self.locate()
+                moved = isinstance(result, torch.Tensor) and result.shape != args[0].shape
+                if place is not None and (moved or bare in ("roll", "flip")):
+                    found.append(place)
+
+    with subject.pristine() as model, torch.no_grad():
+        model.train(False)
+        seed_everything(subject.seed)
+        output = subject.call(model, batch)
+        with Reshapes(model):
+            subject.compute_loss(output, batch)
+    return found[0] if found else None

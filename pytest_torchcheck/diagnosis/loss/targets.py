@@ -1,0 +1,184 @@
+"""Losses that are not finite at an edge, and targets that decide the loss of the wrong samples, explained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import sources
+from ...findings import Culprit, Finding
+from ...probes.numbers.finiteness import find_nonfinite
+from ...probes.recorded.watch import Op, Watch, name_of, tensors_in
+from ...runs.losses.consumption import loss_calls
+from ...verdicts import suspicious, violated
+from ..crashes.explanation import listed
+from ..gradient.missing import evidence_of, remedy, writers
+from .consumed import loss_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...findings import Location, Status
+    from ...probes.loss.slopes import LossOfOutput, Slopes
+    from ...subject import Subject
+
+
+class _Divisors(Watch):
+    """Finds the first division of finite numbers by zero, and the operation that made the zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._makers: dict[int, tuple[torch.Tensor, Op]] = {}
+        self.found: Op | None = None
+
+    def after(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
+    ) -> None:
+        """Keep who made each number; look at divisors."""
+        op = self.op(name_of(func))
+        if "div" in op.name.rpartition(".")[2] and len(args) > 1 and self.found is None:
+            by = args[1]
+            maker = self._makers.get(id(by))
+            if isinstance(by, torch.Tensor) and maker is not None and bool((by == 0).any()):
+                self.found = maker[1]
+        for tensor in tensors_in(result):
+            if tensor.dim() == 0 or "sum" in op.name:
+                self._makers[id(tensor)] = (tensor, op)
+
+
+def not_finite(
+    subject: Subject, what: str, case: LossOfOutput, found: Slopes, status: Status
+) -> Finding:
+    """Explain a loss, or its gradient, that is NaN or infinite for targets at the edge."""
+
+    def run() -> torch.Tensor:
+        return case.run()[0]
+
+    at = find_nonfinite(run)
+    divisors = _Divisors()
+    with divisors:
+        run()
+    forward = not torch.isfinite(torch.tensor(found.value))
+    cause, fix = remedy(at, forward=forward)
+    divided = at is not None and "div" in at.op.name  # a zero elsewhere may be guarded
+    zero = divisors.found.location if divided and divisors.found is not None else None
+    place = zero or (at.location if at is not None else None) or loss_line(subject)
+    culprits = [*writers(at), Culprit(kind="loss", name="loss", detail=what, location=place)]
+    if zero is not None:
+        name = sources.assigned_name(zero) or str(divisors.found)
+        culprits.insert(0, Culprit(kind="tensor", name=name, detail="is 0", location=zero))
+        cause = f"{name} is 0 here, and the loss is divided by it"
+        fix = f"keep it from 0 on line {zero.line}: .clamp(min=1) for a count, + eps for a sum"
+    return (violated if status == "violated" else suspicious)(
+        "edge-targets-non-finite",
+        f"{'the loss' if forward else 'the gradient of the loss'} is not finite for {what}",
+        culprits=culprits,
+        location=place,
+        observed=f"loss {found.value:.4g} for {what}; the whole batch gives a finite one",
+        cause=cause,
+        because=evidence_of(at),
+        fix=fix,
+    )
+
+
+def _place(subject: Subject, loss: LossOfOutput, *, target_first: bool) -> Location | None:
+    """Return the line that made what the loss function was given, else its call, else the loss's."""
+    for call in loss_calls(subject, loss):
+        made = [call.producer.op if call.producer is not None else None, call.target_op]
+        for op in reversed(made) if target_first else made:
+            if op is not None and op.location is not None and sources.rank(op.location.file):
+                return op.location
+        if call.op.location is not None:
+            return call.op.location
+    return loss_line(subject)
+
+
+def unread(
+    subject: Subject, loss: LossOfOutput, path: str, samples: list[int], total: int
+) -> Finding:
+    """Explain a loss over a part of the batch."""
+    place = _place(subject, loss, target_first=False)
+    return violated(
+        "target-unread",
+        f"the loss never reads {path} of {len(samples)} of {total} samples",
+        culprits=[
+            Culprit(kind="target", name=path, detail="has no influence", location=place),
+            Culprit(kind="loss", name="loss", detail="over a part of the batch", location=place),
+        ],
+        location=place,
+        observed=(
+            f"other targets for sample {', '.join(map(str, samples[:4]))} leave the loss and "
+            "its gradient bit-equal"
+        ),
+        cause="the loss is computed over a part of the samples",
+        because="the targets of the other samples change it, one by one, under the same seed",
+        fix="let the loss see every sample: check slices and indices of the batch dimension",
+    )
+
+
+def ignored(subject: Subject, loss: LossOfOutput, paths: list[str], status: Status) -> Finding:
+    """Explain a loss that reads none of its targets."""
+    place = _place(subject, loss, target_first=False)
+    return (violated if status == "violated" else suspicious)(
+        "targets-ignored",
+        f"the loss never reads its targets ({listed(paths)})",
+        culprits=[
+            *(Culprit(kind="target", name=path, detail="has no influence") for path in paths),
+            Culprit(kind="loss", name="loss", detail="ignores its targets", location=place),
+        ],
+        location=place,
+        observed="other targets, and targets that no loss can read, leave the loss bit-equal for one output",
+        cause="the loss is computed from the output alone",
+        because="nothing but the targets was changed, under the same seed",
+        fix="compare the output with the targets; a loss that needs none is declared with batch=(inputs, None)",
+    )
+
+
+def of_other_samples(
+    subject: Subject, loss: LossOfOutput, path: str, pulls: dict[int, torch.Tensor]
+) -> Finding:
+    """Explain targets that meet the outputs of other samples."""
+    place = _place(subject, loss, target_first=True)
+    shown = "; ".join(
+        f"{path}[{sample}] changes the gradient of sample {int(moved.argmax())}"
+        for sample, moved in list(pulls.items())[:3]
+    )
+    return violated(
+        "target-of-another-sample",
+        f"{path} are compared with the outputs of other samples",
+        culprits=[
+            Culprit(kind="target", name=path, detail="of other samples", location=place),
+            Culprit(kind="loss", name="loss", detail="samples mismatched", location=place),
+        ],
+        location=place,
+        observed=shown,
+        cause="output and targets are in a different order along the batch dimension",
+        because="a target changes the gradient of other samples' outputs and never of its own",
+        fix="keep the order of the samples: no roll, flip or transpose of the batch dimension of one of the two",
+    )
+
+
+def shared(
+    subject: Subject, loss: LossOfOutput, path: str, pulls: dict[int, torch.Tensor]
+) -> Finding:
+    """Explain a loss by sample in which a target decides the gradient of other samples too."""
+    place = _place(subject, loss, target_first=False)
+    sample, moved = next(iter(pulls.items()))
+    others = [n for n in (moved > 0).nonzero().flatten().tolist() if n != sample]
+    return violated(
+        "samples-share-targets",
+        "the target of one sample changes the gradient of other samples, in a loss that is computed for each by itself",
+        culprits=[
+            Culprit(kind="loss", name="loss", detail="mixes samples", location=place),
+            Culprit(kind="target", name=path, detail="decides other samples too", location=place),
+        ],
+        location=place,
+        observed=(
+            f"another {path}[{sample}] changes the gradient of the outputs of {len(others)} "
+            f"other samples, sample {others[0]} among them"
+        ),
+        cause="outputs or targets are averaged, normalised or reduced over the batch before they are compared",
+        because="the loss is one call of a criterion that has a separate term for each sample",
+        fix="reduce after the criterion, not before it: check dim= of mean, sum and log_softmax on this line",
+    )

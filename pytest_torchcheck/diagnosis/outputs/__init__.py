@@ -1,0 +1,1 @@
+"""Outputs that differ between two runs which should agree, explained."""

@@ -1,0 +1,674 @@
+"""Mixed samples, randomness, impurity and wrong sizes, explained."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import sources
+from ...findings import Culprit, Finding
+from ...objects import trees
+from ...probes.randomness import generators
+from ...probes.recorded.watch import Watch, name_of
+from ...record.tracing import find_line, line_of
+from ...specs.compare import mismatch
+from ...state import is_device_error, seed_everything
+from ...subject import SubjectError
+from ...text.printable import message_of
+from ...text.wording import have, names_text
+from ...verdicts import explained, inconclusive, suspicious, violated
+from ..crashes.explain import explain_error
+from ..crashes.explanation import counted
+from ..crashes.place import Place
+from . import places
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from ...batches import Batch
+    from ...findings import Location
+    from ...runs.rows import Rows
+    from ...subject import Subject
+    from ..crashes.explanation import Explanation
+
+
+def _forward_line(subject: Subject) -> Any:
+    return sources.of_object(type(subject.model).forward)
+
+
+_SLIGHT = 1e-5
+"""Relative influence of the other samples below which it may be a tolerance: a solver's step size is one for all."""
+
+
+def mixed(
+    subject: Subject, batch: Batch, other: Batch, rows: Rows, gaps: dict[str, float]
+) -> Finding:
+    """Explain an output that changes when only other samples change."""
+    size = batch.sizes[subject.source.batch_symbol or ""]
+    place = places.mixing_line(subject)
+    path, gap = max(gaps.items(), key=lambda item: item[1])
+    if _only_batch_statistics(subject):
+        return suspicious(
+            "batch-statistics",
+            "samples are normalised over the batch in eval mode",
+            culprits=[] if place is None else place.culprits(),
+            location=None if place is None else place.location,
+            observed=f"{path} of the first sample changes by {gap:.3g} (relative) with its neighbours",
+            cause="a normalisation without running statistics uses those of the batch, also in eval mode",
+            because="track_running_stats is False",
+            fix="drop track_running_stats=False, so that the running statistics are used in eval mode",
+        )
+    made = suspicious if gap < _SLIGHT else violated
+    return made(
+        "samples-mixed",
+        f"{path} of one sample depends on the other samples of the batch",
+        culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="mixed")],
+        location=place.location if place else _forward_line(subject),
+        observed=(
+            f"the first of {size} samples kept its input, its neighbours changed: {path} moved "
+            f"by {gap:.3g} (relative)"
+        ),
+        cause=(place.cause if place else "")
+        or "an operation mixes the batch dimension with another one"
+        + (f" ({place.ran})" if place and place.op else ""),
+        because=place.fact
+        if place and place.fact
+        else "same shapes, same seed, eval mode: only the neighbours differed",
+        fix=(place.fix if place else "")
+        or "operate per sample on this line: check the dim argument, and reshape or view across the batch",
+        evidence={"gaps": dict(gaps)},
+    )
+
+
+def _only_batch_statistics(subject: Subject) -> bool:
+    kinds = torch.nn.modules.batchnorm._BatchNorm
+    return any(isinstance(m, kinds) and m.running_mean is None for m in subject.model.modules())
+
+
+def placed(
+    subject: Subject,
+    batch: Batch,
+    turned: Batch,
+    rows: Rows,
+    order: torch.Tensor,
+    gaps: dict[str, float],
+) -> Finding:
+    """Explain an output that depends on the place of its sample in the batch."""
+    path, gap = max(gaps.items(), key=lambda item: item[1])
+    place = places.mixing_line(subject)
+    if place is None or not place.cause:
+        place = places.place_dependence(subject, batch, turned)
+    if place is None and _only_batch_statistics(subject):
+        return mixed(subject, batch, turned, rows, gaps)
+    return violated(
+        "sample-order",
+        f"{path} of a sample depends on its place in the batch",
+        culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="order")],
+        location=place.location if place else _forward_line(subject),
+        observed=f"the same samples in another order: {path} moved by {gap:.3g} (relative)",
+        cause=(place.cause if place else "")
+        or "something indexed by position is applied along the batch dimension"
+        + (f" ({place.ran})" if place and place.op else ""),
+        because=place.fact
+        if place and place.fact
+        else "each sample kept its input; only the order differed",
+        fix=(place.fix if place else "")
+        or "index that dimension by sequence position, not by sample: check batch-first against time-first",
+        evidence={"gaps": dict(gaps)},
+    )
+
+
+def other_dim(subject: Subject, dim: int, gaps: dict[str, float]) -> Finding:
+    """Ask whether the batch lies along another dimension, where that one behaves as the batch does."""
+    path, gap = max(gaps.items(), key=lambda item: item[1])
+    place = places.mixing_line(subject)
+    return suspicious(
+        "batch-axis",
+        f"dimension {dim} behaves as the batch does, and dimension {subject.contract.batch_dim} does not: "
+        f"is batch_dim={dim}?",
+        culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="mixed")],
+        location=place.location if place else _forward_line(subject),
+        observed=f"along dimension {subject.contract.batch_dim} {path} of an entry moves by {gap:.3g} (relative) with "
+        f"the others; along dimension {dim} the entries keep their outputs",
+        cause=f"the inputs are time-first, or a layer takes dimension {dim} for the batch by mistake",
+        because=f"entries exchanged along dimension {dim} give their outputs in that order, and entry 0 keeps its "
+        "output when all others are replaced",
+        fix=f"declare batch_dim={dim}; or, if dimension {subject.contract.batch_dim} is the batch, check "
+        "batch_first and the dim arguments",
+    )
+
+
+def fixed_size(
+    subject: Subject, batch: Batch, size: int, error: SubjectError, *, groups: bool
+) -> Finding:
+    """Explain a model that raises at one sample less than the real batch has.
+
+    It is wrong where the line that raises spells the size out; a state of that size, kept on
+    purpose, raises too.
+
+    Args:
+        subject: The model.
+        batch: The real batch without its last sample.
+        size: How many samples the real batch has.
+        error: What the shorter one raised.
+        groups: Whether it runs with twice as many, so that it takes the samples in groups.
+    """
+    if is_device_error(error.error):
+        raise error
+    place = sources.of_error(error.error)
+    written = place is not None and re.search(rf"(?<![\w.]){size}(?![\w.])", place.text)
+    said = message_of(error.error).strip().partition("\n")[0][:140]
+    if place is None or not written or groups:
+        at = f" ({place.text})" if place is not None else ""
+        return inconclusive(
+            f"the model runs with {size} samples and not with {size - 1}{at}: {type(error.error).__name__}: {said}",
+            code="size-crash",
+            location=place,
+        )
+    return violated(
+        "size-crash",
+        f"the batch size is written into the model: {size} on line {place.line}",
+        culprits=[Culprit(kind="call", name=place.text[:80], location=place)],
+        location=place,
+        observed=f"the batch has {size} samples; without the last one the {error.phase} raises "
+        f"{type(error.error).__name__}: {said}",
+        cause=f"line {place.line} spells out {size} where the size of the batch is meant",
+        because=f"the model runs with {size} samples, and neither with {size - 1} nor with {2 * size}",
+        fix=f"take the size from the input, such as x.shape[{subject.contract.batch_dim or 0}], instead of {size}",
+        evidence={"sizes": dict(batch.sizes)},
+    )
+
+
+def size_crash(subject: Subject, batch: Batch, error: SubjectError) -> Finding:
+    """Explain a size within the declared range at which the model raises."""
+    if is_device_error(error.error):
+        raise error  # nothing runs on that device any more: told as a crash, replayed elsewhere
+    largest = _explained(subject, batch, error)
+    batch, error = _smallest(subject, batch, error)
+    known = _explained(subject, batch, error)
+    sizes = ", ".join(f"{name}={size}" for name, size in batch.sizes.items())
+    # what suffices for the smallest batch may not for the one that was met first
+    fix = largest.fix if largest.code == known.code else known.fix
+    return explained(
+        known,
+        code="size-crash" if known.code == "crash" else known.code,
+        summary=f"the model does not run at {sizes}: {known.summary}",
+        observed=f"{batch.describe()}; {known.observed}",
+        fix=fix + f" (or narrow the declared sizes if {sizes} is not meant to work)",
+        evidence={"sizes": dict(batch.sizes), "batch": batch.describe()},
+    )
+
+
+def _explained(subject: Subject, batch: Batch, error: SubjectError) -> Explanation:
+    with subject.pristine(steps=True) as model:
+        model.eval()  # as the run that raised
+        return explain_error(
+            error.error,
+            phase=error.phase,
+            model=model,
+            batch=batch,
+            rerun=error.rerun,
+            device=str(subject.device),
+        )
+
+
+def _smallest(subject: Subject, batch: Batch, error: SubjectError) -> tuple[Batch, SubjectError]:
+    """Shrink a batch at which the model raises, sizes first; return it with its own error."""
+    from ...strategies.minimise import minimise  # spares importing Hypothesis
+
+    raised = {_kind(error): error}
+
+    def fails(candidate: Batch) -> bool:
+        try:
+            subject.forward(subject.place(candidate))
+        except SubjectError as again:
+            if _kind(again) not in raised:
+                return False  # another failure than the one that is explained
+            raised[_kind(again)] = again
+            return True
+        return False
+
+    smallest = minimise(subject.source, fails, batch, budget=60)
+    fails(smallest)  # the last one tried need not be the smallest that failed
+    return smallest, raised[_kind(error)]
+
+
+def _kind(error: SubjectError) -> tuple[str, str]:
+    place = sources.of_error(error.error)
+    return type(error.error).__name__, f"{place.file}:{place.line}" if place else ""
+
+
+def single_shape(
+    subject: Subject, batch: Batch, path: str, wanted: list[int], got: list[int] | None
+) -> Finding:
+    """Explain an output that loses or keeps wrong dimensions for a batch of one."""
+    place = _squeezing_line(subject, batch)
+    return violated(
+        "batch-of-one",
+        f"{path} has shape {got} for a batch of one; {wanted} was expected",
+        culprits=place.culprits()
+        if place
+        else [Culprit(kind="output", name=path, detail=f"shape {got}")],
+        location=place.location if place else _forward_line(subject),
+        observed=f"{path}: {got} instead of {wanted}",
+        cause="an operation drops every dimension of size one, the batch among them"
+        if place
+        else "the shape of the output does not follow the batch",
+        because=place.fact if place else "the same output has a batch dimension for larger batches",
+        fix="name the dimension: squeeze(1) instead of squeeze()",
+    )
+
+
+def _squeezing_line(subject: Subject, batch: Batch) -> Place | None:
+    found: list[Place] = []
+
+    class Squeezes(Watch):
+        def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+            bare = name_of(func).rpartition(".")[2]
+            if (
+                bare == "squeeze"
+                and len(args) == 1
+                and not kwargs
+                and isinstance(result, torch.Tensor)
+            ):
+                scope = self.scopes[-1].name if self.scopes else ""
+                fact = f"squeeze() turned {list(args[0].shape)} into {list(result.shape)}"
+                found.append(
+                    Place(op=name_of(func), location=self.locate(), module=scope, fact=fact)
+                )
+
+    with subject.pristine() as model, Squeezes(model):
+        places.eval_run(subject, batch)()
+    return found[-1] if found else None
+
+
+def size_dependent(
+    subject: Subject, batch: Batch, single: Batch, rows: Rows, gaps: dict[str, float]
+) -> Finding:
+    """Explain a sample whose output differs between alone and in a batch."""
+    path, gap = max(gaps.items(), key=lambda item: item[1])
+    size = batch.sizes[subject.source.batch_symbol or ""]
+    mixing = places.mixing_line(subject)
+    place = mixing if mixing is not None and mixing.cause else _size_line(subject, batch, single)
+    made = suspicious if gap < _SLIGHT else violated
+    return made(
+        "batch-size-dependent",
+        f"{path} of a sample differs between a batch of one and a batch of {size}",
+        culprits=place.culprits()
+        if place
+        else [Culprit(kind="output", name=path, detail="depends on the batch size")],
+        location=place.location if place else _forward_line(subject),
+        observed=f"{path} moved by {gap:.3g} (relative)",
+        cause=(place.cause if place else "")
+        or "an operation uses the size of the batch, or a statistic over it"
+        + (f" ({place.ran})" if place and place.op else ""),
+        because=place.fact
+        if place and place.fact
+        else "the same sample, seed and mode; only the number of samples differed",
+        fix=(place.fix if place else "") or "make the computation per sample",
+        evidence={"gaps": dict(gaps)},
+    )
+
+
+def _size_line(subject: Subject, batch: Batch, single: Batch) -> Place | None:
+    """Return the first operation whose result for a sample depends on how many samples there are."""
+    # the same sample twice tells a count; a mean or variance over the batch needs another one beside it
+    for rows in (torch.zeros(2, dtype=torch.int64), torch.arange(2)):
+        place = places.first_difference(
+            subject,
+            places.eval_run(subject, single),
+            places.eval_run(subject, subject.source.rows(batch, rows)),
+            allowed=1e-4,
+            align="prefix",
+        )
+        if place is not None:
+            return place
+    return None
+
+
+def impure(subject: Subject, changed: list[str], *, once: bool = False) -> Finding:
+    """Explain buffers or parameters that an eval forward changes; ``once``: only the first forward does."""
+    place = places.writing_line(subject, changed[0])
+    made = suspicious if once else violated
+    return made(
+        "eval-writes",
+        f"a forward in eval mode changes {names_text(changed)}",
+        culprits=[
+            Culprit(
+                kind="buffer",
+                name=n,
+                detail="changed in eval mode",
+                location=place.location if place else None,
+            )
+            for n in changed
+        ]
+        + [*(place.settings if place else ())],
+        location=place.location if place else sources.of_parameter(subject.model, changed[0]),
+        observed=f"{counted(len(changed), 'saved tensor')} {have(changed, 'differs')} after one forward in eval mode",
+        cause=(
+            "the first forward initialises them, in whichever mode it runs"
+            if once
+            else "statistics or a cache are updated whatever the mode"
+        )
+        + (f" ({place.ran})" if place and place.ran else ""),
+        because=(place.fact if place else "the values before and after are not bit-equal")
+        + ("; a second forward, of another batch, changes none of them" if once else ""),
+        fix="initialise them when the model is built, or declare promises.MayChange(..., reason=...)"
+        if once
+        else "update only while self.training, or declare promises.MayChange(..., reason=...)",
+        evidence={"buffers": list(changed)},
+    )
+
+
+def not_repeatable(subject: Subject, moved: list[str]) -> Finding:
+    """Explain an eval forward whose second call gives another output."""
+    place = places.first_difference(
+        subject,
+        places.eval_run(subject, subject.batch()),
+        places.eval_run(subject, subject.batch()),
+    )
+    kept = places.keeping_lines(subject)[:3]
+    return violated(
+        "eval-not-repeatable",
+        f"a second eval forward on the same input gives another {names_text(moved)}",
+        culprits=[*kept, *(place.culprits() if place else ())]
+        or [Culprit(kind="output", name=moved[0], detail="differs")],
+        location=kept[0].location if kept else place.location if place else _forward_line(subject),
+        observed="same input, same seed, nothing put back between the two calls",
+        cause="the model keeps state from one call to the next",
+        because=place.fact
+        if place and place.fact
+        else "the outputs of the first and the second call are not bit-equal",
+        fix="reset the state at the start of forward, or pass it in and out explicitly",
+    )
+
+
+def stuck_mode(subject: Subject, names: list[str]) -> Finding:
+    """Explain modules that eval() does not reach although they depend on the mode."""
+    owner = _overrider(subject, names[0])
+    place = (
+        _mode_setter(subject, owner)
+        if owner is not None
+        else sources.of_parameter(subject.model, names[0])
+    )
+    return violated(
+        "mode-stuck",
+        f"eval() leaves {names_text(names)} in training mode",
+        culprits=[
+            Culprit(
+                kind="module",
+                name=n or "the model itself",
+                detail="training=True after eval()",
+                location=place,
+            )
+            for n in names
+        ],
+        location=place,
+        observed=(
+            f"{counted(len(names), 'module')} with dropout or running statistics "
+            f"{have(names, 'keeps')} training=True"
+        ),
+        cause="an overridden train() does not reach them",
+        because="module.training is True after model.eval()",
+        fix="call super().train(mode) in train() and return self",
+    )
+
+
+def train_overridden(subject: Subject, names: tuple[str, ...]) -> Finding:
+    """Explain a class that uses the name ``train`` for something else, so that ``eval()`` does not work."""
+    cls = type(subject.model.get_submodule(names[0]))
+    place = sources.of_object(cls.train)
+    return suspicious(
+        "train-overridden",
+        f"{cls.__name__}.train takes other arguments than a mode, so eval() and train() do not work",
+        culprits=[
+            Culprit(kind="module", name=n or "the model itself", location=place) for n in names
+        ],
+        location=place,
+        observed=f"the signature is train{inspect.signature(cls.train)}",
+        cause="Module.eval() calls self.train(False), which this class uses for something else",
+        because="torch.nn.Module.train takes one argument, mode: bool = True; the checks set the mode without it",
+        fix="rename the method, for instance to fit",
+    )
+
+
+def _overrider(subject: Subject, name: str) -> torch.nn.Module | None:
+    parts = name.split(".") if name else []
+    for depth in range(len(parts), -1, -1):
+        owner = subject.model.get_submodule(".".join(parts[:depth]))
+        if type(owner).train is not torch.nn.Module.train:
+            return owner
+    return None
+
+
+def _mode_setter(subject: Subject, owner: torch.nn.Module) -> Location | None:
+    """Return the line of an overridden train() that sets the mode as it is called, else its first line."""
+    code = getattr(type(owner).train, "__code__", None)
+    lines: list[Location] = []
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        if event != "call" and frame.f_code is code:
+            lines.append(line_of(frame.f_code, line))
+        return False
+
+    with subject.pristine():
+        find_line(owner.eval, watcher)
+    setting = [place for place in lines if re.search(r"training|\b(train|eval)\(", place.text)]
+    return next(iter(setting or lines), sources.of_object(type(owner).train))
+
+
+_NAMES_A_DRAW = re.compile(r"rand|\bnp\b|numpy|shuffle|choice|uniform|normal|gauss|sample")
+"""What a line names that draws by itself; a line without may call a library that does."""
+
+
+def unseeded(subject: Subject, moved: list[str]) -> Finding:
+    """Explain a training forward that torch's seed does not repeat."""
+    place = places.drawing_line(subject, train=True, global_only=True)
+    if place is not None:
+        source = "np.random" if "numpy" in place.fact else "random"
+        by_library = place.location is not None and (
+            sources.rank(place.location.file) < 2 or not _NAMES_A_DRAW.search(place.location.text)
+        )
+        make = suspicious if by_library else violated
+        return make(
+            "numpy-random" if source == "np.random" else "python-random",
+            f"the training forward draws from {source}, which torch.manual_seed does not seed",
+            culprits=[Culprit(kind="call", name=source, detail=place.op, location=place.location)],
+            location=place.location,
+            observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards under the same torch seed",
+            cause=f"{source} has a global state of its own",
+            because=place.fact.replace("this line draws", "what this line calls draws")
+            if by_library
+            else place.fact,
+            fix=f"seed {source} too where a run is to be repeated, or pass the call a seed"
+            if by_library
+            else "draw with torch (torch.randint, torch.rand) on this line",
+        )
+    if (shared := _global_generator(subject)) is not None:
+        return suspicious(
+            "numpy-random" if shared == "numpy" else "python-random",
+            f"the training forward draws from {shared}'s global generator, which torch.manual_seed does not seed",
+            culprits=[
+                Culprit(kind="call", name=f"{shared}.random" if shared == "numpy" else shared)
+            ],
+            location=_forward_line(subject),
+            observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards under the same torch seed",
+            cause=f"code outside of your files draws from {shared}, which has a global state of its own",
+            because=f"the state of {shared}'s global generator differs before and after one forward",
+            fix=f"seed {shared} too where a run is to be repeated",
+        )
+    place = places.first_difference(
+        subject,
+        places.eval_run(subject, subject.batch(), train=True),
+        places.eval_run(subject, subject.batch(), train=True),
+    )
+    return violated(
+        "seed-ignored",
+        "the training forward does not repeat under the same seed",
+        culprits=place.culprits()
+        if place
+        else [Culprit(kind="output", name=moved[0], detail="differs")],
+        location=place.location if place else _forward_line(subject),
+        observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards under the same seed",
+        cause="uninitialised memory, time, hash order or a generator of its own decides a value",
+        because=place.fact
+        if place and place.fact
+        else "same input, same seed, same weights: another output",
+        fix="seed every generator from torch.initial_seed(), and replace torch.empty by torch.zeros",
+    )
+
+
+def _global_generator(subject: Subject) -> str | None:
+    """Return which global generator a training forward draws from, beside torch's: ``numpy`` or ``random``."""
+    with subject.pristine():
+        run = places.eval_run(subject, subject.batch(), train=True)
+        read = {name: state for name, state in generators().items() if name in ("numpy", "random")}
+        seed_everything(subject.seed)
+        run()  # it seeds first: what it leaves behind is compared with what seeding alone leaves
+        after = {name: state() for name, state in read.items()}
+        seed_everything(subject.seed)
+        return next((name for name, state in read.items() if state() != after[name]), None)
+
+
+def reseeded(subject: Subject) -> Finding | None:
+    """Explain a forward that seeds torch itself, so that every step draws the same numbers; None if it does not."""
+    found = places.seeding_line(subject)
+    if found is None:
+        return None
+    make = (
+        suspicious
+        if found.location is not None and sources.rank(found.location.file) < 2
+        else violated
+    )
+    return make(
+        "reseeds",
+        "the forward seeds torch itself: every step draws the same random numbers",
+        culprits=[
+            Culprit(
+                kind="call",
+                name=found.op or "torch.manual_seed",
+                detail="in forward",
+                location=found.location,
+            )
+        ],
+        location=found.location,
+        observed="two seeds give the same training forward, although random numbers are drawn",
+        cause="a seed is set inside the forward",
+        because="the generator's state is set by this line",
+        fix="drop the seeding, or use a torch.Generator of its own",
+    )
+
+
+def global_state(
+    subject: Subject, changed: list[str], before: dict[str, object], after: dict[str, object]
+) -> Finding:
+    """Explain a forward that changes a global setting."""
+    name = changed[0]
+    setter = (
+        name.split(".")[-1]
+        .removesuffix("()")
+        .removeprefix("get_")
+        .removeprefix("is_")
+        .removeprefix("are_")
+    )
+    place = sources.search(type(subject.model), setter) or _forward_line(subject)
+    return violated(
+        "global-state",
+        f"the forward changes {name} from {before[name]} to {after[name]}",
+        culprits=[Culprit(kind="call", name=name, detail=str(after[name]), location=place)],
+        location=place,
+        observed="; ".join(f"{n}: {before[n]} -> {after[n]}" for n in changed),
+        cause="a global setting is changed and not put back",
+        because="it differs before and after one forward",
+        fix="use the context manager of this setting instead",
+    )
+
+
+def anomaly_left_on(subject: Subject, *, by_build: bool) -> Finding:
+    """Warn of autograd's anomaly mode, which was for debugging."""
+    made = subject.contract.model
+    places = (
+        sources.search(thing, r"detect_anomaly")
+        for thing in (made, type(subject.model), inspect.getmodule(made), inspect.getmodule(type(subject.model)))
+        if thing is not None
+    )  # fmt: skip
+    place = next((one for one in places if one is not None), None)
+    line = f" on line {place.line}" if place is not None else ""
+    return suspicious(
+        "anomaly-left-on",
+        "anomaly mode is on" + (" after the model is built" if by_build else ""),
+        culprits=[Culprit(kind="call", name="torch.autograd.set_detect_anomaly", location=place)],
+        location=place,
+        observed="torch.is_anomaly_enabled() is True"
+        + (", and was False before the factory ran" if by_build else " before anything of the contract runs"),
+        cause="it was turned on to find a NaN, and is still on: every backward checks all that it computes",
+        because="nothing turned it off: set_detect_anomaly holds for the whole process",
+        fix=f"delete it{line}, or use `with torch.autograd.detect_anomaly():` around what is looked into",
+    )  # fmt: skip
+
+
+def output_mismatch(subject: Subject, batch: Batch, output: Any) -> Finding | None:
+    """Compare an output with its declared spec; None where it fits."""
+    found = mismatch(subject.contract.output, output, batch.sizes)
+    where = _forward_line(subject)
+    if found is None:
+        return _out_of_range(subject, batch, output)
+    path, declared, got = found
+    place = _regrouped(subject, batch, trees.tensors(output).get(path))
+    where = place.location if place is not None and place.location is not None else where
+    return violated(
+        "output-shape",
+        f"{path} is {got}; the contract declares {declared}",
+        culprits=[
+            Culprit(kind="output", name=path, detail=str(got), location=where),
+            *(place.culprits() if place is not None else ()),
+        ],
+        location=where,
+        observed=f"{batch.describe()} gives {path} {got}",
+        cause="the output does not have the declared shape at these sizes",
+        because=f"sizes {dict(batch.sizes)} make the declared shape {declared}"
+        + (f", and {place.fact}" if place is not None else ""),
+        fix="change the forward, or the declared output",
+        evidence={"sizes": dict(batch.sizes)},
+    )
+
+
+def _regrouped(subject: Subject, batch: Batch, output: Any) -> Place | None:
+    """Return the operation that changes the number of samples, where the output has another one than the batch."""
+    size = batch.sizes.get(subject.source.batch_symbol or "")
+    if size is None or subject.contract.batch_dim != 0 or not isinstance(output, torch.Tensor):
+        return None
+    if not output.dim() or output.shape[0] == size:
+        return None
+    return places.regrouping_line(subject, batch, size, output.shape[0])
+
+
+def _out_of_range(subject: Subject, batch: Batch, output: Any) -> Finding | None:
+    allowed = subject.contract.output_range
+    if allowed is None:
+        return None
+    for path, tensor in trees.floats(output).items():
+        values = trees.dense(tensor)
+        if values.numel() == 0 or values.is_complex():
+            continue
+        low, high = float(values.min()), float(values.max())
+        if low < allowed[0] or high > allowed[1]:
+            where = _forward_line(subject)
+            return violated(
+                "output-range",
+                f"{path} reaches from {low:.4g} to {high:.4g}; the contract declares {allowed[0]:g} to {allowed[1]:g}",
+                culprits=[
+                    Culprit(
+                        kind="output", name=path, detail=f"{low:.4g}..{high:.4g}", location=where
+                    )
+                ],
+                location=where,
+                observed=f"{batch.describe()} gives {path} in [{low:.4g}, {high:.4g}]",
+                cause="the last operation does not bound the output",
+                because="an ordinary batch leaves the declared range",
+                fix="bound the output (sigmoid, tanh, clamp), or widen output_range",
+            )
+    return None

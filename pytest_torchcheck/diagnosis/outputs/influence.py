@@ -1,0 +1,187 @@
+"""Ignored inputs and recomputation that goes its own way, explained."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+import torch
+
+from ... import sources
+from ...findings import Culprit, Finding, Location
+from ...probes.gradient.provenance import find_cut, find_zero_gradients
+from ...probes.gradient.recompute_divergence import find_recompute_divergence
+from ...state import seed_everything
+from ...subject import SubjectError, clear_gradients
+from ...text.wording import names_text
+from ...verdicts import violated
+from ..crashes.explanation import counted
+from ..gradient import unused_results as unused
+from ..gradient.missing import LOSSES_OF_VALUES
+from ..lines.omitted_arguments import edit, without_input
+from ..lines.overwritten import argument_overwritten
+
+if TYPE_CHECKING:
+    from ...probes.gradient.provenance import GraphCut, ZeroGradient
+    from ...subject import Subject
+
+
+def _by_forward(subject: Subject, path: str) -> str:
+    """Return an input by the name that ``forward`` gives it, where it is known by its place only."""
+    given = subject.batch()
+    if len(given.names) >= len(given.args):
+        return path
+    try:
+        parameters = list(inspect.signature(subject.model.forward).parameters.values())
+    except (TypeError, ValueError):  # a forward without a signature
+        return path
+    for known, parameter in zip(given.arg_names(), parameters, strict=False):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            return path
+        if path == known or path.startswith((f"{known}[", f"{known}.")):
+            return parameter.name + path[len(known) :]
+    return path
+
+
+def ignored(subject: Subject, paths: list[str]) -> Finding:
+    """Explain inputs that change nothing."""
+    lost = _lost(subject, paths[0]) if len(paths) == 1 else None
+    place = sources.of_object(type(subject.model).forward) if lost is None else lost.location
+    names = [_by_forward(subject, path) for path in paths]
+    mend, without = _left_out(subject, paths[0], names[0], lost)
+    return violated(
+        "input-ignored",
+        f"{names_text(names)} {'has' if len(paths) == 1 else 'have'} no influence on the output",
+        culprits=[
+            Culprit(kind="input", name=name, detail=f"no influence ({path})", location=place)
+            for name, path in zip(names, paths, strict=True)
+        ]
+        + without,
+        location=place,
+        observed="its gradient is None or zero, and other values leave every output bit-equal in either mode",
+        cause="the forward does not use it, or overwrites it before it does"
+        if lost is None
+        else LOSSES_OF_VALUES.get(lost.kind, "its values are lost on the way"),
+        because="only this input differed between two forwards under the same seed"
+        + ("" if lost is None or not lost.fact else f"; {lost.fact}"),
+        fix=mend or "use it in forward, or drop it from the inputs"
+        if mend or lost is None or lost.location is None
+        else f"let its values through line {lost.location.line}, or drop it from the inputs",
+    )
+
+
+def _left_out(
+    subject: Subject, path: str, name: str, lost: GraphCut | ZeroGradient | None
+) -> tuple[str, list[Culprit]]:
+    """Return the edit and lines where an input, or what is computed from it, is lost: bound anew, or not given to a call."""
+    if lost is not None and lost.location is not None and lost.kind == "not-reaching-loss":
+        return unused.bound(subject, lost.location)[1:]
+    batch = subject.batch().clone()
+    leaf = dict(batch.input_leaves())[path]
+
+    def run() -> object:
+        seed_everything(subject.seed)
+        return subject.call(subject.model, batch)
+
+    with subject.pristine() as model, torch.no_grad():
+        model.train()
+        calls = without_input(run, leaf)
+    place = sources.of_object(type(subject.model).forward)
+    if not calls and lost is None and place is not None and name.isidentifier():
+        with subject.pristine(), torch.no_grad():
+            _, anew = argument_overwritten(place, name, run)
+        if anew is not None:
+            detail = "bound anew before anything has read it"
+            culprit = Culprit(kind="input", name=name, detail=detail, location=anew)
+            return f"let line {anew.line} read {name}, or drop it from the inputs", [culprit]
+    mend = f"{edit(calls)}, or drop it from the inputs" if calls else ""
+    return mend, [one.culprit("has no influence") for one in calls]
+
+
+def _lost(subject: Subject, path: str) -> GraphCut | ZeroGradient | None:
+    """Return the operation behind which a floating input no longer counts, where one of the user's lines has it."""
+    batch = subject.batch().clone()
+    leaf = dict(batch.input_leaves())[path]
+    if not leaf.is_floating_point():
+        return None
+    leaf.requires_grad_(True)
+
+    def run() -> torch.Tensor:
+        clear_gradients(subject.model)
+        subject.model.train()
+        seed_everything(subject.seed)
+        with torch.enable_grad():
+            return subject.compute_loss(subject.call(subject.model, batch), batch, "probe")
+
+    found: GraphCut | ZeroGradient | None
+    try:
+        with subject.pristine() as model:
+            found = find_zero_gradients(run, model, (), inputs={path: leaf}).get(path)
+            found = found or find_cut(run, model, {path: leaf}).get(path)
+    except SubjectError:  # some operations refuse an input that requires a gradient
+        return None
+    if found is None or found.location is None or found.kind == "never-used":
+        return None
+    return found if sources.rank(found.location.file) == 2 else None
+
+
+def recomputed(
+    subject: Subject, gradients: dict[str, float], missing: list[str], regions: int
+) -> Finding:
+    """Explain a step that differs between kept and recomputed activations."""
+
+    def run() -> torch.Tensor:
+        batch = subject.batch().clone()
+        subject.model.train()
+        seed_everything(subject.seed)
+        with torch.enable_grad():
+            loss = subject.compute_loss(subject.call(subject.model, batch), batch)
+            loss.backward()
+        return loss
+
+    with subject.pristine() as model:
+        found = find_recompute_divergence(run, model)
+    worst = max(gradients, key=lambda name: gradients[name], default="")
+    names = [name.removeprefix("gradient ") for name in (*gradients, *missing)]
+    place = (found.location if found is not None else None) or _region_line(subject)
+    return violated(
+        "checkpoint-differs",
+        f"activation checkpointing changes the gradient of {names_text(names)}",
+        culprits=[
+            *(
+                [
+                    Culprit(
+                        kind="call",
+                        name=found.op.name,
+                        detail="recomputed otherwise",
+                        location=place,
+                    )
+                ]
+                if found
+                else []
+            ),
+            *(
+                Culprit(kind="parameter", name=name, detail="gradient differs")
+                for name in names[:8]
+            ),
+        ],
+        location=place,
+        observed=f"{counted(regions, 'checkpointed region')}; "
+        f"{counted(len(gradients), 'value differs', 'values differ')} by up to "
+        f"{gradients.get(worst, 0.0):.3g} (relative), {len(missing)} are missing",
+        cause="the recomputation in the backward does not repeat the forward",
+        because=found.fact
+        if found is not None
+        else "the same step without checkpointing gives other values",
+        fix="keep preserve_rng_state=True, use_reentrant=False, and no side effects inside the checkpointed function",
+        evidence={"gaps": dict(gradients), "missing": list(missing)},
+    )
+
+
+def _region_line(subject: Subject) -> Location | None:
+    """Return the line that enters a checkpointed region."""
+    for module in subject.model.modules():
+        place = sources.search(type(module), r"checkpoint(_sequential)?\(")
+        if place is not None and sources.rank(place.file):
+            return place
+    return None

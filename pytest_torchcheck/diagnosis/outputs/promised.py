@@ -1,0 +1,189 @@
+"""Broken promises of behaviour, explained: where the future, the padding or the order gets in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import sources
+from ...findings import Culprit, Finding
+from ...probes.positions.mask_axes import find_query_mask
+from ...state import seed_everything
+from ...verdicts import violated
+from ..crashes.explanation import on_line
+from ..crashes.place import Place
+from . import padding as padded
+from . import places
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...batches import Batch
+    from ...probes.positions.mask_axes import LaidMask
+    from ...promises import Causal, PaddingInvariant
+    from ...subject import Subject
+
+
+def future(
+    subject: Subject,
+    promise: Causal,
+    path: str,
+    position: int,
+    batch: Batch,
+    changed: Mapping[int, Batch],
+    gap: float,
+) -> Finding:
+    """Explain an output that depends on later inputs."""
+    length = batch.tensors()[path].shape[promise.dim]
+    place = places.leaking_line(subject, batch, changed, length=length)
+    line = place.location if place else sources.of_object(type(subject.model).forward)
+    return violated(
+        "future-leak",
+        f"the output at position {position} depends on {path} after it",
+        culprits=place.culprits()
+        if place
+        else [Culprit(kind="input", name=path, detail="the future leaks", location=line)],
+        location=line,
+        observed=f"{path} changed after position {position}: outputs up to it moved by {gap:.3g} (relative)",
+        cause=(place.cause if place else "")
+        or "an operation reads later positions"
+        + (f" ({place.ran if place.module else f'{place.op} in forward'})" if place else ""),
+        because=place.fact
+        if place and place.fact
+        else "only later inputs differed between two eval forwards",
+        fix=(place.fix if place else "")
+        or (
+            "mask or shift so that position t sees positions up to t: pad a convolution on the "
+            "left only, use is_causal=True, no pooling over time"
+        ),
+        evidence={"position": position, "gap": gap},
+    )
+
+
+def padding(
+    subject: Subject,
+    promise: PaddingInvariant,
+    path: str,
+    output: str,
+    gap: float,
+    extra: int,
+    batch: Batch,
+    extended: Batch,
+    refilled: Batch | None,
+    *,
+    real: torch.Tensor | None = None,
+    contents: bool = False,
+) -> Finding:
+    """Explain an output that depends on the amount of padding, or (``contents``) on what stands there.
+
+    ``refilled`` has other values at the padded positions; None where nothing but the padding id
+    tells that they are
+    padded, so that other values are real ones. ``real`` says which positions of the batch are no
+    padding.
+    """
+    length = batch.tensors()[path].shape[promise.dim]
+    place = None
+    if refilled is not None:
+        place = places.leaking_line(
+            subject, extended, {length: refilled}, length=length + extra, side=promise.side
+        )
+    if place is None and not contents:
+        place = padded.lengthening_line(
+            subject, batch, extended, length=length, extra=extra, side=promise.side, real=real
+        )
+    line = place.location if place else sources.of_object(type(subject.model).forward)
+    if (laid := _query_mask(subject, promise, extended, length + extra)) is not None:
+        place = Place(
+            op=place.op if place else laid.op,
+            location=laid.location,
+            module=place.module if place else "",
+            module_class=place.module_class if place else "",
+            fact=f"the mask is {list(laid.shape)} where it meets the scores {list(laid.scores)} of every query and key",
+            cause="the mask hides padded queries, and every query still reads padded keys",
+            fix=(
+                "give the mask the size of the keys in its last "
+                f"dimension{on_line(laid.location)}: mask[:, None, None, :]"
+            ),
+            settings=(
+                Culprit(kind="call", name=laid.op, detail="they meet here", location=laid.met),
+            ),
+        )
+        line = laid.location
+    return violated(
+        "padding-leak",
+        f"what stands at padded positions of {path} changes {output}"
+        if contents
+        else f"{extra} more padded positions of {path} change {output}",
+        culprits=place.culprits()
+        if place
+        else [Culprit(kind="input", name=path, detail="padding leaks", location=line)],
+        location=line,
+        observed=f"{output} of the real positions moved by {gap:.3g} (relative)",
+        cause=(place.cause if place else "")
+        or "an operation reads padded positions"
+        + (f" ({place.ran if place.module else f'{place.op} in forward'})" if place else ""),
+        because=place.fact
+        if place and place.fact
+        else f"other values stand at the {extra} padded positions on the {promise.side}"
+        if contents
+        else f"{extra} positions of {promise.pad} were appended on the {promise.side}",
+        fix=(place.fix if place else "")
+        or "mask the padded positions before this operation (attention mask, masked mean, lengths)",
+        evidence={"gap": gap},
+    )
+
+
+def _query_mask(
+    subject: Subject, promise: PaddingInvariant, batch: Batch, length: int
+) -> LaidMask | None:
+    """Return the padding mask that lies along the queries of an attention, where there is one."""
+    copy = batch.clone()
+    named = [key for key in (promise.mask,) if key is not None]
+    arguments = [copy.kwargs.get(key) if isinstance(key, str) else copy.args[key] for key in named]
+    masks = [value for value in arguments if isinstance(value, torch.Tensor)]
+
+    def run() -> Any:
+        subject.model.eval()
+        seed_everything(subject.seed)
+        return subject.call(subject.model, copy)
+
+    with subject.pristine() as model:
+        return find_query_mask(run, model, masks, length)
+
+
+def permutation(
+    subject: Subject,
+    promise: Any,
+    path: str,
+    gap: float,
+    batch: Batch,
+    variant: Batch,
+    axes: Mapping[str, int],
+) -> Finding:
+    """Explain an output that depends on the order of a set, whose entries stand along ``axes`` of the inputs."""
+    kind = type(promise).__name__
+    dims = ", ".join(f"{name} along {dim}" for name, dim in promise.dims.items())
+    place = places.place_dependence(subject, batch, variant, axes)
+    line = place.location if place else sources.of_object(type(subject.model).forward)
+    return violated(
+        "order-dependent",
+        f"{path} depends on the order of {dims}",
+        culprits=place.culprits()
+        if place
+        else [Culprit(kind="output", name=path, detail="depends on order", location=line)],
+        location=line,
+        observed=f"permuting {dims} moved {path} by {gap:.3g} (relative)",
+        cause=(place.cause if place else "")
+        or "an operation treats the entries by their position"
+        + (f" ({place.ran})" if place and place.op else ""),
+        because=place.fact
+        if place and place.fact
+        else f"the same entries in another order; {kind} was promised",
+        fix=(place.fix if place else "")
+        or (
+            "use an operation that is symmetric in the entries on this line (sum, mean, max, "
+            "attention without positions)"
+        ),
+        evidence={"gap": gap},
+    )

@@ -1,0 +1,103 @@
+"""Randomness in eval mode: a layer for training that stays on, or a draw that the model means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ... import sources
+from ...findings import Culprit
+from ...probes.perturbing import find_perturbations
+from ...state import seed_everything
+from ...text.wording import have, names_text
+from ...verdicts import suspicious, violated
+from . import places
+
+if TYPE_CHECKING:
+    from ...findings import Finding
+    from ...probes.perturbing import Perturbation
+    from ...subject import Subject
+
+
+def random_in_eval(subject: Subject, moved: list[str], gap: float) -> Finding:
+    """Explain randomness in eval mode.
+
+    ``violated`` for dropout and noise, which are for training alone; ``suspicious`` for every other
+    draw:
+    nearly all models that sample a latent, a step of a diffusion, a mask or a token in eval mode
+    mean to.
+
+    Args:
+        subject: The model.
+        moved: Paths of the outputs that differ between two seeds.
+        gap: Their largest absolute difference.
+    """
+    observed = f"{names_text(moved)} {have(moved, 'differs')} by up to {gap:.3g} between two seeds"
+    disturbed = _perturbations(subject)
+    if disturbed:
+        return _still_on(disturbed[0], observed)
+    place = places.drawing_line(subject)
+    op = place.op if place else ""
+    where = place.location if place else None
+    culprits = []
+    if op:
+        culprits.append(Culprit(kind="call", name=op, detail="draws in eval mode", location=where))
+    if place and place.module:
+        culprits.append(Culprit(kind="module", name=place.module, detail=op, location=where))
+    return suspicious(
+        "random-in-eval",
+        f"the output is random in eval mode{f': {op} is called' if op else ''}",
+        culprits=culprits or [Culprit(kind="output", name=moved[0], detail="random")],
+        location=where or sources.of_object(type(subject.model).forward),
+        observed=observed,
+        cause="random numbers are drawn in eval mode; this is correct for a model that samples",
+        because=place.fact if place else "same input, eval mode, another seed: another output",
+        fix="declare promises.Stochastic(reason=...) if the model samples, else draw only while self.training",
+    )
+
+
+def _perturbations(subject: Subject) -> tuple[Perturbation, ...]:
+    batch = subject.batch().clone()
+    with subject.pristine() as model, torch.no_grad():
+        model.eval()
+        seed_everything(subject.seed + 12345)
+        return find_perturbations(lambda: subject.call(model, batch), model)
+
+
+def _still_on(found: Perturbation, observed: str) -> Finding:
+    """Explain a layer that disturbs values in eval mode as well."""
+    cause, because, fix = {
+        "dropout": (
+            "dropout is applied whatever the mode",
+            f"{found.op} drew numbers while training was False",
+            f"pass training=self.training to {found.op}",
+        ),
+        "mask": (
+            "dropout written by hand is applied whatever the mode",
+            f"this line multiplies with a random mask, and what it keeps is scaled by {found.scale:.4g}",
+            "apply the mask only while self.training",
+        ),
+        "noise": (
+            "noise is added whatever the mode",
+            f"the outputs of {found.module} are its input on average, over many draws",
+            "return the input unchanged unless self.training",
+        ),
+    }[found.kind]
+    culprits = [
+        Culprit(kind="call", name=found.op, detail="draws in eval mode", location=found.location)
+    ]
+    if found.module:
+        culprits.append(
+            Culprit(kind="module", name=found.module, detail=found.op, location=found.location)
+        )
+    return violated(
+        "random-in-eval",
+        f"the output is random in eval mode: {found.op} is active",
+        culprits=culprits,
+        location=found.location,
+        observed=observed,
+        cause=cause,
+        because=because,
+        fix=fix,
+    )

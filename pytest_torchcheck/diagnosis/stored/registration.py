@@ -1,0 +1,243 @@
+"""What is not registered, registered late or listed many times, explained."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ... import sources
+from ...findings import Culprit, Finding, Location
+from ...probes.holding.held_by_models import CONTAINERS
+from ...runs.training.observation import observe
+from ...verdicts import suspicious, violated
+from ..crashes.explanation import listed
+from .same_names import SameName, same_name
+from .structure import find_repetition, speaks_of_sharing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from ...probes.holding.held_by_models import Holding
+    from ...subject import Subject
+
+
+def unregistered(attribute: str, group: list[Holding]) -> Finding:
+    """Explain modules, parameters or tensors that train and that a plain attribute holds."""
+    first = group[0]
+    names = [h.path for h in group]
+    count = sum(1 for h in group for _, t in h.tensors() if t.requires_grad)
+    place = first.location
+    if first.kind == "module":
+        held = f"holds {len(group)} modules that train but are not registered"
+        held = held if len(group) > 1 else "holds a module that trains but is not registered"
+        value = getattr(first.owner, first.name, None)
+        kinds = {"list": "nn.ModuleList", "tuple": "nn.ModuleList", "dict": "nn.ModuleDict"}
+        fix = f"make {attribute} an {kinds.get(type(value).__name__, 'attribute of its own, assigned to self')}"
+    elif first.kind == "parameter":
+        held = f"holds {len(group)} parameters that are not registered"
+        held = held if len(group) > 1 else "holds a parameter that is not registered"
+        fix = f"make {attribute} an nn.ParameterList, nn.ParameterDict or attributes of their own"
+    else:
+        held = "is a tensor that trains but not a parameter"
+        fix = f"write self.{first.word} = nn.Parameter(...)"
+    line = f" on line {place.line}" if place else ""
+    if (same := same_name(group)) is not None:
+        return _replaced(attribute, group, held, same)
+    code = "module-hidden" if first.kind == "module" else "parameter-hidden"
+    return violated(
+        code,
+        f"{attribute} {held}",
+        culprits=[
+            Culprit(kind="module" if h.kind == "module" else "tensor", name=h.path, location=place)
+            for h in group
+        ],
+        observed=f"{listed(names)}: {count} tensors get a gradient; parameters() and state_dict() hold none of them",
+        cause=f"a {first.via} is no place that nn.Module looks into, so optimizers, .to(), eval() and checkpoints miss "
+        f"what it holds"
+        if first.via != "attribute"
+        else "only an nn.Parameter becomes a parameter; this is a tensor",
+        because=f"after backward {names[0]} has a gradient, and model.parameters() does not contain it",
+        fix=f"{fix}{line}",
+        evidence={"paths": list(names), "tensors": count},
+    )
+
+
+def _replaced(attribute: str, group: list[Holding], held: str, same: SameName) -> Finding:
+    """Explain modules that were registered, and replaced by a later one of the same name."""
+    names = [h.path for h in group]
+    at = same.made.line
+    culprits = [Culprit(kind="module", name=name, location=same.made) for name in names]
+    if same.registered != same.made:
+        detail = "registers under that name"
+        culprits.append(
+            Culprit(kind="call", name="register", detail=detail, location=same.registered)
+        )
+    told = f": only {same.name} is left" if same.name else ""
+    return violated(
+        "module-hidden",
+        f"{attribute} {held}",
+        culprits=culprits,
+        location=same.made,
+        observed=f"{listed(names)} train; parameters() and state_dict() hold none of their tensors",
+        cause=f"line {same.registered.line} registers each of them, and the name of line {at} is "
+        f"the same for several{told}; "
+        "a later module of a name replaces the earlier one",
+        because=f"every turn of the loop registers what it appends, and modules() does not contain {names[0]}",
+        fix=(
+            f"make the name on line {at} another one in each turn (number the modules), or "
+            "hold them in an nn.ModuleList"
+        ),
+        evidence={"paths": names},
+    )
+
+
+def made_in_forward(subject: Subject) -> Iterator[Finding]:
+    """Report layers and parameters that the forward itself makes: no optimizer built before it holds them."""
+    seen = observe(subject)
+    if seen.late:
+        places = {name: sources.of_parameter(subject.model, name) for name in seen.late}
+        model = subject.model
+        yield violated(
+            "parameter-late",
+            f"the first forward registers {listed(list(seen.late))}",
+            culprits=[
+                Culprit(kind="parameter", name=n, location=p or _assigned_in_forward(model, n))
+                for n, p in places.items()
+            ],
+            location=_assigned_in_forward(model, seen.late[0]),
+            observed=f"{len(seen.late)} parameters are there after a forward that were not there before",
+            cause="a layer or parameter is made in forward, not in __init__",
+            because="an optimizer that is built before the first forward does not hold them, and a checkpoint of a "
+            "model that has run does not fit a new one",
+            fix="make them in __init__, or use a lazy layer such as nn.LazyLinear",
+        )
+    for stranger in seen.strangers:
+        made = violated if stranger.fleeting else suspicious
+        line = f" on line {stranger.location.line}" if stranger.location else ""
+        place = (stranger.made if stranger.fleeting else None) or stranger.location
+        edit = f" of line {place.line}" if place else ""
+        yield made(
+            "module-made-in-forward" if stranger.fleeting else "module-foreign",
+            f"the forward makes a new {stranger.kind} with new weights each time"
+            if stranger.fleeting
+            else f"the forward trains a {stranger.kind} that the model does not register",
+            culprits=[Culprit(kind="module", name=stranger.kind, location=stranger.location)],
+            location=place,
+            observed=f"{stranger.kind} ran{line}; it is in neither modules() nor any attribute",
+            cause="the layer is made in forward, so that its weights are random in every call and never trained"
+            if stranger.fleeting
+            else "the layer is held by a global or a closure",
+            because="it was gone after the step"
+            if stranger.fleeting
+            else "its weights got a gradient, and model.parameters() does not contain them",
+            fix=f"make it in __init__ as an attribute, instead{edit}"
+            if stranger.fleeting
+            else "make it in __init__ as an attribute, and call that" + line,
+        )
+
+
+def _assigned_in_forward(model: nn.Module, name: str) -> Location | None:
+    """Return the line of a forward that assigns what leads to a parameter."""
+    parts = name.split(".")
+    owner: nn.Module = model
+    for part in parts:
+        word = re.escape(part)
+        patterns = (
+            rf"self\.{word}\s*=[^=]",
+            rf"(add_module|register_\w+|setattr)\(.*[\"']{word}[\"']",
+        )
+        found = (sources.search(type(owner).forward, pattern) for pattern in patterns)
+        place = next(filter(None, found), None)
+        if place is not None and sources.rank(place.file):
+            return place
+        following = owner._modules.get(part)
+        if following is None:
+            return None
+        owner = following
+    return None
+
+
+def repeated(subject: Subject, name: str, container: nn.Module, keys: list[str]) -> Finding | None:
+    """Say whether one instance under several keys is shared by mistake, by how it is written and how it runs."""
+    owner, attribute = _owner(subject, name)
+    if owner is None:
+        return None
+    written = find_repetition(owner, attribute)
+    order = list(container._modules)
+    places = [order.index(key) for key in keys]
+    adjacent = any(b == a + 1 for a, b in pairwise(places))
+    if written is None and not adjacent:
+        return None
+    entry = f"{name}.{keys[0]}" if name else keys[0]
+    chained = entry in observe(subject).signals.chained
+    kind = written.kind if written is not None else "attribute"
+    strict = kind in ("inline", "copied")
+    meant = speaks_of_sharing(owner, loosely=not strict) or _is_tied(subject, name)
+    if meant or (kind == "attribute" and not (chained and adjacent)):
+        return None
+    certain = strict or (kind == "named" and chained and adjacent)
+    module = container._modules[keys[0]]
+    assert module is not None
+    count = sum(1 for _ in module.parameters())
+    distinct = len({id(container._modules[key]) for key in keys})
+    where = name or attribute or "the model"
+    fields: dict[str, Any] = {
+        "culprits": [
+            Culprit(
+                kind="module",
+                name=where,
+                detail=f"entries {', '.join(keys[:6])} are one {type(module).__name__}"
+                if distinct == 1
+                else f"entries {', '.join(keys[:6])} share their parameters",
+                location=written.location if written else None,
+            )
+        ],
+        "location": written.location if written else sources.of_assignment(owner, attribute),
+        "observed": f"{len(keys)} of {len(order)} entries hold the same {count} parameters; separate layers would hold "
+        f"{count * len(keys)}",
+        "because": f"{entry} and {name + '.' if name else ''}{keys[1]} have the same parameters"
+        + (", and each is given the other's output" if chained else ""),
+        "fix": f"write {written.fix}"
+        if written
+        else "build each entry by a call of its own, or by copy.deepcopy",
+        "evidence": {"entries": list(keys), "parameters": count, "chained": chained},
+    }
+    cause = {
+        "inline": "the list is multiplied, which repeats the one module that stands in it",
+        "copied": "copy.copy makes a new module with the old one's parameters",
+        "named": "the list repeats one module, it does not copy it",
+    }.get(kind, "one module is put into the container many times")
+    summary = f"{where} lists one {type(module).__name__} {len(keys)} times: the layers share their weights"
+    if certain:
+        return violated("module-repeated", summary, cause=cause, **fields)
+    return suspicious("module-repeated", summary, cause=f"{cause}; it may be meant", **fields)
+
+
+def _owner(subject: Subject, name: str) -> tuple[Any, str]:
+    """Return the innermost module of the user's that holds a container and under which name, or the factory."""
+    parts = name.split(".") if name else []
+    owners: list[nn.Module] = [subject.model]
+    for part in parts:
+        owners.append(owners[-1].get_submodule(part))
+    for depth in range(len(parts) - 1, -1, -1):
+        owner = owners[depth]
+        if not isinstance(owner, CONTAINERS) and _has_source(type(owner)):
+            return owner, parts[depth]
+    model = subject.contract.model
+    return (model, "") if inspect.isroutine(model) else (None, "")
+
+
+def _has_source(cls: type) -> bool:
+    try:
+        return sources.rank(inspect.getsourcefile(cls) or "<>") > 0
+    except (TypeError, OSError):
+        return False
+
+
+def _is_tied(subject: Subject, name: str) -> bool:
+    ties = (*subject.contract.promised("Tied"), *subject.contract.promised("Replicated"))
+    return any(getattr(tie, side).startswith(f"{name}.") for tie in ties for side in ("a", "b"))

@@ -1,0 +1,390 @@
+"""State that ``state_dict()`` does not hold: what training changes in it, what a new instance draws anew."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import re
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from ... import sources
+from ...findings import Culprit, Finding
+from ...objects import trees
+from ...runs.outputs import gap, outputs_of
+from ...runs.pieces import Piece, per_sample, pieces, plain
+from ...state import seed_everything
+from ...verdicts import suspicious, violated
+from ..crashes.explanation import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...batches import Batch
+    from ...findings import Location
+    from ...runs.outputs import Outputs
+    from ...subject import Subject
+
+_RANDOM = re.compile(
+    r"\btorch\.(rand|randn|randint|randperm|normal|bernoulli|multinomial)\b|\.(normal_|uniform_|random_|bernoulli_)\("
+    r"|\b(np|numpy)\.random\b|\brandom\.(random|randint|shuffle|sample|choice|uniform|gauss)\b|\binit\.(kaiming|xavier|orthogonal|normal|uniform|trunc)"
+)
+_SEEDED = re.compile(r"manual_seed|generator\s*=|\bseed\b|RandomState|default_rng\(\s*\w")
+
+
+def lost_by_training(subject: Subject, changed: list[Piece]) -> Finding | None:
+    """Restore a model that has run in training from its checkpoint, and compare it with itself.
+
+    Both are evaluated, and run in training mode then. What has one entry per sample is reset first:
+        a stateful model
+    starts its sequences anew.
+
+    Raises:
+        SubjectError: The model raised.
+    """
+    symbol = subject.source.batch_symbol
+    size = subject.batch().sizes.get(symbol) if symbol is not None else None
+    kept = [piece for piece in changed if not per_sample(piece, size)]
+    if not kept:
+        return None
+    names = {piece.name for piece in kept}
+    trained, saved, values = _train(subject, names)
+    restored = _restored(subject, saved, {})
+    parted = trained.against(restored)
+    if parted is None:
+        return None
+    if trained.against(_train(subject, names)[0]) is not None:
+        return None  # two equal runs differ already
+    guilty = [
+        piece
+        for piece in kept
+        if piece.name in values
+        and trained.against(_restored(subject, saved, {piece.name: values[piece.name]})) is None
+    ]
+    confirmed = bool(guilty) or trained.against(_restored(subject, saved, values)) is None
+    if not confirmed and names <= set(values):
+        return None  # what decides is none of them
+    return _unsaved(guilty or kept, parted, alone=bool(guilty), confirmed=confirmed)
+
+
+def _unsaved(guilty: list[Piece], parted: _Parted, *, alone: bool, confirmed: bool) -> Finding:
+    """Explain what training changes, what decides later runs, and what no checkpoint holds."""
+    first, names = guilty[0], listed([piece.name for piece in guilty])
+    place = first.location
+    line = f" on line {place.line}" if place else ""
+    # another rate of noise after a restart may be meant; learnt values that are overwritten cannot be
+    made = suspicious if parted.mode == "training" and not parted.overwritten else violated
+    decides = (
+        f"overwrites {listed(list(parted.overwritten))} after a restart"
+        if parted.overwritten
+        else f"decides the {parted.mode}"
+    )
+    carried = f"with {first.name if alone else names} carried over too, "
+    because = carried + (
+        "the next training forward leaves them as they are"
+        if parted.overwritten
+        else "the outputs are equal"
+    )
+    if not confirmed:
+        because = "what is restored has equal parameters and buffers, and gives other outputs"
+    return made(
+        "state-unsaved",
+        f"{names} changes in training and {decides}, but state_dict() does not hold it",
+        culprits=[
+            Culprit(
+                kind="buffer" if p.kind in ("buffer", "left-out") else "tensor",
+                name=p.name,
+                location=p.location,
+            )
+            for p in guilty
+        ],
+        location=place,
+        observed=f"after one training forward and a restart from its checkpoint, {parted.path} differs by "
+        f"{parted.distance:.3g}" + (" in training mode" if parted.mode == "training" else ""),
+        cause=f"{first.name} is "
+        + {
+            "buffer": "a buffer with persistent=False",
+            "left-out": "a buffer that an overridden state_dict() leaves out",
+            "tensor": "a plain tensor, not a buffer",
+            "attribute": "a plain attribute, not a buffer",
+        }[first.kind],
+        because=because,
+        fix={
+            "buffer": f"drop persistent=False{line}",
+            "left-out": f"begin with super().state_dict(*args, **kwargs){line}, which holds buffers too",
+        }.get(
+            first.kind,
+            f'write self.register_buffer("{first.key}", ...){line}, and change it in place',
+        ),
+        evidence={"difference": parted.distance, "changed": sorted(p.name for p in guilty)},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parted:
+    """Where a restored model first does not do what the trained one does.
+
+    Attributes:
+        mode: ``evaluation`` or ``training``.
+        path, distance: The output that differs most, and by how much.
+        overwritten: Parameters and saved buffers that only the restored one's training forward
+            writes to.
+    """
+
+    mode: str
+    path: str
+    distance: float
+    overwritten: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _After:
+    """What a model does next: its outputs in eval mode, in training mode then, and what that writes to."""
+
+    evaluated: Outputs
+    training: Outputs
+    written: frozenset[str]
+
+    def against(self, other: _After) -> _Parted | None:
+        """Return where the other one differs, or None."""
+        if (found := gap(other.evaluated, self.evaluated)) is not None:
+            return _Parted(mode="evaluation", path=found[0], distance=found[1])
+        if (found := gap(other.training, self.training)) is not None:
+            overwritten = tuple(sorted(other.written - self.written))
+            return _Parted(
+                mode="training", path=found[0], distance=found[1], overwritten=overwritten
+            )
+        return None
+
+
+def _after(subject: Subject, model: nn.Module) -> _After:
+    """Evaluate another batch, and run it in training mode; call it inside ``pristine``."""
+    other = _other(subject)
+    evaluated = outputs_of(subject, model, other)
+    before = {name: tensor.detach().clone() for name, tensor in _registered(model).items()}
+    model.train()
+    seed_everything(subject.seed)
+    with torch.no_grad():
+        training = trees.tensors(subject.call(model, other.clone()))
+    return _After(
+        evaluated=evaluated,
+        training={path: trees.dense(tensor).clone() for path, tensor in training.items()},
+        written=frozenset(
+            name
+            for name, tensor in _registered(model).items()
+            if name in before and not trees.same(before[name], tensor)
+        ),
+    )
+
+
+def _registered(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _train(
+    subject: Subject, names: set[str]
+) -> tuple[_After, dict[str, Any], dict[str, tuple[nn.Module, str, Any]]]:
+    """Run one training forward, then what :func:`_after` does.
+
+    Returns:
+        What came of it, the state dict before it, and the values of direct attributes and of
+        buffers by name.
+    """
+    with subject.pristine(steps=True) as model:
+        before = {id(m): dict(vars(m)) for m in model.modules()}
+        model.train()
+        seed_everything(subject.seed)
+        with torch.no_grad():
+            subject.call(model, subject.batch().clone())
+        saved = {
+            key: value.detach().clone() if isinstance(value, torch.Tensor) else value
+            for key, value in model.state_dict().items()
+        }
+        values: dict[str, tuple[nn.Module, str, Any]] = {}
+        for prefix, module in model.named_modules():
+            old = before.get(id(module), {})
+            for key, value in [*vars(module).items(), *module._buffers.items()]:
+                name = f"{prefix}.{key}" if prefix else key
+                if name in names:
+                    values[name] = (module, key, _copy(value))
+                elif key in _REGISTRIES or key in module._buffers:
+                    continue
+                elif key not in old:
+                    del vars(module)[key]
+                elif old[key] is not value:
+                    vars(module)[key] = old[key]
+        return _after(subject, model), saved, values
+
+
+def _other(subject: Subject) -> Batch:
+    """Return a batch with other statistics than the base one: some of its samples, or the same in another order."""
+    batch, symbol = subject.batch(), subject.source.batch_symbol
+    size = batch.sizes.get(symbol, 0) if symbol is not None else 0
+    if size < 4:
+        return subject.batch(1)
+    return subject.source.rows(batch, torch.arange((size + 1) // 2))
+
+
+_REGISTRIES = {"_parameters", "_buffers", "_modules", "training"}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return copy.deepcopy(value) if plain(value) is not None else value
+
+
+def _restored(
+    subject: Subject, saved: dict[str, Any], carried: dict[str, tuple[nn.Module, str, Any]]
+) -> _After:
+    """Load a state dict into the pristine model, carry some values over, and do what :func:`_after` does."""
+    with subject.pristine(steps=True) as model:
+        model.load_state_dict(saved, strict=False)
+        for module, key, value in carried.values():
+            held = module._buffers.get(key)
+            if held is not None and isinstance(value, torch.Tensor) and held.shape == value.shape:
+                held.data.copy_(value)
+            elif key in module._buffers:
+                module._buffers[key] = value
+            else:
+                vars(module)[key] = value
+        return _after(subject, model)
+
+
+def drawn_anew(subject: Subject, expected: Outputs) -> Iterator[Finding]:
+    """Report what a module given as an instance drew at random when it was built, and does not save.
+
+    The source says that it is drawn; a run with other values says that the outputs depend on it.
+    """
+    for piece in pieces(subject.model).values():
+        line = draws_at_random(piece.owner, piece.key)
+        if line is None:
+            continue
+        with subject.pristine() as model:
+            if not _exchange(model, piece):
+                continue
+            difference = gap(outputs_of(subject, model), expected)
+        if difference is None:
+            continue
+        yield violated(
+            "state-lost",
+            f"a checkpoint loses {piece.name}: it is drawn at random and not saved",
+            culprits=[
+                Culprit(
+                    kind="buffer" if piece.kind == "buffer" else "tensor",
+                    name=piece.name,
+                    location=piece.location,
+                )
+            ],
+            location=piece.location or line,
+            observed=(
+                f"with its values exchanged, {difference[0]} differs by {difference[1]:.3g}; "
+                "state_dict() does not hold it"
+            ),
+            cause=f"{piece.name} is "
+            + {
+                "buffer": "a buffer with persistent=False",
+                "tensor": "a plain tensor, neither parameter nor buffer",
+                "attribute": "a plain attribute",
+            }[piece.kind],
+            because=f"line {line.line} draws it: {line.text}; a new instance draws other values",
+            fix=f'write self.register_buffer("{piece.key}", ...)'
+            if piece.kind != "buffer"
+            else f'register_buffer("{piece.key}", ..., persistent=True)',
+        )
+
+
+def _exchange(model: nn.Module, piece: Piece) -> bool:
+    """Give a piece other values of the same kind: the same ones in another order."""
+    value = vars(piece.owner).get(piece.key, piece.owner._buffers.get(piece.key))
+    if isinstance(value, torch.Tensor):
+        if value.numel() < 2 or value.dim() == 0:
+            if value.is_floating_point():
+                value.data.mul_(1.5)
+                return True
+            return False
+        value.data.copy_(value.data.flatten().roll(1).view(value.shape).clone())
+        return True
+    if isinstance(value, list) and len(value) > 1:
+        vars(piece.owner)[piece.key] = [*value[1:], value[0]]
+        return True
+    if isinstance(value, float):
+        vars(piece.owner)[piece.key] = value * 1.5
+        return True
+    return False
+
+
+_CONSTRUCTORS: WeakKeyDictionary[type, tuple[str, int, ast.AST] | None] = WeakKeyDictionary()
+
+
+def draws_at_random(owner: nn.Module, key: str) -> Location | None:
+    """Return the line of a constructor that draws an attribute's value, or None.
+
+    Seeded draws give every instance the same values; they do not count.
+    """
+    for cls in type(owner).__mro__:
+        known = _constructor(cls)
+        if known is None:
+            continue
+        filename, offset, tree = known
+        made = list(_making(tree, key))
+        for node in made:
+            if _RANDOM.search(ast.unparse(node)):
+                return sources.of_line(
+                    filename, offset + node.lineno, f"{cls.__qualname__}.__init__"
+                )
+        if made:
+            return None  # the most derived constructor that makes it has the last word
+    return None
+
+
+def _constructor(cls: type) -> tuple[str, int, ast.AST] | None:
+    """Return file, line offset and syntax tree of the ``__init__`` of a user's class that draws without a seed."""
+    if cls not in _CONSTRUCTORS:
+        _CONSTRUCTORS[cls] = _parse_constructor(cls)
+    return _CONSTRUCTORS[cls]
+
+
+def _parse_constructor(cls: type) -> tuple[str, int, ast.AST] | None:
+    init = vars(cls).get("__init__")
+    if not inspect.isfunction(init) or not sources.rank(init.__code__.co_filename):
+        return None
+    try:
+        lines, start = inspect.getsourcelines(init)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    if _SEEDED.search("".join(lines)):
+        return None
+    return init.__code__.co_filename, max(start, 1) - 1, tree
+
+
+def _making(tree: ast.AST, key: str) -> Iterator[ast.stmt]:
+    """Iterate over the statements that make an attribute: the assignment, and those of the names it reads."""
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    wanted: set[str] = set()
+    for node in statements:
+        if (
+            isinstance(node, ast.Assign)
+            and any(isinstance(t, ast.Attribute) and t.attr == key for t in node.targets)
+        ) or (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Call)
+            and isinstance(node.value.func, ast.Attribute)
+            and node.value.func.attr == "register_buffer"
+            and node.value.args
+            and getattr(node.value.args[0], "value", None) == key
+        ):
+            yield node
+            wanted |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+    for node in statements:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id in wanted for t in node.targets
+        ):
+            yield node

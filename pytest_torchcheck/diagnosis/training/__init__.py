@@ -1,0 +1,1 @@
+"""Optimizers, initial weights and training on one batch, explained."""

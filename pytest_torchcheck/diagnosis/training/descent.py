@@ -1,0 +1,161 @@
+"""Why a loss does not change along its gradient by what the gradient says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ... import sources
+from ...findings import Culprit, Finding
+from ...probes.gradient.provenance import find_stops
+from ...probes.recorded.watch import Watch, name_of
+from ...runs.again import forward_and_loss
+from ...runs.losses.slopes import SURE, surrogates
+from ...verdicts import inconclusive, not_applicable, suspicious, violated
+from ..crashes.explanation import on_line
+from ..gradient.cuts import CAUSES, FIXES
+
+if TYPE_CHECKING:
+    from ...probes.gradient.provenance import GraphCut
+    from ...probes.recorded.watch import Op
+    from ...runs.losses.slopes import Descent
+    from ...subject import Subject
+
+_CUTS = ("detach", "data", "no-grad", "item", "numpy", "recreated", "derivative")
+
+_MOVED = 6  # so many parameters are moved one by one
+
+
+def differs(subject: Subject, found: Descent, ratio: float, shown: dict[str, Any]) -> Finding:
+    """Explain a slope that is not what the gradient says.
+
+    Args:
+        subject: Whose loss.
+        found: What was measured.
+        ratio: The measured slope as a share of the promised one.
+        shown: Evidence of the finding.
+    """
+    shown = {**shown, "ratios": {name: round(r, 4) for name, r in found.wrong.items()}}
+    observed = (
+        f"along the gradient the loss changes by {ratio:.4g} of what the gradient says, at relative steps of "
+        f"{found.slopes[0].step:g} and {min(s.step for s in found.slopes):g} in float64"
+    )
+    if ops := surrogates(subject, list(found.wrong)[:_MOVED]):
+        return not_applicable(
+            f"the gradient is a surrogate of a forward that is constant by pieces: "
+            f"{ops[0].name}{on_line(ops[0].location)} keeps its value while its operands move ({observed})",
+            evidence=shown,
+        )
+    if found.nodes:
+        return inconclusive(
+            f"{observed}; the custom {', '.join(found.nodes[:3])} on the way is judged by gradcheck",
+            evidence=shown,
+        )
+    with subject.pristine() as model:
+        stops = find_stops(forward_and_loss(subject), model, numbers=True)
+    if cut := _explicit(stops, set(found.wrong)):
+        return _cut(subject, found, cut, observed, shown)
+    if meant := _meant(subject, stops):
+        return inconclusive(f"{observed}; {meant}", evidence=shown)
+    if found.random:
+        return inconclusive(
+            f"{observed}; the forward draws random numbers, whose gradient need not follow one seed",
+            evidence=shown,
+        )
+    if abs(ratio - 1) < SURE:
+        return inconclusive(f"{observed}; nothing was seen that explains it", evidence=shown)
+    names = list(found.wrong)
+    return violated(
+        "gradient-wrong",
+        "the gradient is not the derivative of the loss",
+        culprits=[
+            Culprit(
+                kind="parameter",
+                name=name,
+                detail=f"the loss changes by {share:.3g} of what its gradient says",
+                location=sources.of_parameter(subject.model, name),
+            )
+            for name, share in list(found.wrong.items())[:8]
+        ],
+        observed=observed,
+        cause="an operation of forward or loss has a wrong derivative, or backward uses other values "
+        "than forward did" + (f"; it shows in {names[0]}" if names else ""),
+        because="two steps of different length agree, from both sides: neither rounding nor "
+        "curvature explains it",
+        fix="compare the parts of the loss one by one by torch.autograd.gradcheck",
+        evidence=shown,
+    )
+
+
+def _explicit(stops: tuple[GraphCut, ...], wrong: set[str]) -> GraphCut | None:
+    """Return the stop that the user wrote and that parameters with a wrong slope lie behind."""
+    explicit = [
+        stop
+        for stop in stops
+        if stop.kind in _CUTS
+        and (stop.region or stop.location) is not None
+        and (stop.kind != "no-grad" or stop.region is not None)
+    ]
+    behind = [stop for stop in explicit if wrong.intersection(stop.parameters)]
+    return next(iter(behind or explicit), None)
+
+
+def _cut(
+    subject: Subject, found: Descent, cut: GraphCut, observed: str, shown: dict[str, Any]
+) -> Finding:
+    place = cut.region or cut.location
+    name = cut.op.name if cut.op is not None else cut.kind
+    behind = [n for n in found.wrong if n in cut.parameters]
+    culprits = [Culprit(kind="call", name=name, detail=CAUSES[cut.kind], location=place)]
+    culprits += [
+        Culprit(
+            kind="parameter",
+            name=n,
+            detail="acts on the loss by this way too",
+            location=sources.of_parameter(subject.model, n),
+        )
+        for n in behind[:6]
+    ]
+    return suspicious(
+        "gradient-partial",
+        "the gradient leaves out a part of the loss",
+        culprits=culprits,
+        location=place,
+        observed=observed,
+        cause=f"{CAUSES[cut.kind]}, and the loss uses what it gives",
+        because=cut.fact,
+        fix=f"{FIXES[cut.kind]}; if the stop is meant, skip this check with that reason",
+        evidence=shown,
+    )
+
+
+def _meant(subject: Subject, stops: tuple[GraphCut, ...]) -> str:
+    """Name what changes a gradient on purpose, within torch or by a hook; or nothing."""
+    inside = next((stop for stop in stops if stop.kind in _CUTS), None)
+    if inside is not None:
+        return f"{inside.op.name if inside.op else inside.kind} within torch stops a gradient"
+    if any(stop.kind == "sampling" for stop in stops):
+        return "a draw has no gradient; sampling-paths judges it"
+    for name, module in subject.model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.scale_grad_by_freq:
+            return f"{name or 'the model'} scales its gradient by frequency"
+        if module._backward_hooks or module._backward_pre_hooks:
+            return f"a backward hook of {name or 'the model'} sees the gradient"
+    hooks = Hooks(subject.model)
+    with subject.pristine(), hooks:
+        forward_and_loss(subject)()
+    if hooks.found is not None:
+        return f"a hook{on_line(hooks.found.location)} sees the gradient"
+    return ""
+
+
+class Hooks(Watch):
+    """Notes the first gradient hook that a forward registers."""
+
+    found: Op | None = None
+
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+        """See one call."""
+        if self.found is None and name_of(func) == "Tensor.register_hook":
+            self.found = self.op("Tensor.register_hook")

@@ -1,0 +1,478 @@
+"""Which statements gave an optimizer its parameters: from its constructor's argument back through the user's code.
+
+The lines that ran are known; the source says which of them assign, extend or choose what the
+constructor was given.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from ... import sources
+from ...findings import Culprit
+from ..lines.assigned import called, holds
+from .making import making
+from .used_up_iterators import used_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from ...findings import Location
+    from ...subject import Subject
+    from .making import Making
+    from .used_up_iterators import UsedUp
+
+_DEPTH = 6
+_MOST = 3
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp)
+_GROWS = ("append", "extend", "insert", "update", "add", "setdefault", "add_param_group")
+_TRAINABLE = re.compile(r"(lambda \w+: )?(not )?[\w.]+\.requires_grad")
+_LISTS = (
+    "parameters",
+    "named_parameters",
+    "modules",
+    "named_modules",
+    "children",
+    "named_children",
+)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Given:
+    """A statement that gave an optimizer parameters.
+
+    Attributes:
+        location: Its line; where it writes a list over several lines, that of the last element.
+        statement: The statement.
+        adds: Whether it takes parameters from modules itself; one of names alone hands on what
+            others gave.
+        conditions: The lines of the conditions that choose what it gives.
+        loops: The loops around it, the innermost last.
+    """
+
+    location: Location
+    statement: ast.stmt
+    adds: bool
+    conditions: list[Location] = field(default_factory=list)
+    loops: list[ast.For] = field(default_factory=list)
+
+    @property
+    def place(self) -> Location:
+        """The line that says what it gives: a condition, else the head of a loop, else its own."""
+        if self.conditions:
+            return self.conditions[0]
+        if self.loops:
+            return sources.of_line(self.location.file, self.loops[0].lineno, self.location.function)
+        return self.location
+
+
+def given_to_optimizers(made: Making, model: nn.Module, name: str) -> list[Given]:
+    """Return the statements that gave the optimizers what they hold, in the order in which they ran.
+
+    Args:
+        made: The run of the optimizer function.
+        model: The model.
+        name: A parameter: only conditions that looked at it count.
+    """
+    search = _Search(made, model, name)
+    for place in made.optimizers:
+        tree = sources.tree_of(place.file)
+        for call in _constructors(tree, place.line) if tree is not None else ():
+            handed = next((k.value for k in call.keywords if k.arg == "params"), None)
+            argument = call.args[0] if call.args else handed
+            if argument is not None and isinstance(
+                argument, ast.Name | ast.Attribute | ast.Subscript
+            ):
+                search.follow(argument, place.file, _DEPTH)
+            elif argument is not None:
+                search.written_out(argument, place)
+    search.added_later()
+    return sorted(search.found.values(), key=search.order)
+
+
+def _constructors(tree: ast.Module, line: int) -> list[ast.Call]:
+    """Return the call on a line that makes an optimizer: of a class of torch's, else the outermost with an argument."""
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and holds(n, line)]
+    named = [n for n in calls if called(n) != "Optimizer" and hasattr(torch.optim, called(n))]
+    starting = [n for n in calls if n.lineno == line and (n.args or n.keywords)]
+    return (named or starting)[:1]
+
+
+class _Search:
+    """Follows expressions back to the statements that ran."""
+
+    def __init__(self, made: Making, model: nn.Module, name: str) -> None:
+        self.ran = {(p.file, p.line): i for i, p in reversed(list(enumerate(made.lines)))}
+        self.files = dict.fromkeys(p.file for p in made.lines)
+        self.model, self.name = model, name
+        self.found: dict[tuple[str, int], Given] = {}
+        self.seen: set[ast.expr] = set()
+
+    def order(self, given: Given) -> int:
+        """Return when a statement ran first."""
+        return self._when(given.location.file, given.statement) or 0
+
+    def _when(self, file: str, node: ast.stmt) -> int | None:
+        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        return min((self.ran[file, n] for n in lines if (file, n) in self.ran), default=None)
+
+    def follow(self, value: ast.expr, file: str, depth: int) -> None:
+        """Note the statements that made the value of an expression."""
+        if depth == 0 or value in self.seen:
+            return
+        self.seen.add(value)
+        if isinstance(value, ast.Name | ast.Attribute):
+            self._name(value, file, depth)
+        elif isinstance(value, ast.Call):
+            self._call(value, file, depth)
+        else:
+            for part in _parts(value):
+                self.follow(part, file, depth - 1)
+
+    def written_out(self, argument: ast.expr, place: Location) -> None:
+        """Note the statement of a constructor that is given more than a name."""
+        tree = sources.tree_of(place.file)
+        for scope in _scopes(tree, place.line) if tree is not None else ():
+            around = [n for n in _own_nodes(scope) if isinstance(n, ast.stmt) and holds(n, place.line)]  # fmt: skip
+            if around:
+                self._note(around[-1], place.file, scope, argument, _DEPTH)
+                return
+        self.follow(argument, place.file, _DEPTH)
+
+    def _name(self, name: ast.Name | ast.Attribute, file: str, depth: int) -> None:
+        tree, text = sources.tree_of(file), ast.unparse(name)
+        for scope in _scopes(tree, name.lineno) if tree is not None else ():
+            writers = [
+                (node, value)
+                for node in _own_nodes(scope)
+                if isinstance(node, ast.stmt)
+                and (scope is tree or self._when(file, node) is not None)
+                for value in _written(node, text)
+            ]
+            for node, value in writers:
+                self._note(node, file, scope, value, depth)
+            if writers:
+                return
+            if isinstance(scope, _FUNCTIONS) and text in (names := _parameters(scope)):
+                self._callers(scope, names.index(text), text, depth)
+                return
+
+    def _call(self, call: ast.Call, file: str, depth: int) -> None:
+        function = self._function(called(call))
+        if function is None:
+            for argument in (*call.args, *(k.value for k in call.keywords if k.arg is None)):
+                self.follow(argument, file, depth - 1)
+            return
+        where, node = function
+        for inner in _own_nodes(node):
+            if isinstance(inner, ast.Return | ast.Expr) and self._when(where, inner) is not None:
+                value = inner.value
+                if isinstance(value, ast.Yield | ast.YieldFrom):
+                    value = value.value
+                elif isinstance(inner, ast.Expr):
+                    continue
+                if isinstance(value, ast.Name):
+                    self.follow(value, where, depth - 1)
+                elif value is not None:
+                    self._note(inner, where, node, value, depth)
+
+    def _function(self, name: str) -> tuple[str, ast.FunctionDef] | None:
+        """Return the one function of that name some lines of which ran."""
+        found = [
+            (file, node)
+            for file in self.files
+            for node in ast.walk(sources.tree_of(file) or ast.Module(body=[], type_ignores=[]))
+            if isinstance(node, ast.FunctionDef) and node.name == name
+            if any(self._when(file, statement) is not None for statement in node.body)
+        ]
+        return found[0] if len(found) == 1 else None
+
+    def _callers(self, function: ast.AST, place: int, name: str, depth: int) -> None:
+        """Follow what the calls that ran gave to a parameter of a function."""
+        for file in self.files:
+            tree = sources.tree_of(file)
+            for call in ast.walk(tree) if tree is not None else ():
+                if (
+                    not isinstance(call, ast.Call)
+                    or called(call) != getattr(function, "name", None)
+                    or (file, call.lineno) not in self.ran
+                ):
+                    continue
+                bound = isinstance(call.func, ast.Attribute) and _parameters(function)[:1] in (
+                    ["self"],
+                    ["cls"],
+                )
+                named = [k.value for k in call.keywords if k.arg == name]
+                for value in named or call.args[place - bound :][:1]:
+                    self.follow(value, file, depth - 1)
+
+    def added_later(self) -> None:
+        """Note the calls that add groups to an optimizer that is there."""
+        for file in self.files:
+            tree = sources.tree_of(file)
+            for node in ast.walk(tree) if tree is not None else ():
+                if (
+                    isinstance(node, ast.Expr)
+                    and called(node.value) == "add_param_group"
+                    and self._when(file, node) is not None
+                ):
+                    self._note(node, file, tree, node.value, _DEPTH)
+
+    def _note(
+        self, node: ast.stmt, file: str, scope: ast.AST | None, value: ast.expr, depth: int
+    ) -> None:
+        """Note a statement, with the loops around it and the conditions that choose in it, and follow its value."""
+        loops = [n for n in _own_nodes(scope) if isinstance(n, ast.For) and holds(n, node.lineno)]
+        last = _last_line(value)
+        tests = [
+            *self._tests_within(value),
+            *(t for loop in loops if self._looks(loop.iter) for t in _tests(loop, node)),
+        ]
+        lines = dict.fromkeys(t.lineno for t in tests if not _TRAINABLE.fullmatch(ast.unparse(t)))
+        self.found[file, node.lineno] = Given(
+            location=sources.of_line(file, max(node.lineno, last), getattr(scope, "name", "")),
+            statement=node,
+            adds=self._adds(value) or bool(_looped(value, loops)),
+            conditions=[sources.of_line(file, n, getattr(scope, "name", "")) for n in lines],
+            loops=loops,
+        )
+        for expression in (value, *(loop.iter for loop in loops)):
+            self.follow(expression, file, depth - 1)
+
+    def _adds(self, value: ast.expr) -> bool:
+        """Say whether an expression takes parameters from modules, and does not only hand on names."""
+        if isinstance(value, ast.Call):
+            handed = [*value.args, *(k.value for k in value.keywords)]
+            if self._function(called(value)) is not None:
+                return False
+            return not handed or any(self._adds(a) for a in handed if not isinstance(a, ast.Lambda))
+        if isinstance(value, ast.Name) or (
+            isinstance(value, ast.List | ast.Tuple) and not value.elts
+        ):
+            return False
+        return (
+            isinstance(value, _COMPREHENSIONS)
+            or not (parts := _parts(value))
+            or any(map(self._adds, parts))
+        )
+
+    def _tests_within(self, value: ast.expr) -> Iterator[ast.expr]:
+        """Yield the conditions of the comprehensions and filters of an expression that looked at the parameter."""
+        for node in ast.walk(value):
+            if isinstance(node, _COMPREHENSIONS) and self._looks(node.generators[0].iter):
+                yield from (test for g in node.generators for test in g.ifs)
+            elif (
+                called(node) == "filter"
+                and isinstance(node, ast.Call)
+                and len(node.args) == 2
+                and self._looks(node.args[1])
+            ):
+                yield node.args[0]
+
+    def _looks(self, iterated: ast.expr) -> bool:
+        """Say whether a loop over an expression can meet the parameter: ``model.head.parameters()`` holds the head's alone."""
+        for node in ast.walk(iterated):
+            if (
+                not isinstance(node, ast.Call)
+                or called(node) not in _LISTS
+                or not isinstance(node.func, ast.Attribute)
+            ):
+                continue
+            path = ast.unparse(node.func.value).split(".")[1:]
+            whole = {name for name, _ in self.model.named_modules()}
+            known = next((p for i in range(len(path)) if (p := ".".join(path[i:])) in whole), "")
+            return not known or self.name.startswith(f"{known}.")
+        return True
+
+
+def _parts(value: ast.expr) -> list[ast.expr]:
+    """Return the expressions from which another one takes its parameters."""
+    if isinstance(value, ast.List | ast.Tuple | ast.Set):
+        return value.elts
+    if isinstance(value, ast.Dict):
+        named = [
+            v
+            for k, v in zip(value.keys, value.values, strict=True)
+            if isinstance(k, ast.Constant) and k.value == "params"
+        ]
+        return named or value.values
+    if isinstance(value, _COMPREHENSIONS):
+        return [value.elt, *(generator.iter for generator in value.generators)]
+    if isinstance(value, ast.BinOp):
+        return [value.left, value.right]
+    if isinstance(value, ast.IfExp):
+        return [value.body, value.orelse]
+    if isinstance(value, ast.Starred | ast.Subscript | ast.NamedExpr | ast.Await):
+        return [value.value]
+    return []
+
+
+def _written(node: ast.stmt, name: str) -> Iterator[ast.expr]:
+    """Yield what a statement writes into a variable."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if (
+                isinstance(target, ast.Tuple)
+                and isinstance(node.value, ast.Tuple)
+                and len(target.elts) == len(node.value.elts)
+            ):
+                yield from (
+                    v
+                    for t, v in zip(target.elts, node.value.elts, strict=True)
+                    if name in _bases(t)
+                )
+            elif name in _bases(target) or (
+                isinstance(target, ast.Tuple) and any(name in _bases(t) for t in target.elts)
+            ):
+                yield node.value
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+        if name in _bases(node.target) and node.value is not None:
+            yield node.value
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        call = node.value
+        if (
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr in _GROWS
+            and name in _bases(call.func.value)
+        ):
+            yield from call.args[-1:]
+
+
+def _bases(node: ast.expr) -> set[str]:
+    """Return the variable of ``groups``, ``groups[0]`` or ``groups[0]["params"]``; of a choice of two both."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.IfExp):
+        return _bases(node.body) | _bases(node.orelse)
+    return {ast.unparse(node)}
+
+
+def _scopes(tree: ast.Module, line: int) -> list[ast.AST]:
+    """Return the functions around a line, the innermost first, and the module."""
+    around = [n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS) and holds(n, line)]
+    return [*sorted(around, key=lambda n: -n.lineno), tree]
+
+
+def _parameters(function: ast.AST) -> list[str]:
+    if not isinstance(function, _FUNCTIONS):
+        return []
+    given = function.args
+    return [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+
+
+def _own_nodes(scope: ast.AST | None) -> Iterator[ast.AST]:
+    """Walk a scope without the functions and classes within it, in the order of the source."""
+    pending = [] if scope is None else list(ast.iter_child_nodes(scope))
+    while pending:
+        node = pending.pop(0)
+        yield node
+        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            pending = [*ast.iter_child_nodes(node), *pending]
+
+
+def _tests(loop: ast.For, node: ast.stmt) -> Iterator[ast.expr]:
+    """Yield the conditions in a loop that decide whether it comes to a statement."""
+    for inner in _own_nodes(loop):
+        if isinstance(inner, ast.If) and (
+            holds(inner, node.lineno) or any(isinstance(n, ast.Continue) for n in _own_nodes(inner))
+        ):
+            yield inner.test
+
+
+def _looped(value: ast.expr, loops: list[ast.For]) -> set[str]:
+    """Return the variables of an expression that loops give their values, other than loops over what a name holds."""
+    targets = {
+        n.id
+        for loop in loops
+        if not isinstance(loop.iter, ast.Name | ast.Attribute)
+        for n in ast.walk(loop.target)
+        if isinstance(n, ast.Name)
+    }
+    return targets & {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
+
+
+def _last_line(value: ast.expr) -> int:
+    """Return the line of the last element of a list that is written out, and 0 for another expression."""
+    return value.elts[-1].lineno if isinstance(value, ast.List | ast.Tuple) and value.elts else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Where a parameter would have to be added.
+
+    Attributes:
+        location: The line.
+        words: What the line does, as a clause.
+        culprits: It and the other lines that give the optimizer parameters, and the one that makes it.
+        fix: The edit, where another one than to add the parameter there is called for.
+    """
+
+    location: Location
+    words: str
+    culprits: tuple[Culprit, ...]
+    fix: str = ""
+
+
+def left_out(subject: Subject, name: str) -> LeftOut | None:
+    """Return where a parameter that no optimizer holds would have to be added; None where the source does not say.
+
+    That is the condition that chooses among parameters of which it is one, else the last statement
+    that adds any.
+    """
+    made = making(subject)
+    every = given_to_optimizers(made, subject.model, name)
+    if (spent := _spent(made, every)) is not None:
+        return LeftOut(
+            location=spent.made, words=spent.cause, culprits=spent.culprits, fix=spent.fix
+        )
+    found = [g for g in every if g.adds]
+    if not found:
+        return None
+    choosing = next((g for g in found if g.conditions), None)
+    first = choosing or found[-1]
+    words = "a condition chooses them" if choosing else "the last line that adds any"
+    culprits: dict[tuple[str, int], Culprit] = {}
+    for given in (first, *reversed(found)):
+        detail = "a condition chooses" if given.conditions else "gives it parameters"
+        for line in given.conditions[:2] or [given.place]:
+            at = (line.file, line.line)
+            culprits.setdefault(
+                at, Culprit(kind="call", name="parameters", detail=detail, location=line)
+            )
+    kept = list(culprits.values())[:_MOST]
+    for line in made.optimizers[-1:]:
+        if (line.file, line.line) not in culprits:
+            kept.append(
+                Culprit(kind="optimizer", name="optimizer", detail="is made here", location=line)
+            )
+    return LeftOut(
+        location=first.place, words=f"{words}: line {first.place.line}", culprits=tuple(kept)
+    )
+
+
+def spent_of(subject: Subject, name: str) -> UsedUp | None:
+    """Return the iterator through which a parameter was chosen after nothing was left in it, or None."""
+    made = making(subject)
+    return _spent(made, given_to_optimizers(made, subject.model, name))
+
+
+def _spent(made: Making, found: list[Given]) -> UsedUp | None:
+    """Return an iterator that was used up in a function that gave the optimizer parameters, and read again there."""
+    lines = {(p.file, p.line) for p in made.lines}
+    for given in found:
+        file = given.location.file
+
+        def ran(node: ast.stmt, file: str = file) -> bool:
+            return any((file, n) in lines for n in range(node.lineno, (node.end_lineno or 0) + 1))
+
+        if spent := used_up(file, given.statement.lineno, ran):
+            return spent[0]
+    return None

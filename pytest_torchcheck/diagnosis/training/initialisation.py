@@ -1,0 +1,286 @@
+"""Why a new model cannot learn: unwritten memory, signals that fade or burst, dead units, collapsed layers."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import sources
+from ...findings import Culprit, Finding
+from ...objects import trees
+from ...runs.layers import BURST, FADED, FADING
+from ...verdicts import suspicious, violated
+from ..crashes.explanation import listed
+from ..loss.consumed import initialisation_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ...probes.numbers.signal_facts import Rectified, Squashed, Tap
+    from ...subject import Subject
+
+_GAIN = 3.0
+
+
+def unwritten(subject: Subject, names: list[str]) -> Iterator[Finding]:
+    """Report parameters made of memory that nobody wrote."""
+    places = {name: sources.of_parameter(subject.model, name) for name in names}
+    first = places[names[0]]
+    yield violated(
+        "never-written",
+        f"{listed(names)} {'is' if len(names) == 1 else 'are'} never initialised",
+        culprits=[
+            Culprit(kind="parameter", name=name, location=places[name]) for name in names[:6]
+        ],
+        observed=f"built while unwritten memory is filled with NaN, {names[0]} holds NaN",
+        cause="the parameter is made by torch.empty or torch.Tensor(sizes), and nothing writes it",
+        because="torch fills such memory with NaN here, and the NaN are still there when the model is built",
+        fix=f"initialise {names[0]} (nn.init.*)"
+        + (f", line {first.line}: {first.text}" if first else ""),
+    )
+
+
+def factory_repeats(subject: Subject) -> Finding:
+    """Report a factory that returns one model each time, so that copies are compared with themselves."""
+    place = sources.of_object(subject.contract.model) or subject.contract.location
+    return suspicious(
+        "factory-repeats",
+        "the factory returns the same model each time",
+        culprits=[Culprit(kind="function", name=subject.contract.name, location=place)],
+        location=place,
+        observed="two calls with different seeds returned modules with the same parameters",
+        cause="the model is built once, outside of the factory, or is cached",
+        because="checks that need a second instance (of loading, seeds, initialisation) have none",
+        fix="build the model inside the factory, or declare it as it is: model=the module itself",
+    )
+
+
+def copied_branch(subject: Subject, first: str, second: str) -> Culprit:
+    """Return the branch that makes a weight a copy of another one, with the line that copies it.
+
+    Args:
+        first, second: Names of equal weights; where the names part is where the branches do.
+    """
+    ours, theirs = first.split("."), second.split(".")
+    depth = next(
+        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(theirs) - 1
+    )
+    branch = ".".join(theirs[: depth + 1])
+    place = sources.of_parameter(subject.model, branch)
+    written = theirs[: depth + 1]
+    while len(written) > 1 and not sources.of_assignment(
+        subject.model.get_submodule(".".join(written[:-1])), written[-1]
+    ):
+        written.pop()  # within a container: the line that assigns the container
+    owner = type(subject.model.get_submodule(".".join(written[:-1])))
+    name = re.escape(written[-1])
+    copies = rf"\.{name}\s*=[^=].*(copy|\]\s*\*)|\.{name}\.load_state_dict\("
+    for cls in owner.__mro__[:-1]:
+        at = sources.of_object(cls)
+        if at is not None and sources.rank(at.file) and (copied := sources.search(cls, copies)):
+            place = copied
+            break
+    equal = ".".join(ours[: depth + 1])
+    return Culprit(kind="module", name=branch, detail=f"starts equal to {equal}", location=place)
+
+
+def broken(subject: Subject, found: Sequence[tuple[str, torch.Tensor]]) -> list[Finding]:
+    """Report parameters with NaN, infinite or absurd values."""
+    if not found:
+        return []
+    name, values = found[0]
+    wide = trees.dense(values.detach()).to(torch.float64)
+    bad = int((~torch.isfinite(wide)).sum())
+    place = sources.of_parameter(subject.model, name)
+    return [
+        violated(
+            "parameter-non-finite" if bad else "parameter-huge",
+            f"{listed([n for n, _ in found])} "
+            + ("holds NaN or infinity" if bad else f"reaches {trees.scale(values):.3g}"),
+            culprits=[
+                Culprit(kind="parameter", name=n, location=sources.of_parameter(subject.model, n))
+                for n, _ in found[:6]
+            ],
+            observed=f"{bad} of {values.numel()} elements of {name} are not finite"
+            if bad
+            else f"the largest magnitude in {name} is {trees.scale(values):.3g}",
+            cause="it was never written (torch.empty), or the initialisation computes it wrongly",
+            because="the model was not run yet: these are the values it is built with",
+            fix=f"initialise {name}" + (f", line {place.line}: {place.text}" if place else ""),
+        )
+    ]
+
+
+def fading(
+    subject: Subject,
+    chain: list[Tap],
+    squashed: Sequence[Squashed],
+    *,
+    trends: tuple[float, float],
+    numbers: str,
+    evidence: dict[str, Any],
+) -> Finding:
+    """Explain a signal that vanishes or explodes over the layers.
+
+    Args:
+        subject: The model.
+        chain: The layers that tell the samples apart, without the last one.
+        squashed: Its calls of tanh and sigmoid on the very output of a layer.
+        trends: By how much the spread between samples changes forward, and the gradient backward.
+        numbers: That in words.
+        evidence: Of the finding.
+    """
+    forward, backward = trends
+    fades = max(forward, backward) < FADING
+    extreme = max(forward, backward) < FADED if fades else min(forward, backward) > BURST
+    turn = _turn(chain, fades=fades)
+    made = violated if extreme else suspicious
+    first, last = chain[0], chain[-1]
+    return made(
+        "signal-vanishes" if fades else "signal-explodes",
+        f"the signal {'vanishes' if fades else 'explodes'} over {len(chain)} layers, from {first.name} to {last.name}",
+        culprits=[
+            Culprit(
+                kind="module",
+                name=tap.name or tap.kind,
+                detail=f"spread {tap.spread:.2g}",
+                location=initialisation_line(subject, f"{tap.name}.weight"),
+            )
+            for tap in dict.fromkeys((turn, last))
+        ],
+        observed=numbers,
+        cause=f"each layer {'shrinks' if fades else 'magnifies'} what tells samples apart: the "
+        "initialisation does not fit "
+        "the nonlinearity, or normalisation or residual paths are missing",
+        because=f"the spread goes from {first.spread:.2g} behind {first.name} to {last.spread:.2g} behind {last.name}",
+        fix=_rectify(chain, squashed)
+        + "initialise with the gain of the nonlinearity (nn.init.kaiming_normal_), add normalisation or residual paths"
+        if fades
+        else "initialise with a smaller std (nn.init.kaiming_normal_), or normalise between the layers",
+        evidence=evidence,
+    )
+
+
+def _rectify(chain: Sequence[Tap], squashed: Sequence[Squashed]) -> str:
+    """Return the advice to take another nonlinearity, where most of the layers feed a sigmoid."""
+    names = {tap.name for tap in chain}
+    fed = [one for one in squashed if one.source in names and one.op.endswith("sigmoid")]
+    if 2 * len(fed) < len(chain):
+        return ""
+    place = fed[0].location
+    line = f" on line {place.line}" if place is not None else ""
+    return f"use nn.ReLU (or GELU) for the sigmoid{line}, whose slope is at most 1/4; "
+
+
+def _turn(taps: list[Tap], *, fades: bool) -> Tap:
+    """Return the layer behind which the spread changes most."""
+    sign = -1 if fades else 1
+    steps = [(sign * math.log((b.spread or 1.0) / (a.spread or 1.0)), b) for a, b in pairwise(taps)]
+    return max(steps, key=lambda step: step[0])[1]
+
+
+def saturated(subject: Subject, found: Squashed, *, hidden: bool) -> Finding:
+    """Report a layer that drives the squashing function behind it to its bounds; ``hidden``: further layers follow."""
+    weight = f"{found.source}.weight"
+    parameter = subject.named_parameters().get(weight)
+    gain = (
+        float(parameter.detach().float().square().mean().sqrt()) * parameter[0].numel() ** 0.5
+        if parameter is not None
+        else 0.0
+    )
+    large = gain > _GAIN
+    place = initialisation_line(subject, weight) if large else found.location
+    # a trained model may be sure of its outputs, not of what its own layers are still to read
+    return (violated if hidden else suspicious)(
+        "units-saturated",
+        f"{found.source} drives {found.op} behind it to its bounds: {found.share:.0%} of its outputs lie there",
+        culprits=[
+            Culprit(
+                kind="parameter" if large else "module",
+                name=weight if large else found.source,
+                detail=f"gain {gain:.2f}",
+                location=place or sources.of_parameter(subject.model, found.source),
+            ),
+            Culprit(
+                kind="module",
+                name=found.module or type(subject.model).__name__,
+                detail=found.op,
+                location=found.location,
+            ),
+        ],
+        location=place or found.location,
+        observed=f"the input of {found.op} has an RMS of {found.scale:.3g}; {found.share:.0%} of {found.size} outputs "
+        "have less than 1 % of the slope left, in each of three batches",
+        cause=f"{weight} is initialised too large: it scales a unit input by {gain:.1f}"
+        if large
+        else "the values that reach the layer are far too large, such as raw pixels or unscaled features",
+        because=f"{found.source} has a gain of {gain:.2f}; its output would have to stay within 3 of zero",
+        fix="initialise it smaller (nn.init.xavier_uniform_)"
+        if large
+        else "scale the input to a deviation near 1 before this layer, or normalise in front of it",
+        evidence={"share": found.share, "scale": found.scale, "gain": gain},
+    )
+
+
+def dead(subject: Subject, found: Rectified) -> Finding:
+    """Report a rectifier that lets next to nothing through."""
+    line = f" on line {found.location.line}" if found.location else ""
+    name = found.module or type(subject.model).__name__
+    return suspicious(
+        "units-dead",
+        f"{found.op} in {name}{line} gives zero for {found.zeros:.1%} of its outputs",
+        culprits=[
+            Culprit(
+                kind="module", name=name, detail=f"{found.zeros:.1%} zeros", location=found.location
+            )
+        ],
+        location=found.location,
+        observed=f"{found.zeros:.2%} of {found.size} outputs are exactly zero, in each of three batches",
+        cause="what it is given is negative nearly everywhere: biases, scale or sign of the layer before it",
+        because="its input is not zero, and its output is",
+        fix="initialise the bias of the layer before it at 0, or check the sign and scale of its weights",
+        evidence={"zeros": found.zeros, "size": found.size},
+    )
+
+
+def affine(subject: Subject, called: list[str], pairs: list[tuple[str, str]]) -> Finding:
+    """Report a model that is one linear map, however many layers it has."""
+    first, second = pairs[0] if pairs else (called[0], called[1])
+    place = sources.of_parameter(subject.model, second)
+    return suspicious(
+        "model-affine",
+        f"the model is affine: its {len(called)} linear layers act as one",
+        culprits=[
+            Culprit(kind="module", name=name, location=sources.of_parameter(subject.model, name))
+            for name in (second, first)
+        ],
+        location=place,
+        observed="f((x + y) / 2) equals (f(x) + f(y)) / 2 for two batches x and y",
+        cause=f"no nonlinearity stands between {first} and {second}, nor anywhere else",
+        because="only an affine function maps the middle of two inputs onto the middle of their outputs",
+        fix=f"put an activation between {first} and {second}",
+    )
+
+
+def collapsed(subject: Subject, pairs: list[tuple[str, str]]) -> Finding:
+    """Report two linear layers that act as one."""
+    first, second = pairs[0]
+    place = sources.of_parameter(subject.model, second)
+    return suspicious(
+        "layers-collapse",
+        f"{second} follows {first} with no nonlinearity between: they act as one layer",
+        culprits=[
+            Culprit(kind="module", name=name, location=sources.of_parameter(subject.model, name))
+            for name in (second, first)
+        ],
+        location=place,
+        observed=f"{second} is given the very output of {first}, which narrows nothing",
+        cause="an activation is missing, or one of the layers is superfluous",
+        because="the composition of two linear maps is one linear map",
+        fix=f"put an activation between {first} and {second}, or drop one of them",
+        evidence={"pairs": [f"{a} -> {b}" for a, b in pairs]},
+    )

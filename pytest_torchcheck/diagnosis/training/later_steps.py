@@ -1,0 +1,89 @@
+"""What moves in the first step only, and what is frozen only once ``train()`` was called."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ... import sources
+from ...culprits import parameter
+from ...runs.training.later_steps import STEPS, moving_without
+from ...text.wording import names_text
+from ...verdicts import suspicious, violated
+from ..outputs.places import keeping_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...findings import Finding
+    from ...subject import Subject
+
+_CALLS_TRAIN = r"(?<!super\(\))\.train\("
+
+
+def stops(subject: Subject, names: list[str]) -> Finding:
+    """Explain parameters that move in the first step only."""
+    kept = keeping_lines(subject, train=True)[:4]
+    guilty = next((c for c in kept if moving_without(subject, names, c.name)), None)
+    step = subject.contract.train_step
+    place = sources.of_parameter(subject.model, names[0])
+    if step is not None:
+        place = sources.of_object(step) or place
+    one = len(names) == 1
+    return violated(
+        "weight-stops",
+        f"{names_text(names)} {'moves' if one else 'move'} in the first training step and in no later one",
+        culprits=[
+            *([guilty] if guilty is not None else []),
+            *(parameter(subject, name, "moves once") for name in names[:8]),
+        ],
+        location=guilty.location if guilty is not None else place,
+        observed=f"bit-equal after each of the steps 2 to {STEPS}, at a learning rate above 0",
+        cause=(
+            f"{guilty.name} is computed in the first forward and used in all later ones, which "
+            "do not train what made it"
+        )
+        if guilty is not None
+        else "the first step leaves the model, the optimizer or the step otherwise than it found them",
+        because=f"with {guilty.name} put back after each step, {'it moves' if one else 'they move'} in later steps too"
+        if guilty is not None
+        else f"the first step moves {'it' if one else 'them'}; each later one on the same batch does not",
+        fix=f"compute {guilty.name} in each forward, or freeze what makes it"
+        if guilty is not None
+        else "do the same in each step: look for what is kept, compiled or rebound in the first one",
+        evidence={"parameters": list(names)},
+    )
+
+
+def frozen_by_train(subject: Subject, names: list[str]) -> Finding:
+    """Explain what is frozen by an overridden ``train()``, and moves in steps before which nobody calls it."""
+    setters = [
+        place
+        for cls in {type(module): None for module in subject.model.modules()}
+        if (own := vars(cls).get("train")) is not None
+        and (place := sources.of_user_object(own)) is not None
+    ]
+    step = subject.contract.train_step
+    called = step is None or _calls_train(step)
+    made = suspicious if called else violated
+    return made(
+        "frozen-by-train",
+        f"{names_text(names)} {'is' if len(names) == 1 else 'are'} frozen only once train() is called, and the step "
+        "does not call it",
+        culprits=[parameter(subject, name, "moves as built") for name in names[:8]],
+        location=setters[0] if setters else sources.of_own_class(subject.model),
+        observed="moved by two steps on the model as the factory leaves it; not moved after model.train()",
+        cause="an overridden train() freezes it, and the constructor does not",
+        because="a new module is in training mode already, so that a loop need not call train()",
+        fix="freeze it in __init__ too, or call model.train() before the first step",
+        evidence={"tensors": list(names)},
+    )
+
+
+def _calls_train(step: Callable[..., object]) -> bool:
+    """Say whether the file of a step calls ``train()`` somewhere, or is one of tests, whose loop stands elsewhere."""
+    place = sources.of_object(step)
+    if place is None or re.match(r"(test_|conftest)", Path(place.file).name):
+        return True
+    return any("def " not in line.text for line in sources.file_matches(place.file, _CALLS_TRAIN))

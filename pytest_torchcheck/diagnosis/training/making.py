@@ -1,0 +1,176 @@
+"""Which of the user's lines make the optimizer: run its function once more, line by line, after a finding."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from ... import sources
+from ...record.tracing import find_line, line_of
+from ...state import seed_everything
+from ...subject import SubjectError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import FrameType
+
+    from ...findings import Location
+    from ...subject import Subject
+
+
+@dataclass(slots=True, kw_only=True)
+class Making:
+    """What the user's optimizer function did.
+
+    Attributes:
+        lines: The user's lines that ran, in the order of their first run.
+        optimizers: The line that makes each optimizer, the innermost outside its own class.
+        schedulers: Class name and line of each scheduler that is made, the outer ones last.
+        formulas: The user's functions that the schedulers were given.
+        replaced: By parameter: the line that puts another one in its place, and the one that calls
+            for it.
+        zeros: The lines after which a variable of the function is 0, by the variable.
+        thawed: By parameter: the line after which it required a gradient, though it did not before.
+    """
+
+    lines: list[Location] = field(default_factory=list)
+    optimizers: list[Location] = field(default_factory=list)
+    schedulers: list[tuple[str, Location]] = field(default_factory=list)
+    formulas: list[Callable[..., Any]] = field(default_factory=list)
+    replaced: dict[str, tuple[Location, ...]] = field(default_factory=dict)
+    zeros: dict[str, Location] = field(default_factory=dict)
+    thawed: dict[str, Location] = field(default_factory=dict)
+
+    def matches(self, pattern: str) -> list[Location]:
+        """Return the lines that ran and match a regular expression."""
+        expression = re.compile(pattern)
+        return [place for place in self.lines if expression.search(place.text)]
+
+    def zero_rates(self) -> list[Location]:
+        """Return the lines that make a variable 0 which stands on a line with a learning rate."""
+        return [
+            place
+            for name, place in self.zeros.items()
+            if self.matches(rf"\blr\b.*(?<![\w.]){re.escape(name)}\b")
+        ]
+
+
+def making(subject: Subject) -> Making:
+    """Run the declared optimizer function on a restored model and return what it did; cached."""
+    if "making" not in subject.cache:
+        subject.cache["making"] = _watched(subject)
+    found: Making = subject.cache["making"]
+    return found
+
+
+def _watched(subject: Subject) -> Making:
+    made = Making()
+    if subject.contract.optimizer is None:
+        return made
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        off = {n for n, p in model.named_parameters() if not p.requires_grad}
+        known: set[tuple[str, int]] = set()
+        there = dict(model.named_parameters())
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            place = (frame.f_code.co_filename, line)
+            if event != "call" and place not in known:
+                known.add(place)
+                made.lines.append(line_of(frame.f_code, line))
+            if event != "call":
+                for name, value in frame.f_locals.items():
+                    if type(value) in (int, float) and not value and name not in made.zeros:
+                        made.zeros[name] = line_of(frame.f_code, line)
+                for name, parameter in model.named_parameters():
+                    if there.get(name) is not parameter:
+                        there[name] = parameter
+                        made.replaced[name] = _called(frame, line)
+                    if name in off and parameter.requires_grad:
+                        off.discard(name)
+                        made.thawed[name] = line_of(frame.f_code, line)
+            return False
+
+        def run() -> None:
+            try:
+                subject.make_optimizer(model)
+            except SubjectError:
+                return  # the check that met the error reports it
+
+        with _Constructions(made):
+            find_line(run, watcher)
+    return made
+
+
+def _called(frame: FrameType, line: int) -> tuple[Location, ...]:
+    """Return the line of a frame and the user's line that runs it, where both are of the optimizer function."""
+    places = [line_of(frame.f_code, line)]
+    caller = frame.f_back
+    if caller is not None and sources.rank(caller.f_code.co_filename) == 2:
+        places.append(line_of(caller.f_code, caller.f_lineno))
+    return tuple(places)
+
+
+class _Constructions:
+    """Notes, while it is entered, the user's line that makes each optimizer and scheduler."""
+
+    def __init__(self, made: Making) -> None:
+        self._made = made
+        self._originals: dict[type, Any] = {}
+
+    def __enter__(self) -> None:
+        for cls in (torch.optim.Optimizer, *_with_init(LRScheduler)):
+            original = vars(cls)["__init__"]
+            self._originals[cls] = original
+            type.__setattr__(cls, "__init__", self._noting(original))
+
+    def __exit__(self, *_: object) -> None:
+        for cls, original in self._originals.items():
+            type.__setattr__(cls, "__init__", original)
+
+    def _noting(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if (place := _outside(this)) is not None:
+                self._note(this, place)
+            original(this, *args, **kwargs)
+            for formula in getattr(this, "lr_lambdas", ()):
+                if inspect.isfunction(formula) and formula not in self._made.formulas:
+                    self._made.formulas.append(formula)
+
+        return wrapper
+
+    def _note(self, this: Any, place: Location) -> None:
+        if isinstance(this, torch.optim.Optimizer):
+            self._made.optimizers.append(place)
+        elif (type(this).__name__, place) not in self._made.schedulers:
+            self._made.schedulers.append((type(this).__name__, place))
+
+
+def _with_init(cls: type) -> Iterable[type]:
+    stack, found = [cls], []
+    while stack:
+        current = stack.pop()
+        stack += current.__subclasses__()
+        if "__init__" in vars(current) and current not in found:
+            found.append(current)
+    return found
+
+
+def _outside(this: Any) -> Location | None:
+    """Return the user's innermost running line that is not in the constructor of an object."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        own = frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is this
+        if not own and sources.rank(frame.f_code.co_filename) == 2:
+            return sources.of_frame(frame)
+        frame = frame.f_back
+    return None

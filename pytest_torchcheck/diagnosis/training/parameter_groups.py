@@ -1,0 +1,147 @@
+"""Two parameter groups of an optimizer that share parameters: which, and the lines that make the groups."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ... import sources
+from ...findings import Culprit
+from ..crashes.explanation import Explanation, clipped, listed
+from ..lines.assigned import assigned, holds
+from .used_up_iterators import used_up_near
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...findings import Location
+    from ..crashes.scene import Scene
+    from .used_up_iterators import UsedUp
+
+
+def groups_overlap(scene: Scene) -> Explanation | None:
+    """Explain the error of an optimizer whose groups share parameters, by what its constructor was given."""
+    frame = scene.called("add_param_group")
+    if frame is None or scene.model is None:
+        return None
+    latest = list((frame.get("param_group") or {}).get("params", ()))
+    earlier = [list(group["params"]) for group in getattr(frame.get("self"), "param_groups", ())]
+    ids = {id(p) for p in latest}
+    other = next((i for i, g in enumerate(earlier) if any(id(p) in ids for p in g)), None)
+    if other is None:
+        return None
+    number, first = len(earlier), earlier[other]
+    held = {id(p) for p in first}
+    shared = [p for p in latest if id(p) in held]
+    names = _names(scene.model, shared)
+    place = scene.location
+    texts = dict.fromkeys((other, number), "")
+    lines: dict[int, Location] = {}
+    for one in texts:
+        if place is not None and (found := _group(scene, place, one)) is not None:
+            texts[one], lines[one] = clipped(found[0], 40), found[1]
+    words = {one: f"group {one}" + (f" ({text})" if text else "") for one, text in texts.items()}
+    # a group that holds all of the other one and more was meant to hold the rest
+    wide = next(
+        (
+            one
+            for one, own, its in ((other, first, latest), (number, latest, first))
+            if len(shared) == len(its) < len(own)
+        ),
+        None,
+    )
+    at = lines.get(number if wide is None else wide)
+    line = f" on line {at.line}" if at is not None else ""
+    shown = listed(names, 3) or f"{len(shared)} parameters"
+    if wide is None:
+        cause = f"{words[other]} and {words[number]} share {shown}"
+        fix = f"leave {shown} out of one of the two groups{line}"
+    else:
+        narrow = number if wide == other else other
+        cause = f"{words[wide]} holds every parameter of {words[narrow]} too"
+        fix = f"leave {shown} out of {words[wide]}{line}"
+    place_dead = _dead(scene, place) if place is not None else frozenset()
+    spent = next((u for u in used_up_near(place, place_dead) if u.tested), None) if place else None
+    if spent is not None:
+        cause, fix, at = f"{cause}: {spent.cause}", spent.fix, spent.made
+    made = tuple(
+        Culprit(kind="call", name=texts[one] or words[one], detail=f"makes {words[one].partition(' (')[0]}", location=lines[one])
+        for one in sorted(texts, key=lambda one: one != wide)
+        if one in lines and lines[one] != place
+    )  # fmt: skip
+    return Explanation(
+        code="optimizer-parameters",
+        summary=f"{shown} {'stands' if len(shared) == 1 else 'stand'} in two groups of the optimizer",
+        observed=(f"{words[other]} holds {len(first)} parameters, {words[number]} {len(latest)}; "
+            f"{len(shared)} are in both"),
+        cause=cause,
+        because=f"by identity, {shown} of the model {'is' if len(shared) == 1 else 'are'} in both; {scene.said}",
+        fix=fix,
+        culprits=(
+            *(spent.culprits if spent is not None else ()),
+            *(c for c in made if spent is None or c.location != spent.reader),
+            Culprit(kind="optimizer", name="optimizer", detail="refuses the groups", location=place),
+            *(Culprit(kind="parameter", name=name, detail="in two groups", location=sources.of_parameter(scene.model, name)) for name in names[:4]),
+        ),
+        location=at or place,
+        evidence={"parameters": names},
+    )  # fmt: skip
+
+
+def spent_iterator(scene: Scene) -> UsedUp | None:
+    """Return the iterator, used up before, that the failing line reads, or through which parameters were chosen."""
+    place = scene.location
+    if place is None:
+        return None
+    read = sources.names_read(place.file, place.line)
+    found = used_up_near(place, _dead(scene, place))
+    return next((u for u in found if u.tested or u.name in read), None)
+
+
+def _names(model: torch.nn.Module, parameters: list[torch.Tensor]) -> list[str]:
+    named = {id(p): name for name, p in model.named_parameters()}
+    return [named[id(p)] for p in parameters if id(p) in named]
+
+
+def _dead(scene: Scene, place: Location) -> frozenset[int]:
+    """Return the lines of a file that the running functions are known not to have reached."""
+    frames = [f for f, _ in scene.frames if f.f_code.co_filename == place.file]
+    return frozenset().union(*(sources.untaken_in(f) for f in frames))
+
+
+def _group(scene: Scene, place: Location, number: int) -> tuple[str, Location] | None:
+    """Return how the parameters of a group are written, and the line that makes them."""
+    dead = _dead(scene, place)
+    group = _element(place, number, dead)
+    if isinstance(group, ast.Name):
+        found = assigned(place, group.id, without=dead)
+        group = found.value if found is not None else None
+    if isinstance(group, ast.Dict):
+        keys = [k.value if isinstance(k, ast.Constant) else None for k in group.keys]
+        group = group.values[keys.index("params")] if "params" in keys else None
+    if group is None:
+        return None
+    text = ast.unparse(group)
+    if isinstance(group, ast.Name) and (made := assigned(place, group.id, without=dead)) is not None:  # fmt: skip
+        return text, made.location
+    return text, sources.of_line(place.file, group.lineno, place.function)
+
+
+def _element(place: Location, number: int, dead: frozenset[int]) -> ast.expr | None:
+    """Return the expression of a group in the list that the call on a line is given, where it is written out."""
+    tree = sources.tree_of(place.file)
+    for call in ast.walk(tree) if tree is not None else ():
+        if not isinstance(call, ast.Call) or not holds(call, place.line):
+            continue
+        given = next((k.value for k in call.keywords if k.arg == "params"), None)
+        given = call.args[0] if call.args else given
+        if isinstance(given, ast.Name):
+            made = assigned(place, given.id, without=dead)
+            given = made.value if made is not None else None
+        if (
+            isinstance(given, ast.List | ast.Tuple)
+            and number < len(given.elts)
+            and not any(isinstance(e, ast.Starred) for e in given.elts)
+        ):
+            return given.elts[number]
+    return None

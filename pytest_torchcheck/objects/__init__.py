@@ -1,0 +1,1 @@
+"""Objects of the user's: read, traversed and compared without running their code."""

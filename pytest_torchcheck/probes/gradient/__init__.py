@@ -1,0 +1,1 @@
+"""Where gradients end, become zero or are recomputed."""

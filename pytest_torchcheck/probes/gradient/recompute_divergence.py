@@ -1,0 +1,98 @@
+"""Recomputations in a backward that give other numbers than the forward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import set_checkpoint_early_stop
+
+from ..recorded.operations import fingerprint
+from ..recorded.steps import gradients_kept
+from ..recorded.watch import Op, Watch, describe, name_of, readable, tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+from ..recorded.divergence import Divergence
+
+
+class _Recomputation(Watch):
+    """Compares what is recomputed in the backward with what the forward gave at the same line."""
+
+    def __init__(self, module: nn.Module | None) -> None:
+        super().__init__(module)
+        self._forward: dict[tuple[object, ...], list[tuple[Op, list[int], Tensor]]] = {}
+        self.found: Divergence | None = None
+        self.backward_ran = False
+
+    def backward_called(self, root: Tensor) -> None:
+        """Note that the run does its own backward."""
+        self.backward_ran = True
+
+    def after(
+        self,
+        func: Callable[..., object],
+        args: object,
+        kwargs: object,
+        result: object,
+        token: object,
+    ) -> None:
+        """Keep what the forward gave; compare what the backward gives again."""
+        made = [t for t in tensors_in(result) if readable(t)]
+        if not made or self.found is not None:
+            return
+        op = self.op(name_of(func))
+        place = op.location
+        key = (op.name, op.module, place and (place.file, place.line))
+        prints = [fingerprint(t) for t in made]
+        if not op.backward:
+            self._forward.setdefault(key, []).append((op, prints, made[0].detach().clone()))
+            return
+        candidates = self._forward.get(key, [])
+        if not candidates:
+            return
+        if any(known == prints for _, known, _ in candidates):
+            return
+        then = next((t for _, _, t in candidates if t.shape == made[0].shape), None)
+        now = made[0].detach()
+        fact = f"{op.name} gave {describe(now)} in the forward and other values when recomputed"
+        share = 1.0
+        if then is not None:
+            mask = (then != now) & ~((then != then) & (now != now))
+            share = float(mask.double().mean())
+            fact += f": {int(mask.sum())} of {mask.numel()} elements differ"
+        self.found = Divergence(
+            kind="recomputed",
+            op=op,
+            location=op.location,
+            module=op.module,
+            fact=fact,
+            share=share,
+        )
+
+
+def find_recompute_divergence(
+    run: Callable[[], object], module: nn.Module | None = None
+) -> Divergence | None:
+    """Find the first recomputed operation of a checkpointed backward that gives other values.
+
+    Args:
+        run: Forward and backward (a returned tensor with a graph is run backward if it was not).
+        module: Names modules.
+
+    Returns:
+        The operation (a dropout whose generator is not restored, a layer that updates its
+        statistics), or None where nothing was recomputed or all agrees.
+    """
+    watch = _Recomputation(module)
+    parameters: Sequence[Tensor] = list(module.parameters()) if module is not None else []
+    # stopping early would hide the last operation of a block, which raises instead of returning
+    with gradients_kept(parameters), set_checkpoint_early_stop(False), watch:
+        result = run()
+        live = [t for t in tensors_in(result) if t.requires_grad]
+        if live and not watch.backward_ran:
+            torch.autograd.backward(live, [torch.ones_like(t) for t in live])
+    return watch.found

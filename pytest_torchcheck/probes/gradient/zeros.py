@@ -1,0 +1,266 @@
+"""Where a gradient becomes zero on its way back: the last tensor that had one, and what killed it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ..recorded.recording import Recorder
+from ..recorded.steps import gradients_kept, record_step, values_behind
+from ..recorded.watch import Op, describe, tensors_in
+from .paths import Ahead, Stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor, nn
+
+    from ...findings import Location
+    from ..recorded.values import Call, Value
+
+ZeroKind = Literal[
+    "inactive",
+    "single-choice",
+    "single-position",
+    "saturated",
+    "times-zero",
+    "step",
+    "sampling",
+    "overwritten",
+    "normalised",
+    "cancels",
+    "function",
+    "other",
+]
+"""Why a gradient is zero: ``inactive`` a rectifier without a positive input; ``single-choice`` a softmax
+over one entry; ``single-position`` an attention with one position to attend to; ``saturated`` a
+clamp, squashing function or softmax at its bound; ``times-zero`` a factor
+that is zero; ``step`` a rounding or sign, flat everywhere; ``sampling`` a draw that is not
+reparameterised;
+``overwritten`` the values were replaced; ``normalised`` a normalisation removes what the gradient would
+change; ``cancels`` the contributions of several uses, or of all samples, add up to zero;
+``function`` a custom
+backward that returned zeros; ``other`` none of these was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroGradient:
+    """The operation at which a parameter's gradient becomes zero, going backward.
+
+    Attributes:
+        parameter: Qualified name.
+        kind: See :data:`ZeroKind`.
+        op: The operation; its output still has a gradient, its operand has none.
+        location: The user's line of it.
+        module: Qualified name of the module in whose forward it runs.
+        fact: What was measured, as a clause.
+        alive: Dtype and shape of the last tensor with a gradient.
+        reached: Root mean square of that gradient.
+        left: Root mean square behind the operation: exactly 0.0, or what rounding leaves of it.
+    """
+
+    parameter: str
+    kind: ZeroKind
+    op: Op
+    location: Location | None
+    module: str
+    fact: str
+    alive: str
+    reached: float
+    left: float
+
+
+def find_zero_gradients(
+    run: Callable[[], object],
+    module: nn.Module,
+    names: Iterable[str],
+    *,
+    inputs: Mapping[str, Tensor] | None = None,
+) -> dict[str, ZeroGradient]:
+    """Find the operation at which the gradient of connected parameters becomes zero.
+
+    Args:
+        run: One forward that returns the loss, with or without its backward.
+        module: The model; its gradients are put back.
+        names: Qualified names of parameters of ``module``.
+        inputs: Leaves to be looked at as well, by any name.
+
+    Returns:
+        The operation by name. A name is left out where the parameter is not connected to the loss,
+        where its gradient is neither zero nor what rounding leaves of zero (or is not finite), or
+        where no single operation takes it there. Cost: one recorded step for all names.
+    """
+    known = dict(module.named_parameters(remove_duplicate=False))
+    parameters = {name: known[name] for name in names} | dict(inputs or {})
+    recorder = Recorder(module, parameters, gradients=True)
+    try:
+        with gradients_kept(module.parameters()):
+            ahead = Ahead(values_behind(record_step(run, recorder), alias=False))
+        found = {
+            name: _zero(name, recorder.value_of(parameter), ahead)
+            for name, parameter in parameters.items()
+        }
+        return {name: zero for name, zero in found.items() if zero is not None}
+    finally:
+        recorder.release()
+
+
+def find_zero_gradient(
+    run: Callable[[], object], module: nn.Module, name: str
+) -> ZeroGradient | None:
+    """Find the operation for one parameter, as :func:`find_zero_gradients` does for several."""
+    return find_zero_gradients(run, module, [name]).get(name)
+
+
+def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
+    stopped = ahead.stopped(parameter) if ahead.vanishes(parameter) else None
+    if stopped is None:
+        return None
+    kind, fact = _reason(stopped)
+    op = stopped.call.op
+    if kind == "times-zero" and (source := _zeros_made(stopped)) is not None:
+        product = op.name
+        kind, fact = _reason(source)
+        op = source.call.op
+        if source.call is not stopped.call:
+            fact += f"; {product} multiplies by what that gave"
+    return ZeroGradient(
+        parameter=name,
+        kind=kind,
+        op=op,
+        location=op.location,
+        module=op.module,
+        fact=fact,
+        alive=describe(stopped.output.tensor),
+        reached=stopped.reached,
+        left=stopped.value.rms or 0.0,
+    )
+
+
+_RECTIFIERS = ("relu", "relu_", "threshold", "threshold_", "relu6")
+_BOUNDED = ("clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_max", "hardtanh", "hardtanh_", "relu6",
+            "hardsigmoid", "hardswish")  # fmt: skip
+_SQUASHING = ("sigmoid", "sigmoid_", "tanh", "tanh_", "softsign", "erf")
+ATTENTION = "scaled_dot_product_attention"
+_SOFTMAX = ("softmax", "log_softmax", "gumbel_softmax", "softmin", "cross_entropy", "logsumexp")
+_PRODUCTS = ("mul", "mul_", "div", "div_", "matmul", "linear", "bmm", "mm", "mv", "dot", "einsum", "addmm",
+             "baddbmm", "addcmul", "conv1d", "conv2d", "conv3d", "multiply", "bilinear", "outer")  # fmt: skip
+_PAIRS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
+_STEPS = ("round", "round_", "floor", "floor_", "ceil", "ceil_", "trunc", "sign", "sgn", "heaviside", "fix",
+          "hardshrink")  # fmt: skip
+_REPLACING = ("where", "masked_fill", "masked_fill_", "zero_", "fill_", "copy_", "__setitem__", "index_fill",
+              "index_fill_", "scatter", "scatter_", "index_copy", "masked_scatter", "index_put_")  # fmt: skip
+_NORMS = ("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "normalize")
+
+
+def _reason(stopped: Stopped) -> tuple[ZeroKind, str]:
+    """Say why an operation passes no gradient on, from what its operands hold."""
+    call, value, output = stopped.call, stopped.value, stopped.output
+    before, after = value.tensor.detach(), output.tensor.detach()
+    name = call.op.name
+    verb = name.rpartition(".")[2]
+    count = before.numel()
+    measured = f"the gradient has rms {stopped.reached:.3g} after {name} and {value.rms or 0.0:.3g} before it"
+    if call.kind == "function":
+        return "function", f"{measured}: its backward returned zeros"
+    if verb in ("normal", "bernoulli", "multinomial", "poisson", "binomial"):
+        return "sampling", f"{measured}: torch defines the gradient of a draw as zero"
+    if verb in _RECTIFIERS and bool((after <= 0).all()):
+        top = "" if before is after else f"; the largest is {float(before.max()):.3g}"
+        return "inactive", f"none of the {count} inputs of {name} is positive{top}"
+    if verb == ATTENTION and len(call.args) > 1 and call.args[1].shape[-2] == 1:
+        return "single-position", f"{name} attends to 1 position: its weights are constant"
+    if verb in _SOFTMAX and (dim := _dim(call, before)) is not None:
+        if before.shape[dim] == 1:
+            return (
+                "single-position" if _compares_positions(value, dim) else "single-choice",
+                f"{name} runs over dimension {dim} of size 1: its output is constant",
+            )
+        if verb in ("softmax", "gumbel_softmax") and bool((after.amax(dim) == 1).all()):
+            return "saturated", f"{name} gives exactly 1.0 to one entry in every row"
+    if verb in _BOUNDED and before.shape == after.shape and bool((before != after).all()):
+        return "saturated", f"all {count} inputs of {name} lie outside its bounds"
+    if verb in _SQUASHING and bool(((after.abs() == 1) | (after == 0)).all()):
+        return "saturated", f"all {count} outputs of {name} are exactly at its bounds"
+    if verb in _STEPS:
+        return "step", f"{name} is flat: its derivative is zero everywhere"
+    if verb in _PRODUCTS and (factor := _zero_factor(call, value)) is not None:
+        return "times-zero", f"the other operand of {name}, {factor}, is all zeros"
+    if verb in _REPLACING:
+        return "overwritten", f"{name} replaced all {count} values of {describe(before)}"
+    if verb in _NORMS:
+        return "normalised", f"{measured}: the loss does not change along what {name} lets through"
+    if stopped.uses > 1:
+        return "cancels", f"{measured}: the gradients of its {stopped.uses} uses cancel"
+    if before.numel() < after.numel():
+        return "cancels", f"{measured}: the contributions of its {after.numel()} outputs cancel"
+    return "other", measured
+
+
+_ZEROING = ("inactive", "times-zero", "overwritten")
+
+
+def _zeros_made(stopped: Stopped) -> Stopped | None:
+    """Return the call that made a factor of zeros from values that were not, seen as where the gradient stops.
+
+    None where the zeros were there before the run: a parameter that starts at zero, a constant.
+    """
+    call, value = stopped.call, stopped.value
+    factors = [v for v in call.inputs if v.tensor is not value.tensor and _is_zero(v.tensor)]
+    found = factors[0] if factors else None
+    while found is not None and (maker := found.maker) is not None and not maker.shape_only:
+        lively = [v for v in maker.inputs if not _is_zero(v.tensor)]
+        data = [v for v in lively if v.origin != "parameter"]
+        if lively:
+            others = [v for v in maker.inputs if v not in lively]
+            if not data or any(v.origin in ("parameter", "source") for v in others):
+                return None
+            source = Stopped(maker, data[0], found, stopped.reached, 1)
+            return source if _reason(source)[0] in _ZEROING else None
+        found = next(iter(maker.inputs), None)
+    return None
+
+
+def _compares_positions(scores: Value, dim: int) -> bool:
+    """Say whether a softmax runs over the keys of an attention: what it reads is a product of two computed values.
+
+    Scores of shape (batch, positions, 1) are not told from those of a pooling that is normalised
+    over the wrong
+    dimension; those with heads are, and those of one query.
+    """
+    shape = scores.tensor.shape
+    if dim != len(shape) - 1 or (len(shape) < 4 and (len(shape) < 3 or shape[-2] != 1)):
+        return False
+    found: Value | None = scores
+    while found is not None and (maker := found.maker) is not None:
+        if maker.op.name.rpartition(".")[2] in _PAIRS:
+            computed = [value for value in maker.inputs if value.maker is not None]
+            return found.tensor.shape[-1] == 1 and len(computed) > 1
+        same = [v for v in maker.inputs if v.tensor.numel() == found.tensor.numel() and v.maker]
+        found = same[0] if same else None  # scaled, masked, reshaped
+    return False
+
+
+def _is_zero(tensor: Tensor) -> bool:
+    return tensor.numel() > 0 and not bool(tensor.detach().any())
+
+
+def _dim(call: Call, tensor: Tensor) -> int | None:
+    """Return the dimension along which a softmax runs, from 0."""
+    dim = call.kwargs.get("dim")
+    if dim is None and call.op.name.endswith("cross_entropy"):
+        dim = 1 if tensor.ndim > 1 else 0
+    if dim is None and len(call.args) > 1:
+        dim = call.args[1]
+    return int(dim) % tensor.ndim if isinstance(dim, int) and tensor.ndim else None
+
+
+def _zero_factor(call: Call, value: Value) -> str | None:
+    """Describe the operand other than ``value`` that is zero throughout."""
+    for tensor in tensors_in((call.args, call.kwargs)):
+        if tensor is not value.tensor and tensor.numel() and not bool(tensor.detach().any()):
+            return describe(tensor)
+    for number in (*call.args, *call.kwargs.values()):
+        if isinstance(number, (int, float)) and not isinstance(number, bool) and number == 0:
+            return f"the number {number}"
+    return None

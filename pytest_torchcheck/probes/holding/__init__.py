@@ -1,0 +1,1 @@
+"""What holds tensors, modules and memory."""

@@ -1,0 +1,231 @@
+"""What a model holds beside its registered state: tensors and modules in plain attributes, lists, closures, classes."""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from ... import sources
+from ...objects.peek import attributes, slots
+from ...state.modules import ATOMS, FOREIGN, is_lazy
+from ...text.printable import shown
+
+if TYPE_CHECKING:
+    from ...findings import Location
+
+Kind = Literal["tensor", "parameter", "module"]
+_DEPTH = 6
+_MOST = 20_000  # things looked at per attribute: a vocabulary is no place for tensors
+
+# what nn.Module itself keeps in __dict__
+_OWN = frozenset(nn.Module().__dict__) | {
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_is_full_backward_hook",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Holding:
+    """One tensor or module that the registered state does not contain.
+
+    Attributes:
+        path: Qualified name as the user would write it, such as ``head.grid`` or ``blocks[0]``.
+        attribute: Qualified name of the attribute that holds it, such as ``blocks``.
+        kind: ``parameter`` is an ``nn.Parameter``.
+        via: How it is held: by the attribute itself, or the container's, object's or function's type.
+        value: The live tensor or module.
+        owner: The module whose attribute it is.
+    """
+
+    path: str
+    attribute: str
+    kind: Kind
+    via: str
+    value: Any
+    owner: nn.Module
+
+    @property
+    def name(self) -> str:
+        """Name of the attribute without the modules that lead to it."""
+        return self.attribute.rpartition(".")[2]
+
+    @property
+    def word(self) -> str:
+        """The last name in the path: of the closure's variable, the object's field, else of the attribute."""
+        names = re.findall(r"[A-Za-z_]\w*", self.path)
+        return names[-1] if self.via == "closure" and names else self.name
+
+    @property
+    def location(self) -> Location | None:
+        """The line that assigns the attribute."""
+        return sources.of_assignment(self.owner, self.name, plain=True)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Iterate over the tensors that it brings: itself, or a hidden module's parameters and buffers."""
+        if isinstance(self.value, nn.Module):
+            for name, tensor in (*self.value.named_parameters(), *self.value.named_buffers()):
+                yield f"{self.path}.{name}", tensor
+        else:
+            yield self.path, self.value
+
+
+def holdings(model: nn.Module) -> list[Holding]:
+    """Find the tensors and modules that attributes hold and no registration knows, each once.
+
+    Looks into lists, tuples, dicts, sets, plain objects, closures, partial arguments and class
+    attributes.
+    A module that itself contains the model (a reference to the parent) is left out. Nothing is run.
+
+    Args:
+        model: Any module; only read.
+    """
+    registered: set[int] = {id(module) for module in model.modules()}
+    registered.update(id(tensor) for tensor in (*model.parameters(), *model.buffers()))
+    found: dict[int, Holding] = {}
+    for prefix, owner in model.named_modules():
+        if isinstance(owner, torch.jit.ScriptModule):
+            continue
+        for name, value in _attributes(owner):
+            attribute = f"{prefix}.{name}" if prefix else name
+            for path, via, thing in _inside(value, attribute, registered):
+                if id(thing) in found:
+                    continue
+                if isinstance(thing, nn.Module) and any(part is model for part in thing.modules()):
+                    continue
+                found[id(thing)] = Holding(
+                    path=path,
+                    attribute=attribute,
+                    kind=_kind(thing),
+                    via=via,
+                    value=thing,
+                    owner=owner,
+                )
+    inner = {  # what a hidden module registers is found with that module
+        id(part)
+        for holding in found.values()
+        if isinstance(holding.value, nn.Module)
+        for part in (
+            *holding.value.modules(),
+            *holding.value.parameters(),
+            *holding.value.buffers(),
+        )
+        if part is not holding.value
+    }
+    return [holding for key, holding in found.items() if key not in inner]
+
+
+def _attributes(owner: nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, value in owner.__dict__.items():
+        if name not in _OWN and not name.endswith("_hooks"):
+            yield name, value
+    for cls in type(owner).__mro__:
+        if cls is nn.Module:
+            break
+        for name, value in vars(cls).items():
+            if isinstance(
+                value, torch.Tensor | nn.Module | list | tuple | dict
+            ) and not name.startswith("__"):
+                yield name, value
+
+
+def _inside(value: Any, path: str, registered: set[int]) -> Iterator[tuple[str, str, Any]]:
+    """Iterate over ``(path, via, thing)`` of the tensors and modules in a value."""
+    stack: deque[tuple[str, str, Any, int]] = deque([(path, "attribute", value, 0)])
+    seen: set[int] = set()
+    while stack and len(seen) < _MOST:
+        path, via, thing, depth = stack.popleft()
+        if isinstance(thing, ATOMS) and not isinstance(
+            thing, types.FunctionType | types.MethodType
+        ):
+            continue
+        if id(thing) in seen or id(thing) in registered:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            if not is_lazy(thing):
+                yield path, via, thing
+        elif isinstance(thing, nn.Module):
+            yield path, via, thing
+        elif depth < _DEPTH:
+            stack.extend((*each, depth + 1) for each in _parts(thing, path))
+
+
+def _parts(thing: Any, path: str) -> list[tuple[str, str, Any]]:
+    if isinstance(thing, Mapping):
+        return [(f"{path}[{shown(key, 40)}]", "dict", item) for key, item in thing.items()]
+    if isinstance(thing, list | tuple | deque):
+        return [
+            (f"{path}[{place}]", type(thing).__name__, item) for place, item in enumerate(thing)
+        ]
+    if isinstance(thing, set | frozenset):
+        return [(f"{path}{{{place}}}", "set", item) for place, item in enumerate(thing)]
+    if isinstance(thing, functools.partial):
+        given = {**{str(place): arg for place, arg in enumerate(thing.args)}, **thing.keywords}
+        return [(f"{path}({key})", "partial", item) for key, item in given.items()] + [
+            (path, "partial", thing.func)
+        ]
+    if isinstance(thing, types.MethodType):
+        return [] if isinstance(thing.__self__, nn.Module) else [(path, "method", thing.__self__)]
+    if isinstance(thing, types.FunctionType):
+        return [
+            (f"{path}.<{name}>", "closure", cell)
+            for name, cell in zip(thing.__code__.co_freevars, closure_of(thing), strict=False)
+            if isinstance(cell, torch.Tensor | nn.Module | list | tuple | dict)
+        ]
+    if type(thing).__module__.split(".")[0] in FOREIGN:
+        return []
+    return [
+        (f"{path}.{name}", type(thing).__name__, item)
+        for name, item in {**attributes(thing), **slots(thing)}.items()
+    ]
+
+
+def closure_of(function: types.FunctionType) -> list[Any]:
+    """Return what a function's free variables hold; None for those that are not set yet."""
+    values = []
+    for cell in function.__closure__ or ():
+        try:
+            values.append(cell.cell_contents)
+        except ValueError:  # the variable is not assigned yet
+            values.append(None)
+    return values
+
+
+def _kind(thing: Any) -> Kind:
+    if isinstance(thing, nn.Module):
+        return "module"
+    return "parameter" if isinstance(thing, nn.Parameter) else "tensor"
+
+
+def graph_leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the leaves that a tensor's gradient flows to: itself for a leaf that requires one."""
+    if not tensor.requires_grad:
+        return []
+    if tensor.grad_fn is None:
+        return [tensor]
+    leaves: dict[int, torch.Tensor] = {}
+    seen = {tensor.grad_fn}
+    stack = [tensor.grad_fn]
+    while stack:
+        node = stack.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
+            leaves[id(leaf)] = leaf
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return list(leaves.values())
+
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

@@ -1,0 +1,1 @@
+"""What a loss does with its output and targets."""

@@ -1,0 +1,368 @@
+"""Watch how a loss consumes an output: which loss functions, on what, made by which operation."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ...record.modes import Observer
+from ..gradient.dead_terms import DeadTerms
+from ..recorded.watch import Op, Watch, name_of
+from .focal import FocalMeans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ...findings import Location
+
+LOSSES = frozenset(
+    {
+        "F.cross_entropy", "F.nll_loss", "F.binary_cross_entropy", "F.binary_cross_entropy_with_logits",
+        "F.mse_loss", "F.l1_loss", "F.smooth_l1_loss", "F.huber_loss", "F.kl_div", "F.log_softmax",
+        "torch.log_softmax", "Tensor.log_softmax", "F.nll_loss_nd", "torch.nll_loss", "F.gaussian_nll_loss",
+        "F.poisson_nll_loss", "F.soft_margin_loss", "F.ctc_loss",
+    }
+)  # fmt: skip
+ACTIVATIONS = (
+    "softmax",
+    "log_softmax",
+    "sigmoid",
+    "relu",
+    "relu_",
+    "tanh",
+    "softplus",
+    "logsigmoid",
+    "gelu",
+)
+SHAPE_ONLY = frozenset(
+    {
+        "view", "reshape", "transpose", "permute", "squeeze", "unsqueeze", "flatten", "contiguous", "float",
+        "double", "to", "movedim", "T", "mT", "t", "unflatten", "expand", "clone", "type_as", "swapaxes",
+    }
+)  # fmt: skip
+ELEMENTWISE = ("sub", "__sub__", "__rsub__", "rsub", "mul", "__mul__", "__rmul__", "add", "__add__", "__radd__", "pow",
+               "eq", "__eq__", "div", "__truediv__", "minimum", "maximum", "hypot", "dist")  # fmt: skip
+LINEAR = (
+    "linear",
+    "matmul",
+    "mm",
+    "bmm",
+    "addmm",
+    "__matmul__",
+    "__rmatmul__",
+    "einsum",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """What made a tensor: the operation behind any change of shape.
+
+    Attributes:
+        op: The operation, with line and module.
+        kind: Its bare name, such as ``softmax``.
+        operands: Ids of the tensors that it took, and of their bases.
+    """
+
+    op: Op
+    kind: str
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogOf:
+    """A logarithm of what a softmax or a sigmoid gave, picked or subtracted from one at most.
+
+    Attributes:
+        op: The logarithm.
+        squash: The softmax or sigmoid.
+        number: Which call of a squashing function of the run it was, from 0.
+    """
+
+    op: Op
+    squash: Op
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCall:
+    """One call of a loss function.
+
+    Attributes:
+        op: The call.
+        input: Its first argument, alive only as long as this object.
+        target: Its second argument.
+        options: Its keyword arguments.
+        arguments: All its positional arguments.
+        producer: What made the input, or None where no watched operation did.
+        target_op: What made the target last, slices included, or None where it came from outside.
+        swapped: Whether it was given a target of the batch first, and after it what was computed
+            from outputs alone.
+    """
+
+    op: Op
+    input: Tensor
+    target: Tensor | None
+    options: dict[str, Any]
+    arguments: tuple[Any, ...] = ()
+    producer: Producer | None
+    target_op: Op | None = None
+    swapped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broadcast:
+    """An operation that stretched an output and a target against each other."""
+
+    op: Op
+    output: tuple[int, ...]
+    target: tuple[int, ...]
+    result: tuple[int, ...]
+
+
+_CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "clip"})
+_ADDS = frozenset({"add", "__add__", "__radd__"})
+_SMALL = 0.01
+"""A number that keeps values from 0, and says nothing of them."""
+SQUASHING = frozenset({"softmax", "sigmoid"})
+_PICKS = SHAPE_ONLY | {
+    "__getitem__", "gather", "select", "index_select", "narrow", "take_along_dim", "diagonal", "diag", "masked_select",
+}  # fmt: skip
+_LOGS = frozenset({"log", "log2", "log10"})
+
+
+class LossWatch(Watch):
+    """Record the loss functions of a forward and its loss.
+
+    Call :meth:`between` after the forward, with the tensors of output and targets.
+
+    Args:
+        module: Names are qualified relative to it.
+    """
+
+    def __init__(self, module: nn.Module | None = None) -> None:
+        super().__init__(module)
+        self.calls: list[LossCall] = []
+        self.broadcasts: list[Broadcast] = []
+        self.samples: list[Op] = []
+        self.logs: list[LogOf] = []
+        self.derivatives = DeadTerms()
+        self.focal = FocalMeans()
+        self._squashes = 0
+        self._probabilities: dict[int, tuple[weakref.ref[Tensor], Op, int]] = {}
+        self._logged: dict[int, tuple[weakref.ref[Tensor], LogOf]] = {}
+        self._makers: dict[int, tuple[weakref.ref[Tensor], Producer]] = {}
+        self._whole: dict[int, tuple[weakref.ref[Tensor], Op]] = {}
+        self._taint: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._losing = False
+
+    def between(self, outputs: Iterable[Tensor], targets: Iterable[Tensor]) -> None:
+        """Say that the forward is over and the loss begins."""
+        self._losing = True
+        for kind, tensors in (("output", outputs), ("target", targets)):
+            for tensor in tensors:
+                self._taint[id(tensor)] = (weakref.ref(tensor), kind)
+
+    def producer(self, tensor: Tensor) -> Producer | None:
+        """Return what made a tensor."""
+        found = self._makers.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
+
+    def after(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
+    ) -> None:
+        """Note makers, loss functions and broadcasting."""
+        name = name_of(func)
+        bare = name.rpartition(".")[2]
+        inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        with torch._C.DisableTorchFunction():
+            self.derivatives.see(name, bare, args, kwargs, result, lambda: self.op(name))
+            self.focal.see(name, bare, args, result, lambda: self.op(name))
+            if name in LOSSES and inputs:
+                self._loss(name, args, kwargs, inputs)
+                if (logged := self._logged.get(id(inputs[0]))) and logged[0]() is inputs[0]:
+                    self.logs.append(logged[1])
+            if bare == "normal" and any(t.requires_grad for t in inputs):
+                self.samples.append(self.op(name))
+            if isinstance(result, Tensor) and inputs:
+                self._probable(bare, name, inputs[0], result)
+            if isinstance(result, Tensor):
+                if not inputs or not result.is_floating_point():
+                    self._whole_made(bare, name, inputs, result)
+                self._made(bare, name, args, inputs, result)
+                if self._losing:
+                    self._follow(bare, name, inputs, result)
+
+    def _probable(self, bare: str, name: str, given: Tensor, result: Tensor) -> None:
+        """Follow probabilities from what makes them to a logarithm."""
+        if bare in SQUASHING:
+            made = (weakref.ref(result), self.op(name), self._squashes)
+            self._probabilities[id(result)] = made
+            self._squashes += 1
+            return
+        known = self._probabilities.get(id(given))
+        if known is None or known[0]() is not given:
+            return
+        _, squash, number = known
+        if bare in _PICKS or (bare in ("__rsub__", "rsub") and squash.name.endswith("sigmoid")):
+            self._probabilities[id(result)] = (weakref.ref(result), squash, number)
+        elif bare in _LOGS:
+            found = LogOf(self.op(name), squash, number)
+            self._logged[id(result)] = (weakref.ref(result), found)
+            if self._losing:
+                self.logs.append(found)
+
+    def _loss(self, name: str, args: Any, kwargs: Any, inputs: list[Tensor]) -> None:
+        first = inputs[0]
+        target = args[1] if len(args) > 1 and isinstance(args[1], Tensor) else kwargs.get("target")
+        options = {key: value for key, value in kwargs.items() if not isinstance(value, Tensor)}
+        self.calls.append(
+            LossCall(
+                op=self.op(name),
+                input=first,
+                target=target if isinstance(target, Tensor) else None,
+                options=options,
+                arguments=args,
+                producer=self.producer(first),
+                target_op=self._target_op(target),
+                swapped=isinstance(target, Tensor)
+                and target.requires_grad
+                and (self._kind(first), self._kind(target)) == ("target", "output"),
+            )
+        )
+
+    def _target_op(self, target: Any) -> Op | None:
+        found = self._whole.get(id(target))
+        return found[1] if found is not None and found[0]() is target else None
+
+    def _whole_made(self, bare: str, name: str, inputs: list[Tensor], result: Tensor) -> None:
+        """Note what made a tensor of whole numbers: behind reshapes, the first slice or computation."""
+        known = self._target_op(inputs[0]) if inputs and bare in SHAPE_ONLY else None
+        if known is None and bare in SHAPE_ONLY:
+            return
+        self._whole[id(result)] = (weakref.ref(result), known or self.op(name))
+
+    def _made(self, bare: str, name: str, args: Any, inputs: list[Tensor], result: Tensor) -> None:
+        if bare in SHAPE_ONLY or (bare == "__getitem__" and inputs):
+            maker = self.producer(inputs[0]) if inputs else None
+        elif (known := self._guarded(bare, args, inputs)) is not None:
+            maker = known
+        elif bare in ACTIVATIONS or bare in LINEAR or result.is_floating_point():
+            operands = tuple(i for t in inputs for i in (id(t), id(t._base)) if i != id(None))
+            maker = Producer(self.op(name), bare, operands)
+        else:
+            maker = None
+        if maker is not None:
+            self._makers[id(result)] = (weakref.ref(result), maker)
+
+    def _guarded(self, bare: str, args: Any, inputs: list[Tensor]) -> Producer | None:
+        """Return what made values that are only kept from a bound: clamped, or with a small number added."""
+        known = self.producer(inputs[0]) if len(inputs) == 1 else None
+        if known is None or (known.kind not in ACTIVATIONS and known.kind not in POSITIVE):
+            return None
+        small = any(isinstance(a, float) and 0 < a <= _SMALL for a in args)
+        return known if bare in _CLAMPS or (bare in _ADDS and small) else None
+
+    def _follow(self, bare: str, name: str, inputs: list[Tensor], result: Tensor) -> None:
+        kinds = [self._kind(tensor) for tensor in inputs]
+        found = {kind for kind in kinds if kind}
+        if found:
+            self._taint[id(result)] = (
+                weakref.ref(result),
+                found.pop() if len(found) == 1 else "both",
+            )
+        if len(inputs) < 2 or (bare not in ELEMENTWISE and not name.startswith("F.")):
+            return
+        # what was picked by a target (a chosen action's value) is still an output
+        first = next((i for i, kind in enumerate(kinds) if kind in ("output", "both")), None)
+        second = next(
+            (i for i, kind in enumerate(kinds) if kind in ("target", "both") and i != first), None
+        )
+        if first is None or second is None:
+            return
+        a, b = inputs[first], inputs[second]
+        if a.shape == b.shape:
+            return
+        joint = _broadcast(a.shape, b.shape)
+        if joint is None:
+            return  # not elementwise: class indices against logits
+        if name.startswith("F.") and not any(
+            word in bare
+            for word in ("mse", "l1", "huber", "binary", "kl_div", "margin", "poisson", "gaussian")
+        ):
+            return
+        self.broadcasts.append(
+            Broadcast(op=self.op(name), output=tuple(a.shape), target=tuple(b.shape), result=joint)
+        )
+
+    def _kind(self, tensor: Tensor) -> str:
+        found = self._taint.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else ""
+
+
+class Stretched(Observer):
+    """Spread what one call of a softmax or sigmoid is given, around its mean.
+
+    Args:
+        number: Which call of a squashing function, from 0, as in :class:`LogOf`.
+        span: From the lowest to the highest value.
+    """
+
+    def __init__(self, number: int, span: float) -> None:
+        self._left, self._span = number, span
+
+    def around(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
+        """Call the function, with its first argument spread where it is the one."""
+        if name_of(func).rpartition(".")[2] in SQUASHING:
+            self._left -= 1
+            if self._left == -1 and args and isinstance(args[0], Tensor):
+                given = args[0]
+                centred = given - given.mean()
+                reach = float(centred.abs().max())
+                args = (centred * (self._span / reach) if reach else given, *args[1:])
+        return func(*args, **kwargs)
+
+
+def parameter_of(module: nn.Module, producer: Producer | None) -> str | None:
+    """Return the name of the parameter that a linear operation multiplied with, or None."""
+    if producer is None or producer.kind not in LINEAR:
+        return None
+    for name, parameter in module.named_parameters():
+        if id(parameter) in producer.operands and parameter.dim() >= 2:
+            return name
+    return None
+
+
+def line_of(*ops: Op | None) -> Location | None:
+    """Return the first known line of some operations."""
+    return next((op.location for op in ops if op is not None and op.location is not None), None)
+
+
+def is_criterion(name: str) -> bool:
+    """Say whether a class of this name is one of torch's loss modules."""
+    found = getattr(torch.nn.modules.loss, name, None)
+    return isinstance(found, type) and issubclass(found, torch.nn.modules.loss._Loss)
+
+
+POSITIVE = frozenset(
+    {"exp", "exp_", "softplus", "relu", "relu_", "sigmoid", "sigmoid_", "square", "softmax"}
+)
+"""What makes a rate, a variance or a probability, and never a logarithm of one."""
+
+
+def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the shape that two shapes broadcast to, or None; torch's own function imports sympy."""
+    made = []
+    for first, second in itertools.zip_longest(reversed(a), reversed(b), fillvalue=1):
+        if first != second and 1 not in (first, second):
+            return None
+        made.append(second if first == 1 else first)
+    return tuple(reversed(made))

@@ -1,0 +1,143 @@
+"""The loss as a function of the output: its value, and its gradient by the output, for other targets and fewer samples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...objects import trees
+from ...state import seed_everything
+
+if TYPE_CHECKING:
+    from ...batches import Batch
+    from ...subject import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slopes:
+    """What one call of the loss gave.
+
+    Attributes:
+        value: The loss, a number.
+        by_output: Its gradient by each floating output, by path; outputs that it does not use are
+            absent.
+        last: Name of the autograd node that made the loss, such as ``NllLossBackward0``.
+    """
+
+    value: float
+    by_output: dict[str, torch.Tensor]
+    last: str
+
+    @property
+    def finite(self) -> bool:
+        """Whether the value and every gradient are finite."""
+        return math.isfinite(self.value) and all(
+            bool(torch.isfinite(slope).all()) for slope in self.by_output.values()
+        )
+
+
+class LossOfOutput:
+    """Calls the user's loss with one output of the model, cut from its graph, and any targets.
+
+    Args:
+        subject: Whose loss; it must be callable.
+        output: What the model returned for ``batch``; its tensors are not changed.
+        batch: The batch, whose inputs go along with the targets.
+    """
+
+    def __init__(self, subject: Subject, output: Any, batch: Batch) -> None:
+        self._subject, self._output, self.batch = subject, output, batch
+        self.outputs = trees.floats(output)
+
+    @property
+    def rebuilt(self) -> bool:
+        """Whether the output can be put together again from other tensors: no object of an unknown class holds them."""
+        fresh = {id(t): t.detach() for t in self.outputs.values()}
+        ours = {id(t) for t in trees.tensors(trees.substitute(self._output, fresh)).values()}
+        return bool(fresh) and all(id(t) in ours for t in fresh.values())
+
+    def samples(self, axis: int) -> int:
+        """Return how many samples every output has along an axis, 0 where they differ or have none."""
+        sizes = {t.shape[axis] if t.dim() > axis else 0 for t in self.outputs.values()}
+        return sizes.pop() if len(sizes) == 1 else 0
+
+    def axes_of(self, size: int) -> list[int]:
+        """Return the axes along which every output has this size."""
+        least = min(t.dim() for t in self.outputs.values())
+        return [a for a in range(least) if all(t.shape[a] == size for t in self.outputs.values())]
+
+    def cut(self, index: torch.Tensor, axis: int) -> LossOfOutput:
+        """Return the loss of some samples only.
+
+        Args:
+            index: int64 ``[n]``, which samples.
+            axis: Where the samples stand in every output.
+        """
+        fewer = {
+            id(t): t.detach().index_select(axis, index.to(t.device)) for t in self.outputs.values()
+        }
+        rows = self._subject.source.rows(self.batch, index)
+        return LossOfOutput(self._subject, trees.substitute(self._output, fewer), rows)
+
+    def of(self, batch: Batch) -> LossOfOutput:
+        """Return the loss of the same output for another batch, which may differ in its targets."""
+        return LossOfOutput(self._subject, self._output, batch)
+
+    def stretched(self, sample: int, axis: int) -> LossOfOutput:
+        """Return the loss of outputs that are extreme for one sample: normal numbers of a hundred times their scale."""
+        generator = torch.Generator().manual_seed(0)
+        changed = {}
+        for tensor in self.outputs.values():
+            made = trees.dense(tensor).clone()
+            row = made.select(axis, sample)
+            noise = torch.randn(row.shape, generator=generator).to(row.device, row.dtype)
+            row.copy_(100 * (1 + row.abs().amax()) * noise)
+            changed[id(tensor)] = made
+        return LossOfOutput(self._subject, trees.substitute(self._output, changed), self.batch)
+
+    def run(self, batch: Batch | None = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Call the loss on fresh leaves; return it with the leaves by path.
+
+        Raises:
+            SubjectError: The loss raised.
+        """
+        leaves = {p: trees.dense(t).detach().requires_grad_(True) for p, t in self.outputs.items()}
+        others = {id(t): leaves[p] for p, t in self.outputs.items()}
+        given = (self.batch if batch is None else batch).clone()  # a loss may write to its targets
+        output = trees.substitute(self._output, others)
+        seed_everything(self._subject.seed)
+        with torch.enable_grad():
+            return self._subject.compute_loss(output, given), leaves
+
+    def slopes(self, batch: Batch | None = None) -> Slopes | None:
+        """Return the loss and its gradients; None where it is no scalar with a graph.
+
+        Raises:
+            SubjectError: The loss raised.
+        """
+        loss, leaves = self.run(batch)
+        if not loss.requires_grad or loss.dim():
+            return None
+        with self._subject.phase("backward", self.batch):
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        return Slopes(
+            value=float(loss.detach()),
+            by_output={
+                p: trees.dense(g) for p, g in zip(leaves, found, strict=True) if g is not None
+            },
+            last=loss.grad_fn.name() if loss.grad_fn is not None else "",
+        )
+
+    def targets(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of the targets, by their paths in the batch."""
+        own = {id(t) for t in trees.tensors(self.batch.targets).values()}
+        return {path: t for path, t in self.batch.tensors().items() if id(t) in own}
+
+    def with_targets(self, old: torch.Tensor, new: torch.Tensor) -> Batch:
+        """Return the batch with one target tensor exchanged for another."""
+        targets = self.batch.targets
+        changed = new if targets is old else trees.substitute(targets, {id(old): new})
+        return replace(self.batch, targets=changed)

@@ -1,0 +1,1 @@
+"""Sizes of signals, and numbers that are not finite."""

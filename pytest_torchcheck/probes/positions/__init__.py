@@ -1,0 +1,1 @@
+"""Which positions and samples reach which values."""

@@ -1,0 +1,259 @@
+"""A mask of attention scores that does not hide: what it fills in leaves weight, it lies on the wrong side, or it comes too late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from ..recorded.operations import Step, Trace
+    from ..recorded.watch import Op
+
+_FAR = 32
+"""How many operations to go back from the one that reads the weights."""
+_NEGLIGIBLE = 1e-9
+"""Share of a softmax's weight that counts as none (CHECKS R2: what rounding explains in float64)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hiding:
+    """A mask between scores and the weights made of them, that lets through what it should hide.
+
+    Attributes:
+        kind: ``weak`` where what it fills in leaves weight at the hidden positions; ``opposite``
+            where it hides the
+            others instead; ``late`` where it comes after the softmax, which has normalised over
+            them already.
+        op: The operation that applies it.
+        mask: The operation that made the mask, where one did.
+        value: The number that it fills in, adds or multiplies by.
+        low: Lowest of the scores that it leaves.
+        high: Highest of them.
+        weight: Largest share of a softmax's weight that hidden positions get.
+    """
+
+    kind: Literal["weak", "opposite", "late"]
+    op: Op
+    mask: Op | None
+    value: float
+    low: float
+    high: float
+    weight: float
+
+
+def find_hiding(
+    trace: Trace, op: Op, *, kept: int, length: int, side: Literal["right", "left"] = "right"
+) -> Hiding | None:
+    """Find the mask that should keep positions from an operation, and does not.
+
+    Args:
+        trace: The run.
+        op: The operation at which hidden positions were first seen to count.
+        kept: How many positions, at the beginning (for ``side="left"``: at the end), must not
+            depend on the others.
+        length: Number of positions.
+        side: Where those others stand.
+
+    Returns:
+        The mask; None where there is none between the scores and that operation, or where it is right.
+    """
+    step = next((step for step in trace.steps if step.op is op), None)
+    if step is None:
+        return None
+    hidden = (
+        torch.arange(length) >= kept if side == "right" else torch.arange(length) < length - kept
+    )
+    for softmax in _back(trace, step, _is_softmax):
+        region = _region(trace, softmax, hidden)
+        if region is None:
+            continue
+        dim, columns, rows = region
+        for filling in _back(trace, softmax, lambda s: _filled(trace, s) is not None, passing=True):
+            found = _judged(trace, softmax, filling, dim, columns, rows)
+            if found is not None:
+                return found
+        if softmax is step:
+            return _late(trace, softmax, columns & rows)
+    return None
+
+
+def _is_softmax(step: Step) -> bool:
+    return _bare(step) in ("softmax", "log_softmax")
+
+
+def _bare(step: Step) -> str:
+    return step.op.name.rpartition(".")[2].strip("_").removeprefix("true_")
+
+
+_PASSING = frozenset(
+    {"softmax", "log_softmax", "add", "radd", "iadd", "sub", "mul", "rmul", "imul", "div", "truediv", "view", "reshape", "unflatten",
+     "flatten", "transpose", "permute", "contiguous", "unsqueeze", "squeeze", "expand", "to", "float", "double", "half", "type_as",
+     "clone", "dropout", "clamp", "tanh", "leaky_relu", "masked_fill", "where", "setitem", "getitem", "movedim", "bfloat16"}
+)  # fmt: skip
+"""What may stand between scores and their softmax, without the underscores around their names."""
+
+
+def _back(
+    trace: Trace, start: Step, wanted: Callable[[Step], bool], *, passing: bool = False
+) -> Iterator[Step]:
+    """Yield the nearest steps at or before a step that are wanted, first found first."""
+    pending, seen = [start], {id(start)}
+    while pending and len(seen) <= _FAR:
+        step = pending.pop(0)
+        if wanted(step) and not (passing and step is start):
+            yield step
+        for place in step.operands:
+            maker = trace.makers.get(place)
+            if maker is None or id(maker) in seen or (passing and _bare(maker) not in _PASSING):
+                continue
+            seen.add(id(maker))
+            pending.append(maker)
+
+
+def _region(trace: Trace, softmax: Step, hidden: Tensor) -> tuple[int, Tensor, Tensor] | None:
+    """Return the dimension of a softmax over positions, which of its entries are hidden, and which rows must not see them."""
+    weights = trace.values[softmax.results[0]].values
+    if weights is None:
+        return None
+    if _bare(softmax) == "log_softmax":
+        weights = weights.exp()
+    length = len(hidden)
+    for dim in reversed(range(weights.ndim)):
+        if weights.shape[dim] != length or not bool(((weights.sum(dim) - 1).abs() < 1e-3).all()):
+            continue
+        columns = _along(hidden, dim, weights.ndim).expand(weights.shape)
+        rows = torch.ones_like(columns)
+        for other in range(weights.ndim):
+            if other != dim and weights.shape[other] == length and weights.ndim > 2:
+                rows = rows & _along(~hidden, other, weights.ndim)
+        return dim, columns, rows
+    return None
+
+
+def _along(mask: Tensor, dim: int, ndim: int) -> Tensor:
+    shape = [1] * ndim
+    shape[dim] = len(mask)
+    return mask.view(shape)
+
+
+def _filled(trace: Trace, step: Step) -> tuple[Tensor, int, float] | None:
+    """Return where an operation fills in, adds or multiplies by one number, the place of the mask, and the number."""
+    if not step.results:
+        return None
+    made = trace.values[step.results[-1]].values
+    if made is None or not made.is_floating_point():
+        return None
+    name = _bare(step)
+    for place in step.operands:
+        values = trace.values[place].values
+        if values is None or values.ndim == 0 or place in step.results:
+            continue
+        try:
+            spread = values.expand(made.shape)
+        except RuntimeError:
+            continue
+        where = None
+        if name in ("masked_fill", "where", "setitem") and values.dtype == torch.bool:
+            where = next((w for w in (spread, ~spread) if _single(made[w])), None)
+            number = float(made[where].flatten()[0]) if where is not None else 0.0
+        elif name in ("mul", "rmul", "imul") and bool(((values == 0) | (values == 1)).all()):
+            where, number = spread == 0, 0.0
+        elif name in ("add", "radd", "iadd", "sub") and values.is_floating_point():
+            other = values[values != 0]
+            if _single(other) and other.numel() < values.numel():
+                where, number = spread != 0, float(other[0])
+        if where is not None and bool(where.any()) and not bool(where.all()):
+            return where, place, number
+    return None
+
+
+def _single(values: Tensor) -> bool:
+    return values.numel() > 0 and bool((values == values.flatten()[0]).all())
+
+
+def _judged(
+    trace: Trace, softmax: Step, filling: Step, dim: int, columns: Tensor, rows: Tensor
+) -> Hiding | None:
+    """Say what is wrong with a mask before a softmax, or None where nothing is or it is about something else."""
+    found = _filled(trace, filling)
+    weights = trace.values[softmax.results[0]].values
+    scores = trace.values[filling.results[-1]].values
+    if found is None or weights is None or scores is None or scores.shape != weights.shape:
+        return None
+    where, place, number = found
+    if _bare(softmax) == "log_softmax":
+        weights = weights.exp()
+    live = rows & ~where.all(
+        dim, keepdim=True
+    )  # a row of which nothing is left spreads its weight anyhow
+    region = columns & live
+    if not bool(region.any()):
+        return None
+    left = scores[live & ~where]
+    left = left[left.isfinite()]
+    if not left.numel():
+        return None
+    kind: Literal["weak", "opposite"]
+    if bool(where[region].all()):
+        weight = float((weights * region).sum(dim).max())
+        kind = "weak"
+        if weight <= _NEGLIGIBLE:
+            return None
+    elif not bool(where[region].any()):
+        others = ~columns & live
+        weight = float((weights * region).sum(dim).max())
+        emptied = float((weights * (where & others)).sum(dim).max())
+        kind = "opposite"
+        if float(where[others].double().mean()) < _MOST or emptied > _SEEN:
+            return None
+    else:
+        return None
+    maker = trace.makers.get(place)
+    return Hiding(
+        kind=kind,
+        op=filling.op,
+        mask=maker.op if maker is not None else None,
+        value=number,
+        low=float(left.min()),
+        high=float(left.max()),
+        weight=weight,
+    )
+
+
+_MOST = 0.4
+"""Share of the positions to be kept that a mask on the wrong side hides: a triangle without its diagonal hides almost half."""
+_SEEN = 1e-3
+"""Share of the weight above which a position still counts: a mask that leaves more hides neither side."""
+
+
+def _late(trace: Trace, softmax: Step, region: Tensor) -> Hiding | None:
+    """Return what zeroes the hidden weights after the softmax has normalised over them."""
+    reached = set(softmax.results)
+    for step in trace.steps[trace.steps.index(softmax) + 1 :]:
+        if not reached.intersection(step.operands) or _bare(step) not in _PASSING:
+            continue
+        found = _filled(trace, step)
+        if found is None:
+            reached.update(step.results)
+            continue
+        where, place, number = found
+        if number == 0.0 and where.shape == region.shape and bool(where[region].all()):
+            weights = trace.values[softmax.results[0]].values
+            assert weights is not None
+            maker = trace.makers.get(place)
+            return Hiding(
+                kind="late",
+                op=step.op,
+                mask=maker.op if maker is not None else None,
+                value=0.0,
+                low=float(weights.min()),
+                high=float(weights.max()),
+                weight=float((weights * region).sum(-1).max()),
+            )
+    return None

@@ -1,0 +1,241 @@
+"""The operation through which the number of padded positions reaches the values at the real ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from ..recorded.operations import aligned, differing
+from .spread import origin
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...findings import Location
+    from ..recorded.operations import Snapshot, Step, Trace
+    from ..recorded.watch import Op
+
+Side = Literal["right", "left"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengthened:
+    """The operation whose result depends on how much padding there is, while what it read does not.
+
+    Attributes:
+        op: The operation.
+        again: The same in the longer run.
+        location: The user's line of it.
+        module: Qualified name of the module in whose forward it runs.
+        fact: What was measured, as a clause.
+        numbers: The number that it was given in the shorter and in the longer run, where nothing
+            else that it
+            read differs: the length itself, or what was computed of it.
+        filled: What stands at the added positions of what it read, where that is one number.
+        filler: The operation that put it there.
+    """
+
+    op: Op
+    again: Op
+    location: Location | None
+    module: str
+    fact: str
+    numbers: tuple[float, float] | None
+    filled: float | None = None
+    filler: Op | None = None
+
+
+def first_lengthening(
+    base: Trace,
+    longer: Trace,
+    *,
+    length: int,
+    extra: int,
+    side: Side = "right",
+    allowed: float = 0.0,
+    real: Tensor | None = None,
+) -> Lengthened | None:
+    """Find the operation through which the amount of padding reaches the real positions.
+
+    Values are compared where both runs have them: at the positions of the shorter run. The
+        operation is the first,
+    on the way to an output that differs, whose result differs there while all that it read agrees.
+
+    Args:
+        base: The run.
+        longer: The same with padded positions appended (for ``side="left"``: put before).
+        length: Number of positions of ``base``.
+        extra: How many more there are in ``longer``.
+        side: Where the padding stands.
+        allowed: Relative difference that is rounding: a sum over more zeros is added up in another
+            order.
+        real: bool [samples, positions] of ``base``: which positions are no padding; all by default.
+
+    Returns:
+        The operation, or None where no output differs.
+    """
+    compare = _Comparison(length, extra, side, allowed, real)
+    pairs: dict[int, int] = {}
+    partners: dict[int, Step] = {}
+    for a, b in aligned(base, longer):
+        if a is not None and b is not None:
+            partners[id(a)] = b
+            both = zip((*a.operands, *a.results), (*b.operands, *b.results), strict=True)
+            for place, other in both:
+                pairs.setdefault(place, other)
+    known: dict[int, bool] = {}
+
+    def differs(place: int) -> bool:
+        if place not in known:
+            other = pairs.get(place)
+            mask = None if other is None else compare(base.values[place], longer.values[other])
+            known[place] = mask is not None and bool(mask.any())
+        return known[place]
+
+    start = next((place for place in base.outputs if differs(place)), None)
+    if start is None:
+        return None
+    step, place = origin(base, start, differs)
+    if step is None:
+        return None
+    mask = compare(base.values[place], longer.values[pairs[place]])
+    assert mask is not None
+    numbers = _numbers(base, longer, step, partners[id(step)])
+    filled, filler = _filled(longer, partners[id(step)], length, extra, side)
+    fact = (
+        f"{step.op.name} gave other values in {int(mask.sum())} of {mask.numel()} elements of "
+        f"the real positions when {extra} padded ones were added"
+    )
+    if numbers is not None:
+        fact += f": it was given {numbers[0]:.4g} and then {numbers[1]:.4g}, and tensors that agree"
+    elif step.operands:
+        fact += "; what it read of the real positions agrees"
+    return Lengthened(
+        op=step.op,
+        again=partners[id(step)].op,
+        location=step.op.location,
+        module=step.op.module,
+        fact=fact,
+        numbers=numbers,
+        filled=filled,
+        filler=filler,
+    )
+
+
+_VIEWS = frozenset(
+    {
+        "transpose",
+        "permute",
+        "contiguous",
+        "clone",
+        "unsqueeze",
+        "squeeze",
+        "mT",
+        "T",
+        "swapaxes",
+        "movedim",
+        "index_select",
+    }
+)
+"""Operations that move values and compute none, without the underscores around their names."""
+
+
+def _filled(
+    longer: Trace, step: Step, length: int, extra: int, side: Side
+) -> tuple[float | None, Op | None]:
+    """Return the one number that stands at the added positions of what a step reads, and what put it there."""
+    for place in step.operands:
+        values = longer.values[place].values
+        dims = (
+            []
+            if values is None
+            else [d for d in range(values.ndim) if values.shape[d] == length + extra]
+        )
+        if values is None or len(dims) != 1 or not values.is_floating_point():
+            continue
+        added = values.narrow(dims[0], length if side == "right" else 0, extra)
+        if not bool((added == added.flatten()[0]).all()):
+            continue
+        maker = longer.makers.get(place)
+        while maker is not None and maker.op.name.rpartition(".")[2] in _VIEWS:
+            maker = longer.makers.get(maker.operands[0])
+        if maker is not None:
+            return float(added.flatten()[0]) + 0.0, maker.op  # no -0
+    return None, None
+
+
+def _numbers(base: Trace, longer: Trace, one: Step, two: Step) -> tuple[float, float] | None:
+    """Return the one number that differs between two calls whose tensors have the same shapes."""
+    pairs = zip((*one.operands, *one.results), (*two.operands, *two.results), strict=True)
+    if any(base.values[a].shape != longer.values[b].shape for a, b in pairs):
+        return None
+    if len(one.numbers) != len(two.numbers):
+        return None
+    unlike = {(a, b) for a, b in zip(one.numbers, two.numbers, strict=True) if a != b}
+    return unlike.pop() if len(unlike) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """Says which elements differ at the real positions of two values of which one has more positions."""
+
+    length: int
+    extra: int
+    side: Side
+    allowed: float
+    real: Tensor | None
+
+    def __call__(self, one: Snapshot, two: Snapshot) -> Tensor | None:
+        """Return where they differ, bool of the part that both have; None where they cannot be compared."""
+        if one.values is None or two.values is None or one.values.ndim != two.values.ndim:
+            return None
+        found = None
+        for inner in (
+            False,
+            True,
+        ):  # positions that are merged with samples: in blocks, or again and again
+            a, b = self._common(one.values, two.values, inner=inner)
+            mask = differing(a, b, self.allowed)
+            mask = mask & self._kept(mask)
+            if not bool(mask.any()):
+                return mask
+            found = mask if found is None else found
+        return found
+
+    def _common(self, one: Tensor, two: Tensor, *, inner: bool) -> tuple[Tensor, Tensor]:
+        short, long = self.length, self.length + self.extra
+        for dim in reversed(range(one.ndim)):
+            a, b = one.shape[dim], two.shape[dim]
+            if a == b:
+                continue
+            axis = dim
+            if a > short and a % short == 0 and b == a // short * long:
+                count = a // short
+                one = one.unflatten(dim, (short, count) if inner else (count, short))
+                two = two.unflatten(dim, (long, count) if inner else (count, long))
+                axis, a, b = dim if inner else dim + 1, short, long
+            size = min(a, b)
+            one, two = (
+                each.narrow(axis, 0 if self.side == "right" else each.shape[axis] - size, size)
+                for each in (one, two)
+            )
+        return one, two
+
+    def _kept(self, mask: Tensor) -> Tensor:
+        """Return which elements stand at real positions of their sample, broadcast to a value."""
+        real = self.real
+        kept = torch.ones((), dtype=torch.bool, device=mask.device)
+        if real is None or real.shape[0] == self.length:
+            return kept
+        samples = [d for d in range(mask.ndim) if mask.shape[d] == real.shape[0]]
+        if len(samples) != 1:
+            return kept
+        for dim in range(mask.ndim):
+            if mask.shape[dim] == self.length:
+                turned = real if samples[0] < dim else real.T
+                shape = [1] * mask.ndim
+                shape[samples[0]], shape[dim] = real.shape
+                kept = kept & turned.reshape(shape).to(mask.device)
+        return kept

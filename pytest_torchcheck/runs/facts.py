@@ -1,0 +1,315 @@
+"""What a forward of the base batch does: looked at once for all the checks that ask."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import sys
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..functions.discovery import recording
+from ..objects import trees
+from ..probes.holding.leaks import count_hooks
+from ..probes.holding.live_bytes import LiveBytes
+from ..state import is_lazy, seed_everything
+from ..subject import SubjectError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from ..batches import Batch
+    from ..functions.discovery import RecordedCall
+    from ..subject import Subject
+
+Structure = tuple[tuple[str, str], ...]
+"""Path and type of every leaf, as :func:`~pytest_torchcheck.objects.trees.signature` gives it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardFacts:
+    """What one forward without gradients was seen to do, from the pristine state and the subject's seed.
+
+    Attributes:
+        outputs: Copies of the output tensors by path.
+        structure: Path and type of every leaf of the output.
+        with_graph: Outputs that carry a graph although gradients were off.
+        inputs: How many input tensors there were.
+        changed_inputs: Those of them that the forward wrote to.
+        containers: Structure of the inputs before and after the forward.
+        settings: Global settings before and after it.
+        consumed: Whether torch's random state moved.
+        others_moved: Whether the random state of numpy or ``random`` did.
+        grown: Keys of ``state_dict()`` that the forward added or reshaped.
+        output: The output rebuilt from the copies; None where it is not of tensors in plain containers.
+        repeats: In eval mode: whether the state is bit-equal afterwards and a further call runs,
+            with the same
+            outputs. None in training mode.
+        steady: In eval mode: whether a call with another seed gave the same outputs too.
+        grows: In eval mode: whether calls go on leaving bytes or hooks behind.
+        compared: How many parameters and buffers ``repeats`` is about.
+        applied: In eval mode: calls of the user's autograd Functions and operators in the second call.
+        keeps: In eval mode: attributes that the first call binds anew, writes to or makes longer.
+    """
+
+    outputs: dict[str, torch.Tensor]
+    structure: Structure
+    with_graph: tuple[str, ...]
+    inputs: int
+    changed_inputs: tuple[str, ...]
+    containers: tuple[Structure, Structure]
+    settings: tuple[dict[str, object], dict[str, object]]
+    consumed: bool
+    others_moved: bool
+    grown: tuple[str, ...]
+    output: Any = None
+    repeats: bool | None = None
+    steady: bool = False
+    grows: bool = False
+    compared: int = 0
+    applied: tuple[RecordedCall, ...] = ()
+    keeps: tuple[str, ...] = ()
+
+
+def forward_facts(subject: Subject, *, train: bool = False) -> ForwardFacts:
+    """Run the base batch once in a mode, in eval mode once or twice more, and say what happened; cached.
+
+    The first call runs plain, so that its outputs are what any other call of the model gives. The
+    further ones run under a count of live bytes; what they show is a reason to look, never a verdict.
+
+    Raises:
+        SubjectError: The first call raised.
+    """
+    key = ("forward-facts", train)
+    if key not in subject.cache:
+        subject.cache[key] = _look(subject, train=train)
+    found: ForwardFacts = subject.cache[key]
+    return found
+
+
+def outputs(
+    subject: Subject, batch: Batch | None = None, *, train: bool = False, seed: int = 0
+) -> dict[str, torch.Tensor]:
+    """Return copies of the output tensors of a forward without gradients, by path.
+
+    Those of the base batch with the subject's own seed are taken from :func:`forward_facts`.
+
+    Args:
+        batch: The base batch by default.
+        train: Mode of the model.
+        seed: Added to the subject's seed.
+
+    Raises:
+        SubjectError: The model raised.
+    """
+    if seed == 0 and (batch is None or batch is subject.batch()):
+        return forward_facts(subject, train=train).outputs
+    batch = (subject.batch() if batch is None else batch).clone()
+    with subject.pristine() as model, torch.no_grad():
+        model.train(train)
+        seed_everything(subject.seed + seed)
+        return copied(subject.call(model, batch))
+
+
+def evaluated(subject: Subject) -> Any:
+    """Return the output of the base batch in eval mode, without a graph, as :meth:`Subject.forward` does.
+
+    The caller may write to its tensors. Cost: that of a copy where :func:`forward_facts` could
+        rebuild the output.
+
+    Raises:
+        SubjectError: The model raised.
+    """
+    seen = forward_facts(subject).output
+    return subject.forward() if seen is None else _rebuilt(seen, lambda t: t.detach().clone())
+
+
+class _UnknownClassError(Exception):
+    """An object that is put together in its own way."""
+
+
+def _rebuilt(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a structure of plain containers with its tensors copied, one copy for each of them."""
+    memo: dict[int, torch.Tensor] = {}
+
+    def again(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in memo:
+                memo[id(value)] = copy(value)
+            return memo[id(value)]
+        if type(value) is dict:
+            return {key: again(item) for key, item in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(again(item) for item in value))
+        if type(value) in (list, tuple):
+            return type(value)(again(item) for item in value)
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise _UnknownClassError(type(value).__name__)
+
+    return again(value)
+
+
+def copied(output: object) -> dict[str, torch.Tensor]:
+    """Return copies of the tensors of an output: it may hold the model's own, which are put back."""
+    return {path: tensor.detach().clone() for path, tensor in trees.tensors(output).items()}
+
+
+def settings() -> dict[str, object]:
+    """Return the global settings that a forward must leave alone, by the call that reads them."""
+    return {
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+        "torch.get_default_device()": torch.get_default_device(),
+        "torch.is_grad_enabled()": torch.is_grad_enabled(),
+        "torch.get_num_threads()": torch.get_num_threads(),
+        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
+        "torch.is_anomaly_enabled()": torch.is_anomaly_enabled(),
+        "torch.backends.cudnn.benchmark": torch.backends.cudnn.benchmark,
+        "torch.backends.cudnn.deterministic": torch.backends.cudnn.deterministic,
+    }
+
+
+def _look(subject: Subject, *, train: bool) -> ForwardFacts:
+    batch = subject.batch().clone()
+    inputs = {path: tensor.detach().clone() for path, tensor in batch.tensors().items()}
+    holders = dict(batch.tensors())
+    containers = trees.signature((batch.args, batch.kwargs))
+    with subject.pristine() as model, torch.no_grad():
+        model.train(train)
+        state = {} if train else _values(subject, model)
+        keys = {} if train else _shapes(model)
+        held = {} if train else marks(model)
+        seed_everything(subject.seed)
+        before, rng, others = settings(), torch.get_rng_state(), _other_states()
+        output = subject.call(model, batch)
+        after, consumed = settings(), not torch.equal(rng, torch.get_rng_state())
+        others_moved = others != _other_states()
+        grown = () if train else tuple(k for k, s in _shapes(model).items() if keys.get(k) != s)
+        keeps = () if train else tuple(n for n, m in marks(model).items() if held.get(n) != m)
+        made = copied(output)
+        structure = trees.signature(output)
+        with_graph = tuple(p for p, t in trees.tensors(output).items() if t.grad_fn is not None)
+        changed = tuple(p for p, t in holders.items() if not trees.same(inputs[p], t))
+        containers_after = trees.signature((batch.args, batch.kwargs))
+        whole = None if train else _whole(output, made)
+        del output
+        further = {} if train else _repeat(subject, model, state, made)
+    return ForwardFacts(
+        outputs=made, structure=structure, with_graph=with_graph, inputs=len(inputs), changed_inputs=changed,
+        containers=(containers, containers_after), settings=(before, after), consumed=consumed, others_moved=others_moved,
+        grown=grown, output=whole, compared=len(state), keeps=keeps, **further,
+    )  # fmt: skip
+
+
+def _whole(output: Any, made: dict[str, torch.Tensor]) -> Any:
+    """Return the output with copies in place of its tensors, or None where it cannot be put together from them."""
+    copies = {id(t): made[path] for path, t in trees.tensors(output).items()}
+    if any(t.is_inference() for t in trees.tensors(output).values()):
+        return None  # such tensors take no gradient, which copies would
+    try:
+        return _rebuilt(output, lambda t: copies[id(t)])
+    except (_UnknownClassError, KeyError, TypeError):
+        return None
+
+
+def _other_states() -> tuple[Any, ...]:
+    """Return the random states of ``random`` and, where it is loaded, numpy."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return (random.getstate(),)
+    kind, words, *rest = numpy.random.get_state()
+    return random.getstate(), kind, words.tobytes(), tuple(rest)
+
+
+def _repeat(
+    subject: Subject,
+    model: nn.Module,
+    state: dict[str, torch.Tensor],
+    first: dict[str, torch.Tensor],
+) -> dict[str, Any]:
+    """Call again with another seed, and with the same where that is not decided; return what that shows.
+
+    Returns:
+        The fields ``repeats``, ``steady``, ``grows`` and ``applied``.
+    """
+    saved = set(model.state_dict(keep_vars=True))
+    now = dict((*model.named_buffers(), *model.named_parameters()))
+    kept = all(trees.same(t, now[n]) for n, t in state.items() if n in now and n in saved)
+    counter = LiveBytes()
+    counter.know((*model.parameters(), *model.buffers()))
+    live = [counter.live]
+    hooks: list[int] = [count_hooks(model).total()]
+    applied: list[RecordedCall] = []
+    same: list[bool] = []
+    for seed in (1, 0):  # what is the same with another seed repeats with the same one
+        seed_everything(subject.seed + seed)
+        batch = subject.batch().clone()
+        watch = recording() if seed else contextlib.nullcontext(applied)
+        try:
+            with counter, watch as applied:
+                output = subject.call(model, batch)
+        except SubjectError:
+            return {
+                "repeats": False,
+                "grows": True,
+            }  # whoever asks runs it plain, and tells the error
+        again = trees.tensors(output)
+        same.append(all(path in again and trees.same(t, again[path]) for path, t in first.items()))
+        del again, output, batch
+        if counter.live > live[-1]:
+            gc.collect(0)  # young cycles, such as those of a traceback, are no leak
+        live.append(counter.live)
+        hooks.append(count_hooks(model).total())
+        if same[0] and live[1] <= live[0] and hooks[1] <= hooks[0]:
+            break
+    return {
+        "repeats": kept and same[-1],
+        "steady": same[0],
+        "grows": len(live) > 2 and (live[2] > live[1] or hooks[2] > hooks[1]),
+        "applied": tuple(applied),
+    }
+
+
+def _values(subject: Subject, model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the values of every buffer and parameter: the subject's own copies where it has them."""
+    found = {}
+    for name, tensor in (*model.named_buffers(), *model.named_parameters()):
+        if tensor.device.type == "meta" or tensor.layout != torch.strided:
+            continue
+        known = subject.state.original(tensor)
+        found[name] = tensor.detach().clone() if known is None else known
+    return found
+
+
+_TORCHS_OWN = frozenset(vars(torch.nn.Module()))
+
+
+def marks(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return, by the path of each attribute and buffer, what changes as a call binds it, writes to it or lengthens it.
+
+    Only what the attribute itself is: what stands inside an object or a nested container is not
+        looked at.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for name, module in model.named_modules():
+        own = [(k, v) for k, v in vars(module).items() if k not in _TORCHS_OWN]
+        for key, value in (*own, *module._buffers.items()):
+            size = len(value) if isinstance(value, list | dict | set | deque) else 0
+            if isinstance(value, torch.Tensor) and not value.is_inference():
+                size = value._version
+            found[f"{name}.{key}" if name else key] = (id(value), size)
+    return found
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {
+        key: tuple(t.shape)
+        for key, t in model.state_dict().items()
+        if isinstance(t, torch.Tensor) and not is_lazy(t)
+    }

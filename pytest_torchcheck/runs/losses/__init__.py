@@ -1,0 +1,1 @@
+"""Runs that show how a loss consumes an output."""

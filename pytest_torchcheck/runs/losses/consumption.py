@@ -1,0 +1,370 @@
+"""How a loss consumes the output of one forward: watched once, for all that ask."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...objects import trees
+from ...probes.loss.arguments import Alignable, alignable, misfit
+from ...probes.loss.consumption import (
+    Broadcast,
+    LogOf,
+    LossCall,
+    LossWatch,
+    Producer,
+    is_criterion,
+    parameter_of,
+)
+from ...probes.recorded.watch import version_of
+from ...state import seed_everything
+from .pulls import cut_outputs, goals_of, share_away
+
+if TYPE_CHECKING:
+    from ...batches import Batch
+    from ...findings import Location
+    from ...probes.gradient.dead_terms import DeadTerm
+    from ...probes.loss.focal import FocalMean
+    from ...probes.loss.slopes import LossOfOutput
+    from ...subject import Subject
+
+_REGRESSIONS = ("F.mse_loss", "F.l1_loss", "F.smooth_l1_loss", "F.huber_loss")
+
+
+_BINARY = ("F.binary_cross_entropy", "F.binary_cross_entropy_with_logits")
+
+
+_SUM = 1e-2
+"""By how much class probabilities may miss one: in half precision they do so by less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumed:
+    """What one loss function was given; plain data.
+
+    Attributes:
+        function: Such as ``F.cross_entropy``.
+        shape: Of its input.
+        distribution: Whether the input's rows sum to one and none is negative.
+        log_distribution: Whether its exponential's rows sum to one.
+        unit: Whether it lies within 0 and 1.
+        negative: Whether any element is negative.
+        zeros: Share of exact zeros.
+        spread: Standard deviation.
+        producer: What made it.
+        weight: The parameter that a linear producer multiplied with.
+        place: Line of the call.
+        classes: Size of the class dimension for cross entropy, else 0.
+        entropy: Mean cross entropy with the given class indices; NaN where there are none.
+        rising: Share of samples whose loss falls when their true class gets less likely; NaN if unknown.
+        top: Largest class index among the targets that count; -1 if unknown.
+        low: Smallest of them.
+        counted: How many targets count.
+        target_place: Line within forward or loss that made the targets last.
+        made_target: Whether any operation there made them.
+        outside: The lowest and highest target, or all of a few, where a binary cross entropy got
+            some outside of 0 to 1.
+        binary: How many targets a binary cross entropy of logits got.
+        whole: Whether a regression loss got whole numbers of the input's shape as targets.
+        criterion: Class of torch's loss module that called the function, or empty.
+        unlike: What keeps float targets of cross entropy from being class probabilities:
+            ``several`` ones in a row,
+            ``negative`` ones, or ``batch`` where the one dimension there is does not sum to one;
+            empty where nothing does.
+        swapped: Whether a binary cross entropy was given 0s and 1s of the batch first, and the
+            output after it.
+        ctc: The labels of a CTC loss.
+        misfit: Code of what is wrong with a rate or with log-probabilities, or empty.
+    """
+
+    function: str
+    shape: tuple[int, ...]
+    distribution: bool = False
+    log_distribution: bool = False
+    unit: bool = False
+    negative: bool = True
+    zeros: float = 0.0
+    spread: float = 0.0
+    producer: Producer | None = None
+    weight: str | None = None
+    place: Location | None = None
+    classes: int = 0
+    entropy: float = math.nan
+    rising: float = math.nan
+    top: int = -1
+    low: int = -1
+    counted: int = 0
+    target_place: Location | None = None
+    made_target: bool = False
+    outside: tuple[float, ...] = ()
+    binary: int = 0
+    whole: bool = False
+    criterion: str = ""
+    unlike: str = ""
+    swapped: bool = False
+    ctc: Alignable | None = None
+    misfit: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossEvidence:
+    """How the user's loss consumed the output of one forward; plain data.
+
+    ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms
+    without a
+    graph, ``focal`` the focal weights of a mean.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    value: float
+    leaf: bool
+    connected: bool
+    consumed: tuple[Consumed, ...] = ()
+    broadcasts: tuple[Broadcast, ...] = ()
+    producer: Producer | None = None
+    samples: int = 0
+    logs: tuple[LogOf, ...] = ()
+    outputs: dict[str, float] = field(default_factory=dict)
+    away: dict[str, float] = field(default_factory=dict)
+    written: tuple[str, ...] = ()
+    dead: tuple[DeadTerm, ...] = ()
+    focal: tuple[FocalMean, ...] = ()
+
+
+def evidence(subject: Subject) -> LossEvidence:
+    """Watch one forward and its loss, with gradients to the outputs; cached."""
+    if "loss" not in subject.cache:
+        subject.cache["loss"] = _gather(subject)
+    found: LossEvidence = subject.cache["loss"]
+    return found
+
+
+class LossSight:
+    """Sees a forward and its loss, and the gradients that a backward sends to what the loss consumed.
+
+    Args:
+        subject: Whose step.
+        model: Its model.
+        batch: What the model is called with.
+
+    Attributes:
+        watch: To be entered around the forward and the loss.
+    """
+
+    def __init__(self, subject: Subject, model: torch.nn.Module, batch: Batch) -> None:
+        self._subject, self._model, self._batch = subject, model, batch
+        self.watch = LossWatch(model)
+        self._inputs = {id(t) for _, t in batch.input_leaves() if isinstance(t, torch.Tensor)}
+        self._given: dict[str, tuple[torch.Tensor, int | None]] = {}
+
+    def between(self, output: Any) -> None:
+        """Say that the forward is over and the loss begins."""
+        targets = [
+            t for t in trees.tensors(self._batch.targets).values() if id(t) not in self._inputs
+        ]
+        self.watch.between(trees.tensors(output).values(), targets)
+        given = trees.tensors(self._batch.targets, "targets") | trees.tensors(output)
+        self._given = {path: (tensor, version_of(tensor)) for path, tensor in given.items()}
+
+    def wanted(self, output: Any) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """Return what the loss functions were given, and the outputs by path, that require a gradient."""
+        consumed = [call.input for call in self.watch.calls if call.input.requires_grad]
+        return consumed, {p: t for p, t in trees.floats(output).items() if t.requires_grad}
+
+    def evidence(
+        self,
+        output: Any,
+        loss: torch.Tensor,
+        by_input: dict[int, torch.Tensor | None],
+        by_path: dict[str, torch.Tensor | None],
+    ) -> LossEvidence:
+        """Describe what was seen.
+
+        Args:
+            output: What the model returned.
+            loss: Its loss.
+            by_input: Gradients of what the loss functions were given, by id.
+            by_path: Gradients of the outputs.
+        """
+        first = next(iter(trees.floats(output).values()), None)
+        written = tuple(p for p, (t, version) in self._given.items() if version_of(t) != version)
+        return LossEvidence(
+            shape=tuple(loss.shape),
+            dtype=str(loss.dtype).removeprefix("torch."),
+            value=float(loss.detach().float().mean()) if loss.numel() else math.nan,
+            leaf=loss.is_leaf and loss.requires_grad,
+            connected=loss.requires_grad,
+            consumed=tuple(
+                describe(call, by_input.get(id(call.input)), self._model)
+                for call in self.watch.calls
+            ),
+            broadcasts=tuple(self.watch.broadcasts),
+            producer=None if first is None else self.watch.producer(first),
+            samples=len(self.watch.samples),
+            logs=tuple(self.watch.logs),
+            outputs={
+                p: 0.0 if g is None else float(trees.dense(g).abs().max())
+                for p, g in by_path.items()
+                if g is None or g.numel()
+            },
+            away=share_away(self._subject, output, self._batch),
+            written=written,
+            dead=tuple(self.watch.derivatives.found),
+            focal=tuple(self.watch.focal.found),
+        )
+
+    def keep(self, output: Any, loss: torch.Tensor) -> None:
+        """Keep what :func:`evidence` returns, after a backward that left ``.grad`` of all that is :meth:`wanted`.
+
+        Nothing is kept where the evidence calls the user's loss again, in the midst of their steps.
+        """
+        again = goals_of(output, self._batch) or cut_outputs(output, self._batch)
+        if loss.requires_grad and loss.dim() == 0 and not again:
+            consumed, outputs = self.wanted(output)
+            self._subject.cache.setdefault(
+                "loss",
+                self.evidence(
+                    output,
+                    loss,
+                    {id(t): t.grad for t in consumed},
+                    {path: t.grad for path, t in outputs.items()},
+                ),
+            )
+
+
+def _gather(subject: Subject) -> LossEvidence:
+    batch = subject.batch().clone()
+    with subject.pristine() as model, torch.enable_grad():
+        model.train()
+        seed_everything(subject.seed)
+        sight = LossSight(subject, model, batch)
+        with sight.watch:
+            output = subject.call(model, batch)
+            sight.between(output)
+            loss = subject.compute_loss(output, batch)
+        consumed, outputs = sight.wanted(output)
+        grads: list[torch.Tensor | None] = [None] * (len(consumed) + len(outputs))
+        if grads and loss.requires_grad and loss.dim() == 0:
+            with subject.phase("backward", batch):
+                grads = list(
+                    torch.autograd.grad(
+                        loss, [*consumed, *outputs.values()], allow_unused=True, retain_graph=False
+                    )
+                )
+        by_input = {id(t): g for t, g in zip(consumed, grads, strict=False)}
+        by_path = dict(zip(outputs, grads[len(consumed) :], strict=False))
+        return sight.evidence(output, loss, by_input, by_path)
+
+
+@torch.no_grad()
+def describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module) -> Consumed:
+    """Describe what one loss function was given.
+
+    Args:
+        call: The call, with its live tensors.
+        grad: Gradient of the loss by its input, where that is known.
+        model: Whose parameters a linear producer multiplied with.
+    """
+    values = trees.dense(call.input).float()
+    made: dict[str, Any] = {
+        "function": call.op.name,
+        "shape": tuple(values.shape),
+        "place": call.op.location,
+        "criterion": call.op.module_class if is_criterion(call.op.module_class) else "",
+        "target_place": None if call.target_op is None else call.target_op.location,
+        "made_target": call.target_op is not None,
+    }
+    if call.producer is not None:
+        made |= {"producer": call.producer, "weight": parameter_of(model, call.producer)}
+    made["ctc"] = alignable(call)
+    if values.numel() == 0 or not bool(torch.isfinite(values).all()):
+        return Consumed(**made)
+    made["misfit"] = misfit(call, values, grad)
+    low, high = float(values.min()), float(values.max())
+    made |= {
+        "negative": low < 0,
+        "unit": low >= 0 and high <= 1,
+        "zeros": float((values == 0).float().mean()),
+    }
+    made["spread"] = float(values.std()) if values.numel() > 1 else 0.0
+    dim = (
+        1
+        if call.op.name in ("F.cross_entropy", "F.nll_loss", "F.nll_loss_nd") and values.dim() > 1
+        else -1
+    )
+    if values.dim() and values.shape[dim] > 1:
+        sums = values.sum(dim)
+        made["distribution"] = low >= 0 and bool(((sums - 1).abs() < 1e-3).all())
+        made["log_distribution"] = high <= 0 and bool(
+            ((values.exp().sum(dim) - 1).abs() < 1e-3).all()
+        )
+    target = call.target
+    if call.swapped and call.op.name in _BINARY:
+        made["swapped"] = bool(((values == 0) | (values == 1)).all())
+    if target is not None and call.op.name == "F.cross_entropy" and target.is_floating_point():
+        made["unlike"] = _no_distributions(trees.dense(target), values)
+    if target is not None and call.op.name == "F.binary_cross_entropy_with_logits":
+        made["outside"] = _no_probabilities(trees.dense(target), grad)
+        made["binary"] = target.numel()
+    elif target is not None and call.op.name in _REGRESSIONS:
+        numbers = trees.dense(target)
+        made["whole"] = numbers.shape == values.shape and bool((numbers == numbers.round()).all())
+    elif (
+        target is not None
+        and dim == 1
+        and not target.is_floating_point()
+        and target.shape == values.shape[:1] + values.shape[2:]
+    ):
+        classes = values.shape[1]
+        ignore = int(call.options.get("ignore_index", -100))
+        counts = (target != ignore) & (target >= 0) & (target < classes)
+        if bool(counts.any()):
+            kept = target[counts]
+            made |= {
+                "classes": classes, "top": int(kept.max()), "low": int(kept.min()), "counted": int(counts.sum()),
+            }  # fmt: skip
+            rows = values.movedim(1, -1)[counts]
+            if call.op.name == "F.cross_entropy":
+                made["entropy"] = float(torch.nn.functional.cross_entropy(rows, kept))
+            if grad is not None:
+                slope = trees.dense(grad).movedim(1, -1)[counts].gather(1, kept[:, None])[:, 0]
+                moved = slope != 0
+                if bool(moved.any()):
+                    made["rising"] = float((slope[moved] > 0).float().mean())
+    return Consumed(**made)
+
+
+def _no_distributions(target: torch.Tensor, values: torch.Tensor) -> str:
+    """Say what keeps float targets from being class probabilities; a row may be scaled, or left out by zeros."""
+    if target.shape != values.shape or not target.dim():
+        return ""
+    if target.dim() == 1:
+        return "batch" if abs(float(target.sum()) - 1) > _SUM and len(target) > 1 else ""
+    rows = target.movedim(1, -1).flatten(0, -2)
+    several = rows[(rows != 0).sum(-1) > 1]
+    if bool((several < 0).any()):
+        return "negative"
+    return "several" if len(several) and bool(((rows == 0) | (rows == 1)).all()) else ""
+
+
+def _no_probabilities(target: torch.Tensor, grad: torch.Tensor | None) -> tuple[float, ...]:
+    """Return a few of the targets outside of 0 to 1 that the loss heeds: marks that it leaves out are none."""
+    if grad is None or grad.shape != target.shape:
+        return ()
+    beyond = ((target < 0) | (target > 1)) & (trees.dense(grad) != 0)
+    if not bool(beyond.any()):
+        return ()
+    found = torch.unique(target.float())
+    return tuple(found.tolist() if len(found) <= 4 else found[[0, -1]].tolist())
+
+
+def loss_calls(subject: Subject, loss: LossOfOutput) -> list[LossCall]:
+    """Return the calls of torch's loss functions, with what made their arguments."""
+    watch = LossWatch()
+    with watch:
+        loss.run()
+    return watch.calls

@@ -1,0 +1,79 @@
+"""The losses that the user's own training step computes, wherever it calls one of torch's loss functions."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...probes.loss.consumption import Broadcast, LossCall, LossWatch
+from ...probes.recorded.watch import tensors_in
+from ...state import seed_everything
+from ...subject import SubjectError
+from .consumption import LossEvidence, describe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ...subject import Subject
+
+_PAIRED = ("F.mse_loss", "F.l1_loss", "F.smooth_l1_loss", "F.huber_loss")
+"""Losses that broadcast their two arguments with a warning; the others refuse shapes that differ."""
+
+
+class _StepWatch(LossWatch):
+    """Counts what the modules return that the step itself calls as outputs."""
+
+    def module_left(self, module: nn.Module, args: Any, result: Any) -> None:
+        """Take the outputs of a module that no other module called."""
+        if len(self.scopes) == 1:
+            self.between(list(tensors_in(result)), ())
+
+
+def step_evidence(subject: Subject) -> LossEvidence | None:
+    """Watch the loss functions of one training step; None where the step raises. Cached.
+
+    There is no one loss of a step, so that its value, and gradients towards what the functions were
+    given, are not
+    part of it.
+    """
+    if "step-loss" not in subject.cache:
+        subject.cache["step-loss"] = _gather(subject)
+    found: LossEvidence | None = subject.cache["step-loss"]
+    return found
+
+
+def _gather(subject: Subject) -> LossEvidence | None:
+    batch = subject.batch().clone()
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        watch = _StepWatch(model)
+        try:
+            made = subject.make_optimizer(model)
+            with watch:
+                subject.train_step(model, made, batch)
+        except SubjectError:
+            return None  # weights-update explains it
+        pairs = [pair for call in watch.calls if (pair := _stretched(call)) is not None]
+        return LossEvidence(
+            shape=(),
+            dtype="",
+            value=math.nan,
+            leaf=False,
+            connected=True,
+            consumed=tuple(describe(call, None, model) for call in watch.calls),
+            broadcasts=tuple(pairs),
+        )
+
+
+def _stretched(call: LossCall) -> Broadcast | None:
+    """Return the two shapes of a call that differ, and what they broadcast to."""
+    target = call.target
+    if call.op.name not in _PAIRED or target is None or target.shape == call.input.shape:
+        return None
+    result = torch.broadcast_shapes(call.input.shape, target.shape)
+    return Broadcast(
+        op=call.op, output=tuple(call.input.shape), target=tuple(target.shape), result=tuple(result)
+    )

@@ -1,0 +1,329 @@
+"""Does the loss fall along its gradient as the gradient says: differences in float64."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...objects import trees
+from ...probes.gradient.surrogates import Held, held_between
+from ...probes.recorded.watch import nodes_of
+from ...state import ModuleState, seed_everything
+from ...subject import SubjectError, clear_gradients
+from ..double import jittered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
+    from ...batches import Batch
+    from ...probes.recorded.watch import Op
+    from ...subject import Subject
+
+FIRST = 1e-5
+"""Relative step of every parameter: rounding and curvature are far below the tolerance."""
+FURTHER = (1e-3, 1e-6)
+"""Where the first one misses: casts to float32 need a larger, curvature a smaller step."""
+ROUNDED = (1e-3, 3e-4, 3e-3)
+"""The steps where the loss itself comes out in float32, as of logits that a model casts."""
+CLOSE, CLOSE_ROUNDED = 1e-4, 1e-3
+"""A ratio that misses 1 by no more holds: in float64; at the largest step."""
+APART = 3e-4
+"""A ratio that misses 1 by more, at two steps alike, does not."""
+SURE = 0.01
+"""Below it, what misses 1 and is not explained may be rounding within the model."""
+_ALIKE = 0.1  # of the distance to 1: by so much may the ratios of two steps differ
+_ONE_SIDED = (
+    0.5  # of what is missing: by so much may the slopes of both sides differ; else there is a kink
+)
+_STEADY = 1e-12  # relative: parameters that went to and fro round once
+_SMALLEST = 1e-8  # of the loss: a slope that rounding does not hide
+_SAMPLES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slope:
+    """The loss at one step to both sides.
+
+    Attributes:
+        step: By what share of its own size each parameter moves.
+        ahead: Slope of the loss along the gradient, from the point on.
+        behind: Slope up to the point.
+    """
+
+    step: float
+    ahead: float
+    behind: float
+
+    @property
+    def middle(self) -> float:
+        """Slope from both sides, with an error of the second order."""
+        return (self.ahead + self.behind) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Descent:
+    """What the gradient says of the loss, and what the loss does.
+
+    Attributes:
+        loss: At the point where the gradient was taken.
+        promised: The slope that the gradient says.
+        slopes: The measured ones, the first step first.
+        refused: Why nothing was measured, or empty.
+        nodes: Names of the custom autograd Functions in the graph.
+        narrow: Whether the loss comes out in float32.
+        random: Whether the forward draws random numbers; only asked where the first slope misses.
+        steady: Whether a second evaluation gives the same loss; only asked where the first slope
+            misses.
+        wrong: By the name of a parameter, its measured slope as a share of what its gradient says;
+            only of those that miss.
+    """
+
+    loss: float = math.nan
+    promised: float = 0.0
+    slopes: tuple[Slope, ...] = ()
+    refused: str = ""
+    nodes: tuple[str, ...] = ()
+    narrow: bool = False
+    random: bool = False
+    steady: bool = True
+    wrong: dict[str, float] = field(default_factory=dict)
+
+    def ratio(self, slope: Slope) -> float:
+        """Return a measured slope as a share of the promised one."""
+        return slope.middle / self.promised
+
+    @property
+    def holds(self) -> bool:
+        """Say whether some step shows the promised slope."""
+        near = any(abs(self.ratio(s) - 1) <= CLOSE for s in self.slopes if s.step <= FIRST)
+        far = any(abs(self.ratio(s) - 1) <= CLOSE_ROUNDED for s in self.slopes if s.step > FIRST)
+        return near or (far and self.measured is None)
+
+    @property
+    def measured(self) -> float | None:
+        """The share of the promised slope, where two steps agree that it is not 1; or None."""
+        small = min(self.slopes, key=lambda slope: slope.step)
+        ratio, again = self.ratio(self.slopes[0]), self.ratio(small)
+        missing = abs(ratio - 1)
+        kink = abs(small.ahead - small.behind) > _ONE_SIDED * missing * self.promised
+        if len(self.slopes) < 2 or missing < (SURE if self.narrow else APART) or kink:
+            return None
+        return ratio if abs(ratio - again) <= _ALIKE * missing else None
+
+
+class _Losses:
+    """Evaluates the loss at moved parameters, from the same state and seed each time."""
+
+    def __init__(self, subject: Subject, model: nn.Module, batch: Batch) -> None:
+        self._subject, self._model, self._batch = subject, model, batch
+        self._state = ModuleState(model)
+        self._narrow = False
+        self._moves: dict[str, tuple[torch.Tensor, torch.Tensor, float]] = {}
+        self.promises: dict[str, float] = {}
+
+    def now(self) -> torch.Tensor:
+        """Return the loss of a fresh forward, with its graph where gradients are on."""
+        self._state.restore(parameters=False)
+        self._model.train()
+        seed_everything(self._subject.seed)
+        batch = self._batch.clone()
+        output = self._subject.call(self._model, batch)
+        if not self._narrow:
+            try:
+                return self._subject.compute_loss(output, batch)
+            except SubjectError as error:
+                if error.phase != "loss" or self.promises:
+                    raise
+                self._narrow = True
+        # a loss may hold tensors of its own, such as weights of classes, in float32
+        wide = {id(t): t for t in trees.floats(output).values() if t.dtype == torch.float64}
+        cast = trees.substitute(output, {key: t.float() for key, t in wide.items()})
+        return self._subject.compute_loss(cast, batch.to(dtype=torch.float32))
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Take the gradients in float32, each with the length of its step."""
+        handles = [
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._take, name))
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad
+        ]
+        try:
+            loss.backward()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _take(self, name: str, parameter: torch.Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None or not parameter.numel():
+            return
+        gradient = trees.dense(gradient)
+        narrow = torch.complex64 if gradient.is_complex() else torch.float32
+        way = gradient.to(narrow)
+        size = float(torch.linalg.vector_norm(way))
+        reach = float(torch.linalg.vector_norm(parameter.detach()))
+        if size > 0 and reach > 0 and math.isfinite(size):
+            self._moves[name] = (parameter, way, reach / size)
+            along = torch.vdot(gradient.flatten(), way.to(gradient.dtype).flatten())
+            self.promises[name] = reach * float(along.real) / size
+        elif not math.isfinite(size):
+            self.promises[name] = math.nan
+
+    def step(self, step: float, names: Iterable[str] | None = None) -> None:
+        """Move some parameters, or all, along their gradients by a share of their size."""
+        _move([self._moves[name] for name in (self._moves if names is None else names)], step)
+
+    def draws(self) -> bool:
+        """Say whether a forward draws random numbers."""
+        seed_everything(self._subject.seed)
+        before = torch.get_rng_state()
+        self.now()
+        return not torch.equal(before, torch.get_rng_state())
+
+    def slope(self, step: float, loss: float, names: Iterable[str] | None = None) -> Slope:
+        """Measure the slope of the loss along the gradients of some parameters, or of all."""
+        names = None if names is None else list(names)
+        values = []
+        for way in (step, -2 * step):
+            self.step(way, names)
+            values.append(float(self.now().detach()))
+        self.step(step, names)
+        return Slope(step=step, ahead=(values[0] - loss) / step, behind=(loss - values[1]) / step)
+
+
+@torch.no_grad()
+def _move(chosen: list[tuple[torch.Tensor, torch.Tensor, float]], step: float) -> None:
+    for parameter, gradient, length in chosen:
+        parameter.add_(gradient, alpha=step * length)
+
+
+def few_samples(subject: Subject) -> Batch:
+    """Return the base batch, cut to a few samples where that is possible."""
+    batch = subject.batch()
+    symbol = subject.source.batch_symbol
+    if symbol is None or batch.sizes.get(symbol, 0) <= _SAMPLES:
+        return batch
+    axes = subject.source.axes(symbol)
+    if any(path not in axes for path in batch.tensors()):
+        return batch
+    return subject.source.rows(batch, torch.arange(_SAMPLES))
+
+
+def descent(subject: Subject) -> Descent:
+    """Compare the slope of the loss along its gradient with the gradient; cached.
+
+    The weights are moved a little at random first, away from ties and zero-initialised parts. Each
+    parameter
+    moves along its gradient by the same share of its size. One forward and backward and two
+    forwards in
+    float64; where the first step misses, six forwards more, and two for each of a few parameters.
+    """
+    if "descent" not in subject.cache:
+        subject.cache["descent"] = _measured(subject)
+    found: Descent = subject.cache["descent"]
+    return found
+
+
+def _measured(subject: Subject) -> Descent:
+    batch = few_samples(subject).to(dtype=torch.float64)
+    try:
+        with jittered(subject, seed=subject.seed) as model:
+            clear_gradients(model)
+            losses = _Losses(subject, model, batch)
+            with torch.enable_grad():
+                versions = [p._version for p in model.parameters()]
+                value = losses.now()
+                if [p._version for p in model.parameters()] != versions:
+                    return Descent(refused="the forward writes to parameters")
+                if value.dim() or not value.requires_grad:
+                    return Descent(refused="the loss is no scalar with a graph")
+                if value.dtype not in (torch.float64, torch.float32):
+                    return Descent(refused=f"the loss is computed in {value.dtype}")
+                nodes = custom_functions(value)
+                losses.backward(value)
+                return _compared(losses, value.detach(), nodes)
+    except SubjectError as error:
+        return Descent(refused=f"the {error.phase} raises {type(error.error).__name__} in float64")
+    except RuntimeError as error:
+        return Descent(refused=f"backward raises {type(error).__name__} in float64")
+
+
+def _compared(losses: _Losses, value: torch.Tensor, nodes: tuple[str, ...]) -> Descent:
+    loss = float(value)
+    promised = sum(losses.promises.values())
+    if not (math.isfinite(loss) and math.isfinite(promised)):
+        return Descent(refused="loss or gradient is not finite in float64")
+    if promised <= _SMALLEST * abs(loss):
+        return Descent(refused="the gradient is zero, or too small to be measured")
+    narrow = value.dtype != torch.float64
+    first, *others = ROUNDED if narrow else (FIRST, *FURTHER)
+    start = (losses.slope(first, loss),)
+    found = Descent(loss=loss, promised=promised, slopes=start, nodes=nodes, narrow=narrow)
+    if found.holds:
+        return found
+    steady = abs(float(losses.now().detach()) - loss) <= (1e-6 if narrow else _STEADY) * abs(loss)
+    further = [losses.slope(step, loss) for step in others]
+    found = replace(found, slopes=(*found.slopes, *further), steady=steady)
+    if found.measured is None or not steady:
+        return found
+    return replace(found, random=losses.draws(), wrong=_wrong(losses, loss, promised, first))
+
+
+def _wrong(
+    losses: _Losses, loss: float, promised: float, step: float, most: int = 24
+) -> dict[str, float]:
+    """Measure parameters alone, the largest promises first; return the ratios that miss."""
+    order = sorted(losses.promises, key=lambda name: -losses.promises[name])[:most]
+    found = {}
+    for name in order:
+        promise = losses.promises[name]
+        if promise <= 1e-4 * promised:
+            break
+        ratio = losses.slope(step, loss, [name]).middle / promise
+        if abs(ratio - 1) > 3 * APART:
+            found[name] = ratio
+    return found
+
+
+def custom_functions(value: torch.Tensor) -> tuple[str, ...]:
+    """Return the names of the custom autograd Functions behind a value."""
+    custom = torch.autograd.function.BackwardCFunction
+    found = {type(node).__name__ for node in nodes_of(value.grad_fn) if isinstance(node, custom)}
+    return tuple(sorted(name.removesuffix("Backward") for name in found))
+
+
+def surrogates(subject: Subject, names: Iterable[str]) -> list[Op]:
+    """Return the calls with a gradient whose value stays while their operands move.
+
+    Watched forwards in float64: one at the point, and for each parameter one a small step along its
+    gradient.
+
+    Args:
+        subject: Whose loss.
+        names: Parameters that move one by one; all together where there are none.
+    """
+    batch = few_samples(subject).to(dtype=torch.float64)
+    try:
+        with jittered(subject, seed=subject.seed) as model, torch.enable_grad():
+            clear_gradients(model)
+            losses = _Losses(subject, model, batch)
+            losses.backward(losses.now())
+            with Held(model) as here:
+                losses.now()
+            ways: list[list[str] | None] = [[name] for name in names]
+            for chosen in ways or [None]:
+                losses.step(FIRST, chosen)
+                with Held(model) as there:
+                    losses.now()
+                losses.step(-FIRST, chosen)
+                if found := held_between(here, there):
+                    return found
+    except (SubjectError, RuntimeError):
+        return []
+    return []

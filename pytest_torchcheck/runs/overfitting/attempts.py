@@ -1,0 +1,261 @@
+"""Training on one batch within a budget of plain steps, and what each attempt showed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ...objects.peek import attribute
+from ...state import seed_everything
+from ...subject import (
+    SubjectError,
+    UnmeasurableError,
+    clear_gradients,
+    optimizers_of,
+    schedulers_of,
+)
+from ...text.printable import message_of
+from .one_batch import Floor, follow, remaining, small_batch, steepness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...batches import Batch
+    from ...contracts import Overfit
+    from ...subject import Subject
+    from .one_batch import Budget, Look
+
+_DECLARED = 0.35  # share of the budget for the declared optimizer, where another run can follow
+_CONSTANT = 0.6  # the same, as long as the loss has not changed by a bit
+_RATES = (1e-6, 3e-2)
+"""Lowest and highest first learning rate of Adam."""
+_FLAT = 0.01  # of the distance to the floor: a run that gains less in its last window has stopped
+_TOO_FAR = 3.0  # times the steps that are left: a run whose pace needs more is ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One run of training on one batch.
+
+    Attributes:
+        name: ``the declared optimizer``, or which optimizer at which learning rate.
+        losses: Loss of every step.
+        remaining: ``(best - floor) / (first - floor)``; NaN if nothing finite came out.
+        ended: Why it ended: ``reached`` the goal, ``not-finite``, ``flat``, ``pace`` (it falls too
+            slowly for
+            the budget), ``schedule`` (the declared schedule has no further step) or ``budget``.
+        rates: The highest learning rate at the first step, and at the last one or as a schedule
+            means it; NaN
+            where it is not known.
+        pending: Sum of the absolute values of the gradients that the last step left.
+    """
+
+    name: str
+    losses: tuple[float, ...]
+    remaining: float
+    ended: str
+    rates: tuple[float, float] = (math.nan, math.nan)
+    pending: float = 0.0
+
+    @property
+    def finite(self) -> list[float]:
+        """The losses that are finite."""
+        return [loss for loss in self.losses if math.isfinite(loss)]
+
+
+def declared_attempt(subject: Subject, goal: Overfit, floor: Floor, budget: Budget) -> Attempt:
+    """Train with the declared optimizer and step, from the pristine state and one seed."""
+    alone = subject.contract.loss is None
+    steps = budget.left if alone else _DECLARED * goal.steps
+    more = budget.left if alone else _CONSTANT * goal.steps
+    batch = small_batch(subject)
+    losses: list[float] = []
+    ended = "budget"
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        made = subject.make_optimizer(model)
+        first = _rate_of(made)
+        while len(losses) < (more if len(set(losses)) == 1 else steps) and budget.take():
+            seed_everything(subject.seed)
+            value = _declared_step(subject, model, made, batch.clone(), number=len(losses))
+            if value is None:
+                ended = "schedule"
+                break
+            losses.append(value)
+            if (why := _over(losses, goal, floor, int(steps))) and len(set(losses)) > 1:
+                ended = why
+                break
+        rates = (first, _rate_of(made, meant=True))
+        pending = steepness(model)
+    return Attempt(
+        name="the declared optimizer",
+        losses=tuple(losses),
+        remaining=remaining(losses, floor),
+        ended=ended,
+        rates=rates,
+        pending=pending,
+    )
+
+
+def own_attempt(
+    subject: Subject,
+    goal: Overfit,
+    seen: Look,
+    budget: Budget,
+    *,
+    keep: float,
+    gentler: float = 1.0,
+) -> Attempt:
+    """Train by Adam without dropout, at a rate that follows from loss and gradient.
+
+    Args:
+        subject: What is trained.
+        goal: When it is reached.
+        seen: Loss, floor and gradient before any training.
+        budget: What may be spent.
+        keep: So much of it is left.
+        gentler: The first rate is divided by it.
+    """
+    gap = seen.loss - seen.floor.value if seen.floor.bounded else max(1.0, abs(seen.loss))
+    rate = 0.5 * gap / max(seen.slope, 1e-30)
+    rate = min(max(rate, _RATES[0]), _RATES[1]) / gentler
+    batch = small_batch(subject)
+    losses: list[float] = []
+    ended = "budget"
+    with subject.pristine(steps=True) as model:
+        model.train()
+        for module in model.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.eval()
+        optimizers = list(_optimizers(model, rate))
+        limit = max(1, int(budget.left - keep))
+        while budget.left >= 1 + keep and budget.take():
+            seed_everything(subject.seed)
+            clear_gradients(model)
+            try:
+                _, loss = subject.passes(model, batch.clone())
+            except SubjectError as error:
+                if not losses:
+                    raise
+                raise _provoked(error, rate, len(losses)) from error
+            for optimizer in optimizers:
+                follow(optimizer, losses, float(loss.detach()))
+            losses.append(float(loss.detach()))
+            if why := _over(losses, goal, seen.floor, limit):
+                ended = why
+                break
+            for optimizer in optimizers:
+                optimizer.step()
+    return Attempt(
+        name=f"Adam from a rate of {rate:.2g}",
+        losses=tuple(losses),
+        remaining=remaining(losses, seen.floor),
+        ended=ended,
+    )
+
+
+def _provoked(error: SubjectError, rate: float, steps: int) -> UnmeasurableError:
+    """Say that the weights at which the model raises are those of a training that nobody declared."""
+    said = message_of(error.error).strip().partition("\n")[0][:140]
+    return UnmeasurableError(
+        f"after {steps} steps of Adam at a rate of {rate:.2g}, which the contract does not declare, the "
+        f"{error.phase} raises {type(error.error).__name__}: {said}; at the start it does not. "
+        "Declare optimizer= to train as you do"
+    )
+
+
+def _declared_step(
+    subject: Subject, model: nn.Module, made: Any, batch: Batch, *, number: int
+) -> float | None:
+    """Do the declared step and return its loss; None where the schedule has no further step."""
+    try:
+        value = subject.train_step(model, made, batch)
+        if subject.contract.train_step is None:
+            for scheduler in schedulers_of(made):
+                if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                    scheduler.step(_number(value))
+                else:
+                    scheduler.step()
+    except SubjectError as error:
+        if number and _schedule_over(error.error):
+            return None
+        raise
+    except ValueError as error:
+        if _schedule_over(error):
+            return None
+        raise
+    return _number(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, torch.Tensor):
+        return float(value.detach().float().mean())
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _schedule_over(error: BaseException) -> bool:
+    """Say whether a schedule of so many steps (``OneCycleLR``) was asked for one more."""
+    return isinstance(error, ValueError) and str(error).startswith("Tried to step")
+
+
+def _rate_of(made: Any, *, meant: bool = False) -> float:
+    """Return the highest learning rate of what an optimizer function returned; NaN without one.
+
+    Args:
+        made: What it returned.
+        meant: Count what a schedule began with, too: a warm-up has not reached it yet.
+    """
+    rates = [
+        max(float(group["lr"]), float(group.get("initial_lr", 0.0)) if meant else 0.0)
+        for optimizer in optimizers_of(made)
+        for group in optimizer.param_groups
+        if "lr" in group
+    ]
+    return max(rates, default=math.nan)
+
+
+def _optimizers(model: nn.Module, rate: float) -> Iterator[torch.optim.Optimizer]:
+    """Iterate over the optimizers of a plain step: Adam, sparse where gradients are."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    sparse = {
+        id(p)
+        for m in model.modules()
+        if attribute(m, "sparse", False) is True
+        for p in m.parameters(recurse=False)
+    }
+    dense = [p for p in trainable if id(p) not in sparse]
+    if dense:
+        # below 1e-7 nothing is left of a number in half precision
+        eps = 1e-4 if any(p.dtype == torch.float16 for p in dense) else 1e-8
+        yield torch.optim.Adam(dense, lr=rate, betas=(0.7, 0.9), eps=eps)
+    if rest := [p for p in trainable if id(p) in sparse]:
+        yield torch.optim.SparseAdam(rest, lr=rate, betas=(0.7, 0.9))
+
+
+def _over(losses: list[float], goal: Overfit, floor: Floor, limit: int) -> str:
+    """Say why a run of at most ``limit`` steps ends now, or nothing."""
+    if not math.isfinite(losses[-1]):
+        return "not-finite"
+    left = remaining(losses, floor)
+    if left <= goal.ratio:
+        return "reached"
+    window = max(5, limit // 6)
+    if len(losses) < 2 * window:
+        return ""
+    recent, way = losses[-window:], _way(losses[0], floor)
+    gained = min(losses[:-window]) - min(recent)
+    if gained < _FLAT * way and max(recent) - min(recent) < 5 * _FLAT * way:
+        return "flat"
+    before = remaining(losses[:-window], floor)
+    needed = window * math.log(left / goal.ratio) / max(math.log(before / left), 1e-9)
+    swings = losses[-1] > min(recent) and gained <= 0
+    return "pace" if needed > _TOO_FAR * max(limit - len(losses), 1) and not swings else ""
+
+
+def _way(first: float, floor: Floor) -> float:
+    return first - floor.value if floor.bounded else max(1.0, abs(first))

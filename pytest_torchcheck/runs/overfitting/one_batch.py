@@ -1,0 +1,252 @@
+"""One batch before any training: its loss, the floor of the loss, and the budget of a check."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...objects import trees
+from ...probes.loss import floors
+from ...state import seed_everything
+from ...subject import SubjectError, clear_gradients
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ...batches import Batch
+    from ...subject import Subject
+
+_SAMPLES = 8  # larger batches are cut to so many samples
+FORWARD = 1 / 3
+"""What a forward costs, in plain steps; in float64 everything costs twice as much."""
+_FREED = 0.4  # a step on the outputs alone: loss and its backward, no model
+_FREED_STEPS = 10
+_FASTER, _SLOWER = 1.2, 0.5
+
+
+@dataclass(slots=True)
+class Budget:
+    """Plain training steps that a check may spend; ``spent`` counts them."""
+
+    steps: float
+    spent: float = 0.0
+
+    @property
+    def left(self) -> float:
+        """What may still be spent."""
+        return self.steps - self.spent
+
+    def take(self, cost: float = 1.0) -> bool:
+        """Spend ``cost`` steps, where so many are left."""
+        if self.spent + cost > self.steps + 1e-9:
+            return False
+        self.spent += cost
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """The lowest loss that any output could reach.
+
+    Attributes:
+        value: The loss; -inf where none is known of a negative loss.
+        bounded: Whether there is a value.
+        known: Whether it was found; where not, zero, which few losses go below, stands for it.
+    """
+
+    value: float
+    bounded: bool = True
+    known: bool = True
+
+    def __str__(self) -> str:
+        """What is known of it, in words."""
+        if not self.bounded:
+            return "floor unknown: the loss is negative"
+        return f"floor {self.value:.3g}" if self.known else "floor unknown, 0 taken for it"
+
+
+UNKNOWN = Floor(value=0.0, known=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One forward, loss and backward before any training.
+
+    Attributes:
+        loss: Value of the loss; NaN where it is no scalar with a graph.
+        floor: Its floor.
+        slope: Sum of the absolute values of all gradients: how fast a step of Adam lowers the loss.
+    """
+
+    loss: float
+    floor: Floor
+    slope: float
+
+
+def small_batch(subject: Subject) -> Batch:
+    """Return the base batch, cut to a few samples where it is larger and has a batch axis."""
+    batch = subject.batch()
+    symbol = subject.source.batch_symbol
+    if (
+        symbol is None
+        or batch.sizes.get(symbol, 0) <= _SAMPLES
+        or subject.contract.train_step is not None
+    ):
+        return batch
+    axes = subject.source.axes(symbol)
+    if any(path not in axes for path in batch.tensors()):
+        return batch
+    return subject.source.rows(batch, torch.arange(_SAMPLES))
+
+
+def look(subject: Subject, batch: Batch, budget: Budget) -> Look:
+    """Evaluate loss and gradient once, and find the floor of the loss.
+
+    The floor is read from the graph of the loss where that tells it; else some steps on the outputs
+    alone,
+    as if the model could say anything, show how far the loss falls.
+    """
+    budget.take()
+    with subject.pristine() as model, torch.enable_grad():
+        clear_gradients(model)
+        model.train()
+        seed_everything(subject.seed)
+        batch = batch.clone()
+        output = subject.call(model, batch)
+        loss = subject.compute_loss(output, batch)
+        if loss.dim() or not loss.requires_grad or not bool(torch.isfinite(loss)):
+            return Look(loss=math.nan, floor=UNKNOWN, slope=0.0)
+        known = floors.Floor(loss)
+        try:
+            with subject.phase("backward", batch):
+                loss.backward()
+        finally:
+            known.release()
+        value = known.value
+        slope = steepness(model)
+        first = float(loss.detach())
+        freed = None if value is not None else _freed(subject, output)
+    if value is not None:
+        floor = Floor(value=value)
+    else:
+        floor = UNKNOWN if freed is None else _descended(subject, batch, freed, budget)
+        if first <= floor.value:
+            floor = Floor(value=-math.inf, bounded=False, known=False)
+    return Look(loss=first, floor=floor, slope=slope)
+
+
+def steepness(model: nn.Module) -> float:
+    """Return the sum of the absolute values of all gradients of a model."""
+    return sum(
+        float(trees.dense(p.grad).abs().sum())
+        for p in model.parameters()
+        if p.grad is not None and p.grad.device.type != "meta"
+    )
+
+
+def _freed(subject: Subject, output: Any) -> tuple[Any, list[torch.Tensor]] | None:
+    """Return the output with leaves in place of its tensors, and the leaves; or None."""
+    if subject.contract.loss == "output":
+        return None
+    found = {path: t for path, t in trees.floats(output).items() if t.device.type != "meta"}
+    # what no parameter reaches (a frozen teacher, an echo of the input) stays as it is
+    found = {path: t for path, t in found.items() if t.requires_grad} or found
+    if not found or isinstance(output, torch.nn.utils.rnn.PackedSequence):
+        return None
+    leaves = {id(t): t.detach().clone().requires_grad_(True) for t in found.values()}
+    free = trees.substitute(output, leaves)
+    return None if free is None else (free, list(leaves.values()))
+
+
+def _descended(
+    subject: Subject, batch: Batch, freed: tuple[Any, list[torch.Tensor]], budget: Budget
+) -> Floor:
+    """Estimate the floor by a few steps on the outputs themselves."""
+    free, leaves = freed
+    optimizer = torch.optim.Adam(leaves, lr=0.2, betas=(0.7, 0.9))
+    losses: list[float] = []
+    try:
+        with subject.pristine(), torch.enable_grad():
+            for _ in range(_FREED_STEPS):
+                if not budget.take(_FREED):
+                    break
+                seed_everything(subject.seed)
+                optimizer.zero_grad(set_to_none=True)
+                loss = subject.compute_loss(free, batch)
+                if loss.dim() or not loss.requires_grad or not bool(torch.isfinite(loss)):
+                    break
+                loss.backward()
+                follow(optimizer, losses, float(loss.detach()))
+                optimizer.step()
+    except (SubjectError, RuntimeError):
+        # a loss may refuse free outputs (it reads the model too); its floor is not known
+        return UNKNOWN
+    if len(losses) < 2:
+        return UNKNOWN
+    first, low = losses[0], min(losses)
+    if low < 0:
+        return Floor(value=-math.inf, bounded=False, known=False)
+    return Floor(value=0.0 if low < 0.5 * first else low, known=False)
+
+
+def spread_of_losses(
+    subject: Subject, batch: Batch, sizes: tuple[float, ...], budget: Budget
+) -> float | None:
+    """Return by how much the loss changes when outputs move at random; or None.
+
+    Args:
+        subject: Whose loss.
+        batch: What the model is called with.
+        sizes: Standard deviations by which the outputs are moved.
+        budget: Is charged for one forward and the losses.
+    """
+    budget.take(FORWARD + _FREED * len(sizes))
+    batch = batch.clone()
+    with subject.pristine() as model, torch.enable_grad():
+        model.train()
+        seed_everything(subject.seed)
+        freed = _freed(subject, subject.call(model, batch))
+        if freed is None:
+            return None
+        free, leaves = freed
+        generator = torch.Generator().manual_seed(0)
+        start = [leaf.detach().clone() for leaf in leaves]
+        losses = []
+        try:
+            with torch.no_grad():
+                for size in (0.0, *sizes):
+                    for leaf, before in zip(leaves, start, strict=True):
+                        noise = torch.randn(leaf.shape, generator=generator).to(leaf)
+                        leaf.copy_(before + size * noise)
+                    seed_everything(subject.seed)
+                    losses.append(float(subject.compute_loss(free, batch)))
+        except (SubjectError, RuntimeError):
+            return None
+    return max(losses) - min(losses) if all(map(math.isfinite, losses)) else None
+
+
+def follow(optimizer: torch.optim.Optimizer, losses: list[float], now: float) -> None:
+    """Raise the learning rate while the loss falls, lower it when it rises."""
+    if losses and losses[-1:] != [now]:
+        for group in optimizer.param_groups:
+            group["lr"] *= _FASTER if now < losses[-1] else _SLOWER
+
+
+def remaining(losses: list[float] | tuple[float, ...], floor: Floor) -> float:
+    """Return what part of the way from the first loss to the floor is left; or NaN."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    if not finite:
+        return math.nan
+    first, best = finite[0], min(finite[-5:])
+    low = floor.value if floor.bounded else min(0.0, first - max(1.0, abs(first)))
+    if at_floor(first, low):
+        return 0.0  # there was nothing to learn to begin with
+    return max(0.0, (best - low) / (first - low))
+
+
+def at_floor(first: float, low: float, scale: float = 1.0) -> bool:
+    """Say whether a loss is at its floor, up to rounding."""
+    return first - low <= 1e-7 * max(scale, abs(first))

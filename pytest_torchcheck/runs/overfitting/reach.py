@@ -1,0 +1,207 @@
+"""What outputs can reach: known before training, or measured where training has stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...objects import trees
+from ...state import seed_everything
+from ...subject import SubjectError, clear_gradients
+from ..double import jittered
+from .one_batch import FORWARD
+
+if TYPE_CHECKING:
+    from ...batches import Batch
+    from ...subject import Subject
+    from .one_batch import Budget
+
+_DRAWN_FLOATS, _DRAWN_LABELS = 64, 1024
+"""More random targets than these are not memorised within a budget of some steps."""
+_EQUAL = 1e-12  # of the largest element, in float64: no more than the order of additions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sameness:
+    """Outputs that are equal where targets differ, at two different settings of the weights.
+
+    Attributes:
+        path: Of the output.
+        axis: Along which it is constant; 0 for samples that are not told apart.
+        size: How many positions or samples there are.
+    """
+
+    path: str
+    axis: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What two forwards in float64 show, at two different settings of the weights.
+
+    Attributes:
+        same: Outputs that are equal where targets differ.
+        unmoved: Whether no output follows any parameter.
+    """
+
+    same: Sameness | None
+    unmoved: bool
+
+
+def hopeless(subject: Subject, batch: Batch) -> str | None:
+    """Say what keeps any correct model from memorising this batch, before any run."""
+    trainable = sum(p.numel() for p in subject.model.parameters() if p.requires_grad)
+    targets = _targets(batch)
+    wanted = sum(t.numel() for t in targets.values())
+    drawn = batch.origin == "drawn"
+    if drawn:
+        floats = sum(t.numel() for t in targets.values() if t.is_floating_point())
+        if floats > _DRAWN_FLOATS:
+            return f"{floats} random target values were drawn, which no smooth model memorises"
+        if wanted > _DRAWN_LABELS:
+            return f"{wanted} random labels were drawn, too many to be memorised in a few steps"
+    if wanted > trainable or (drawn and 2 * wanted > trainable):
+        return f"{wanted} target values cannot be met by {trainable} trainable parameters"
+    if _twins(subject, batch):
+        return "some samples have equal inputs and different targets"
+    return None
+
+
+def few_parameters(subject: Subject, batch: Batch) -> str | None:
+    """Say whether targets are more than half as many as parameters."""
+    trainable = sum(p.numel() for p in subject.model.parameters() if p.requires_grad)
+    wanted = sum(t.numel() for t in _targets(batch).values())
+    if wanted * 2 > trainable:
+        return f"{wanted} target values are more than half of the {trainable} trainable parameters"
+    return None
+
+
+def _targets(batch: Batch) -> dict[str, torch.Tensor]:
+    inputs = dict(batch.input_leaves())
+    return {path: t for path, t in batch.tensors().items() if path not in inputs}
+
+
+def _rows(subject: Subject, batch: Batch, paths: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """Return what each sample holds in some tensors, one row each; None where that is not known."""
+    symbol = subject.source.batch_symbol
+    if symbol is None:
+        return None
+    axes = subject.source.axes(symbol)
+    rows = [
+        trees.dense(t).movedim(axes[path], 0).reshape(t.shape[axes[path]], -1).to(torch.float64)
+        for path, t in paths.items()
+        if path in axes and t.dim() and not t.is_complex()
+    ]
+    if len(rows) < len(paths) or not rows or len({len(one) for one in rows}) > 1:
+        return None
+    return torch.cat([one.cpu() for one in rows], dim=1)
+
+
+def _twins(subject: Subject, batch: Batch) -> bool:
+    """Say whether two samples are bit-equal in all inputs and differ in their targets."""
+    given = {p: t for p, t in batch.input_leaves() if isinstance(t, torch.Tensor)}
+    inputs, targets = _rows(subject, batch, given), _rows(subject, batch, _targets(batch))
+    if inputs is None or targets is None or len(inputs) != len(targets):
+        return False
+    _, groups = torch.unique(inputs, dim=0, return_inverse=True)
+    return any(
+        len(torch.unique(targets[groups == group], dim=0)) > 1
+        for group in torch.unique(groups).tolist()
+    )
+
+
+def outputs_in_double(subject: Subject, batch: Batch, budget: Budget) -> Outputs:
+    """Compare the outputs of two forwards in float64, each at other weights."""
+    seen: list[dict[str, torch.Tensor]] = []
+    for seed in (subject.seed, subject.seed + 1):
+        if not budget.take(2 * FORWARD):
+            return Outputs(same=None, unmoved=False)
+        try:
+            with jittered(subject, seed=seed) as model, torch.no_grad():
+                model.train(False)
+                seed_everything(subject.seed)
+                given = batch.to(dtype=torch.float64).clone()
+                output = subject.call(model, given)
+                seen.append({p: trees.dense(t).clone() for p, t in trees.floats(output).items()})
+        except SubjectError:
+            return Outputs(same=None, unmoved=False)
+    first, second = seen
+    unmoved = bool(first) and all(
+        p in second and trees.same(t, second[p]) for p, t in first.items()
+    )
+    same = None if unmoved else _sameness(subject, batch, first, second)
+    return Outputs(same=same, unmoved=unmoved)
+
+
+def _sameness(
+    subject: Subject, batch: Batch, first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
+) -> Sameness | None:
+    symbol = subject.source.batch_symbol
+    size = 0 if symbol is None else batch.sizes.get(symbol, 0)
+    targets = [trees.dense(t) for t in trees.tensors(batch.targets).values()]
+    for path, values in first.items():
+        for axis in range(values.dim()):
+            others = second.get(path)
+            if others is None or values.shape[axis] < 2 or others.shape != values.shape:
+                continue
+            if not (_constant(values, axis) and _constant(others, axis)):
+                continue
+            if not any(_differs(target, axis, values.shape[axis]) for target in targets):
+                continue
+            if axis or (values.shape[0] == size and _inputs_differ(subject, batch)):
+                return Sameness(path=path, axis=axis, size=values.shape[axis])
+    return None
+
+
+def _constant(values: torch.Tensor, axis: int) -> bool:
+    gap = float((values - values.narrow(axis, 0, 1)).abs().max())
+    return gap <= _EQUAL * float(values.abs().max())
+
+
+def _differs(target: torch.Tensor, axis: int, size: int) -> bool:
+    return (
+        target.dim() > axis
+        and target.shape[axis] == size
+        and not bool((target == target.narrow(axis, 0, 1)).all())
+    )
+
+
+def _inputs_differ(subject: Subject, batch: Batch) -> bool:
+    """Say whether every two samples differ in their inputs."""
+    given = {p: t for p, t in batch.input_leaves() if isinstance(t, torch.Tensor)}
+    rows = _rows(subject, batch, given)
+    return rows is not None and len(torch.unique(rows, dim=0)) == len(rows)
+
+
+def residual_lost(subject: Subject, batch: Batch, budget: Budget) -> bool:
+    """Say whether the loss pulls on the outputs, and not one parameter moves them that way.
+
+    The gradient of the loss with respect to the outputs is carried back to the parameters: the
+    tangent space
+    of the outputs holds no part of it where every parameter gets exactly zero.
+    """
+    if not budget.take():
+        return False
+    with subject.pristine() as model, torch.enable_grad():
+        clear_gradients(model)
+        model.train()
+        seed_everything(subject.seed)
+        given = batch.clone()
+        output = subject.call(model, given)
+        live = [t for t in trees.floats(output).values() if t.requires_grad and t.grad_fn]
+        loss = subject.compute_loss(output, given)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        if not live or not loss.requires_grad or loss.dim():
+            return False
+        pulls = torch.autograd.grad(loss, live, allow_unused=True, retain_graph=True)
+        if not any(pull is not None and bool(pull.count_nonzero()) for pull in pulls):
+            return False
+        pairs = [(t, pull) for t, pull in zip(live, pulls, strict=True) if pull is not None]
+        with subject.phase("backward", given):
+            reached = torch.autograd.grad(
+                [t for t, _ in pairs], parameters, [pull for _, pull in pairs], allow_unused=True
+            )
+        return not any(g is not None and bool(trees.dense(g).count_nonzero()) for g in reached)

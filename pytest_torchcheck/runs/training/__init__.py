@@ -1,0 +1,1 @@
+"""Training steps of a subject, watched once for all that ask."""

@@ -1,0 +1,232 @@
+"""One training step of the subject, watched once for all checks that need to know what took part in it."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...functions.discovery import RecordedCall, recording
+from ...objects import trees
+from ...probes.gradient.recomputation import watch_checkpointing
+from ...probes.holding.held_by_models import Holding, graph_leaves, holdings
+from ...probes.numbers.signals import SignalWatch
+from ...state import seed_everything
+from ...subject import clear_gradients
+from ..losses.consumption import LossSight
+from ..pieces import Piece, differing, pieces
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ...batches import Batch
+    from ...findings import Location
+    from ...probes.numbers.signal_facts import Signals
+    from ...subject import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """Evidence of one forward, loss and backward in training mode.
+
+    Attributes:
+        signals: What the modules gave and got.
+        held: Tensors and modules that attributes hold and no registration knows, before the step.
+        changed: What the forward changed outside of the state dict, as it was afterwards.
+        late: Parameters that the forward registered.
+        strangers: Modules that ran without being registered or held: class, line, and whether they
+            were made for this
+            forward only.
+        live: Paths of held tensors (a hidden module's parameters among them) that got a gradient.
+        called: Paths of hidden modules whose forward ran.
+        applied: Calls of the user's autograd Functions and operators.
+        regions: How many regions ran under activation checkpointing.
+    """
+
+    signals: Signals
+    held: tuple[Holding, ...]
+    changed: tuple[Piece, ...]
+    late: tuple[str, ...]
+    strangers: tuple[Stranger, ...]
+    live: frozenset[str]
+    called: frozenset[str]
+    applied: tuple[RecordedCall, ...]
+    regions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stranger:
+    """A module with weights that ran and is neither registered nor held by an attribute.
+
+    Attributes:
+        kind: Its class.
+        location: The line that called it.
+        made: The line that made it, where that is known.
+        fleeting: Whether it was gone after the step: made in the forward, with new weights each time.
+    """
+
+    kind: str
+    location: Location | None
+    made: Location | None
+    fleeting: bool
+
+
+def observe(subject: Subject) -> Observation:
+    """Run the step; cached.
+
+    Raises:
+        SubjectError: The model, the loss or the backward raised.
+    """
+    if "observation" not in subject.cache:
+        subject.cache["observation"] = _observe(subject)
+    found: Observation = subject.cache["observation"]
+    return found
+
+
+def _observe(subject: Subject) -> Observation:
+    batch = subject.batch().clone()
+    with subject.pristine() as model:
+        seen = Watched(subject, model)
+        clear_gradients(model)
+        model.train()
+        seed_everything(subject.seed)
+        with torch.enable_grad():
+            seen.passes(model, batch)
+        return seen.observation()
+
+
+class Watched:
+    """Watches one forward, loss and backward; made before them, from the pristine state.
+
+    Args:
+        subject: Whose step.
+        model: Its model.
+        losses: See the loss as well, for :func:`~pytest_torchcheck.runs.losses.consumption.evidence`; a step
+            only, with a
+            backward.
+    """
+
+    def __init__(self, subject: Subject, model: nn.Module, *, losses: bool = False) -> None:
+        self._subject, self._model, self._losses = subject, model, losses
+        self._held = tuple(holdings(model))
+        self._before = pieces(model)
+        self._known = {name for name, _ in model.named_parameters()}
+        self._gradients = [
+            (path, tensor)
+            for held in self._held
+            for path, tensor in held.tensors()
+            if tensor.requires_grad
+        ]
+        self._made: Observation | None = None
+
+    def passes(self, model: nn.Module, batch: Batch) -> tuple[Any, torch.Tensor | None]:
+        """Run forward, loss and backward of a model in training mode, as far as there is a gradient.
+
+        Returns:
+            Output and loss; None for a loss that no backward could run from.
+
+        Raises:
+            SubjectError: The model, the loss or the backward raised.
+        """
+        subject, held = self._subject, self._held
+        for _, tensor in self._gradients:
+            if tensor.is_leaf:
+                tensor.grad = None
+        hidden = {id(h.value): h.path for h in held if h.kind == "module"}
+        called: set[str] = set()
+        handles = [
+            h.value.register_forward_pre_hook(lambda module, _: called.add(hidden[id(module)]))
+            for h in held
+            if h.kind == "module"
+        ]
+        symbol = subject.source.batch_symbol
+        size = batch.sizes.get(symbol) if symbol is not None else None
+        watch = SignalWatch(model, size, subject.contract.batch_dim)
+        sight = LossSight(subject, model, batch) if self._losses else None
+        loss: torch.Tensor | None = None
+        try:
+            with recording() as applied, watch_checkpointing() as checkpointing:
+                with contextlib.nullcontext() if sight is None else sight.watch:
+                    with watch:
+                        output = subject.call(model, batch)
+                    changed = tuple(differing(self._before, pieces(model)))
+                    late = tuple(n for n, _ in model.named_parameters() if n not in self._known)
+                    if _differentiable(output):
+                        if sight is not None:
+                            sight.between(output)
+                        loss = subject.compute_loss(output, batch)
+                if loss is not None and loss.requires_grad:
+                    if sight is not None:
+                        consumed, outputs = sight.wanted(output)
+                        for tensor in (*consumed, *outputs.values()):
+                            tensor.retain_grad()
+                    with subject.phase("backward", batch):
+                        (loss if loss.dim() == 0 else loss.sum()).backward()
+        finally:
+            for handle in handles:
+                handle.remove()
+        live = {
+            path for path, tensor in self._gradients if tensor.is_leaf and tensor.grad is not None
+        }
+        live |= {h.path for h in held if h.kind == "tensor" and _reaches(h.value, model)}
+        self._made = Observation(
+            signals=watch.seen,
+            held=held,
+            changed=changed,
+            late=late,
+            strangers=_strangers(watch, held, model),
+            live=frozenset(live),
+            called=frozenset(called),
+            applied=tuple(applied),
+            regions=checkpointing.regions,
+        )
+        if sight is not None and loss is not None:
+            sight.keep(output, loss)
+        return output, loss if loss is not None and loss.requires_grad else None
+
+    def observation(self) -> Observation:
+        """Return what was seen of the passes."""
+        assert self._made is not None
+        return self._made
+
+    def keep(self) -> None:
+        """Keep for :func:`observe` what was seen of passes that are the same as its own."""
+        self._subject.cache.setdefault("observation", self.observation())
+
+
+def _differentiable(output: object) -> bool:
+    return any(tensor.requires_grad for tensor in trees.tensors(output).values())
+
+
+def _strangers(
+    watch: SignalWatch, held: tuple[Holding, ...], model: nn.Module
+) -> tuple[Stranger, ...]:
+    """Say which unregistered modules with weights ran, and which of them are gone already."""
+    known = {id(part) for h in held if h.kind == "module" for part in h.value.modules()}
+    known |= {id(part) for part in model.modules()}  # those too that the forward registered
+    weights = {id(p) for p in model.parameters()} | {id(t) for h in held for _, t in h.tensors()}
+    found = []
+    for seen in watch.strangers:
+        module = seen.module()
+        if id(module) in known or all(id(p()) in weights for p in seen.parameters):
+            continue
+        trained = module is None or any(p.grad is not None for p in module.parameters())
+        if trained:
+            found.append(
+                Stranger(
+                    kind=seen.kind, location=seen.location, made=seen.made, fleeting=module is None
+                )
+            )
+    return tuple(found)
+
+
+def _reaches(tensor: torch.Tensor, model: torch.nn.Module) -> bool:
+    """Say whether a tensor that was computed from leaves has sent a gradient to one that is not registered."""
+    if tensor.grad_fn is None:
+        return False
+    registered = {id(p) for p in model.parameters()}
+    return any(
+        leaf.grad is not None and id(leaf) not in registered for leaf in graph_leaves(tensor)
+    )

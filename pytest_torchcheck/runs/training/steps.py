@@ -1,0 +1,446 @@
+"""Some consecutive training steps of the subject, run once for all that ask what they moved."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ...data.contents import raw_bytes
+from ...functions.discovery import is_compiled
+from ...loop.checkpoints import keep_checkpoint
+from ...loop.closures import carried_graphs
+from ...loop.traces.rebound_parameters import Rebinding, is_trained
+from ...objects import trees
+from ...probes.holding.leaks import count_hooks
+from ...probes.holding.live_bytes import LiveBytes
+from ...probes.recorded.watch import version_of
+from ...state import seed_everything
+from ...stepping import take_step
+from ...subject import (
+    Subject,
+    SubjectError,
+    clear_gradients,
+    gradient_stats,
+    optimizers_of,
+    schedulers_of,
+)
+from .observation import Watched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...batches import Batch
+
+STEPS = 3
+
+
+_WARM_UP = 12  # further steps while every learning rate is still 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Which parameters an optimizer holds.
+
+    Attributes:
+        missing: Trainable parameters in no optimizer.
+        twice: Parameters that stand in more than one group or optimizer.
+        frozen: Parameters that require no gradient but stand in an optimizer.
+        foreign: Shapes of tensors in an optimizer that are none of the model's parameters.
+        optimizers: Class names.
+    """
+
+    missing: tuple[str, ...]
+    twice: tuple[str, ...]
+    frozen: tuple[str, ...]
+    foreign: tuple[tuple[int, ...], ...]
+    optimizers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """Evidence of some consecutive training steps from the pristine state.
+
+    Attributes:
+        losses: Loss of every step that succeeded.
+        error: What a later step raised, or None.
+        moved: By parameter: ``max|after - before|``.
+        sizes: By parameter: ``max|before|``.
+        buffers: Buffers whose values changed.
+        live: Parameters that had a nonzero gradient in some step, as seen after the step.
+        seen: Parameters whose gradient could be seen at all after a step.
+        rates: Largest learning rate of every step.
+        warmed: True when rates were raised to ``initial_lr`` because a schedule began at 0.
+        coverage: What the optimizer holds.
+        modes: Modules whose training flag is not what it was before the steps.
+        live_bytes: Live bytes that the steps after the first made, after each of them.
+        hooks: Hooks on modules and parameters, after each of them.
+        rebound: By parameter that a step puts another tensor in place of, which no optimizer holds:
+            the first such step.
+        carries: Whether tensors with a graph are held after the last step.
+        end: By parameter and buffer: checksum of its bits after ``STEPS`` steps. None where the
+            contract declares
+            no optimizer, or the steps were not those that a user's loop would do.
+        first_output: By path: digest of what the model returned in the first step, where that was
+            the plain one.
+        resting: Parameters that no step after the first wrote to, by torch's count of writes in place.
+        reseeds: Whether torch was seeded anew within a step; None where that is not known.
+    """
+
+    losses: tuple[float, ...]
+    error: SubjectError | None
+    moved: dict[str, float]
+    sizes: dict[str, float]
+    buffers: tuple[str, ...]
+    live: frozenset[str]
+    seen: frozenset[str]
+    rates: tuple[float, ...]
+    warmed: bool
+    coverage: Coverage
+    modes: tuple[str, ...]
+    live_bytes: tuple[int, ...] = ()
+    hooks: tuple[int, ...] = ()
+    rebound: dict[str, int] = field(default_factory=dict)
+    carries: bool = False
+    end: dict[str, int] | None = None
+    first_output: dict[str, int] | None = None
+    reseeds: bool | None = None
+    resting: frozenset[str] = frozenset()
+
+    @property
+    def grows(self) -> bool:
+        """Whether the last step left more bytes or hooks behind than the one before it."""
+        return len(self.live_bytes) < STEPS - 1 or any(
+            counts[-1] > counts[-2] for counts in (self.live_bytes, self.hooks)
+        )
+
+
+def trajectory(subject: Subject) -> Trajectory:
+    """Run the user's step (or the plain one) a few times on the base batch; cached.
+
+    The first step gives what a plain backward gives: where it is the plain step,
+        :meth:`Subject.gradients` need
+    not run another one. It is watched then for what else asks about such a step, as long as it
+        succeeds: what
+    raises is told by steps that nobody watches. The further ones run under a count of live bytes.
+    """
+    if "trajectory" not in subject.cache:
+        with subject.ear.listening():
+            subject.cache["trajectory"] = _run(subject)
+    found: Trajectory = subject.cache["trajectory"]
+    return found
+
+
+def _run(subject: Subject) -> Trajectory:
+    if subject.contract.train_step is not None:
+        return _steps(subject)
+    try:
+        return _steps(subject, watched=True)
+    except _NotWatched as why:
+        first = why.__cause__
+    made = _steps(subject)
+    if isinstance(first, SubjectError) and made.error is None and _watchable(subject):
+        raise first  # the user's own code raised, once, and it was not for being watched
+    return made
+
+
+def _watchable(subject: Subject) -> bool:
+    """Say whether a watched step succeeds now."""
+    try:
+        _steps(subject, watched=True)
+    except _NotWatched:
+        return False
+    return True
+
+
+class _NotWatched(Exception):
+    """What a watch would see of the first step is not what it sees of a step of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """Watches the first step."""
+
+    seen: Watched
+    before: list[Any]
+
+    @classmethod
+    def of(cls, subject: Subject, model: nn.Module) -> _Sight:
+        losses = subject.contract.loss is not None
+        return cls(Watched(subject, model, losses=losses), _attributes(model))
+
+    def passes(self, model: nn.Module, batch: Batch) -> tuple[Any, torch.Tensor]:
+        """Do what :meth:`Subject.passes` does."""
+        if _attributes(model) != self.before:
+            raise _NotWatched  # making the optimizer changed the model
+        if _compiles(model):
+            raise _NotWatched  # under a watch compiled code runs eagerly, which may give other bits
+        try:
+            output, loss = self.seen.passes(model, batch)
+        except SubjectError as error:
+            raise _NotWatched from error
+        if loss is None or loss.dim():
+            raise _NotWatched
+        self.seen.keep()
+        return output, loss
+
+
+def untrainable(subject: Subject) -> bool:
+    """Say whether nothing of the model requires a gradient, and no step writes to it or unfreezes any of it."""
+    if any(parameter.requires_grad for parameter in subject.model.parameters()):
+        return False
+    if subject.contract.optimizer is None:
+        return True  # the default one can hold nothing
+    try:
+        made = trajectory(subject)
+    except SubjectError:
+        return True  # an optimizer of nothing cannot be made
+    return made.error is not None or not (any(made.moved.values()) or made.buffers)
+
+
+def _compiles(model: nn.Module) -> bool:
+    """Say whether the model is compiled, or anything of this process that it may call."""
+    if is_compiled(model):
+        return True
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    backends: dict[Any, Any] = {} if frames is None else frames.cached_backends
+    return any(backend is not None for backend in backends.values())  # None: what opted out of it
+
+
+def _attributes(model: nn.Module) -> list[Any]:
+    """Return what a function that is given the model may change: attributes, flags, versions of parameters."""
+    found: list[Any] = [(id(p), p.requires_grad, version_of(p)) for p in model.parameters()]
+    for module in model.modules():
+        own = vars(module)
+        found.append({key: id(value) for key, value in own.items()})
+        found += [
+            {key: id(value) for key, value in own.get(name, {}).items()}
+            for name in ("_parameters", "_buffers", "_modules")
+        ]
+    return found
+
+
+def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
+    with subject.pristine(steps=True) as model:
+        model.train()
+        sight = _Sight.of(subject, model) if watched else None
+        seed_everything(subject.seed)
+        made = subject.make_optimizer(model)
+        clear_gradients(model)
+        optimizers = optimizers_of(made)
+        schedulers = schedulers_of(made)
+        coverage = cover(model, optimizers)
+        # what the optimizer function puts into the model is compared with what it put there
+        put = {
+            name: parameter.detach().clone()
+            for name, parameter in model.named_parameters()
+            if subject.state.original(parameter) is None
+        }
+        modes = {name: module.training for name, module in model.named_modules()}
+        rebinding = Rebinding(model)
+        losses: list[float] = []
+        rates: list[float] = []
+        live: set[str] = set()
+        writes: dict[str, tuple[int, int | None]] = {}  # after the first step
+        seen: set[str] = set()
+        error: SubjectError | None = None
+        counter = LiveBytes()
+        live_bytes: list[int] = []
+        hooks: list[int] = []
+        warmed, step = False, 0
+        first_output: dict[str, int] = {}
+        seeds: list[bool] = []
+
+        def look(output: Any, loss: torch.Tensor) -> None:
+            subject.keep_gradients(output, loss)
+            first_output.update(digests(trees.tensors(output)))
+
+        exact = subject.kernel_exact and subject.contract.optimizer is not None
+        while step < STEPS:
+            rate = max(
+                (float(g["lr"]) for o in optimizers for g in o.param_groups if "lr" in g),
+                default=math.nan,
+            )
+            if rate == 0.0 and not schedulers and (step or subject.contract.train_step is None):
+                warmed = _raise_rates(optimizers) or warmed
+            seed_everything(subject.seed + step)
+            try:
+                with counter if step else contextlib.nullcontext():
+                    value = subject.train_step(
+                        model,
+                        made,
+                        subject.batch().clone(),
+                        look=None if step or losses else look,
+                        passes=None if sight is None or step or losses else sight.passes,
+                        apply=_uncounted(counter) if step else take_step,
+                    )
+            except SubjectError as raised:
+                error = raised
+                break
+            losses.append(_number(value))
+            del value
+            seeds.append(torch.initial_seed() == subject.seed + step)
+            rebinding.look()
+            if step:
+                live_bytes.append(counter.live)
+            hooks.append(count_hooks(model).total())
+            rates.append(rate)
+            writes = writes or {n: (id(p), version_of(p)) for n, p in model.named_parameters()}
+            for name, stat in gradient_stats(model).items():
+                if stat.kind != "none":
+                    seen.add(name)
+                if stat.kind == "live":
+                    live.add(name)
+            if subject.contract.train_step is None:
+                for scheduler in schedulers:
+                    scheduler.step()
+            if exact and len(losses) == 1 and not warmed:
+                keep_checkpoint(subject, model, made)
+            step += 1
+            if step == STEPS and rates and max(rates) == 0.0 and len(rates) < STEPS + _WARM_UP:
+                step -= 1  # still warming up: one step more
+        resting = frozenset(
+            n for n, p in model.named_parameters() if writes.get(n) == (id(p), version_of(p))
+        )
+        carries = bool(
+            carried_graphs(subject.contract.train_step, subject.contract.optimizer, model=model)
+        )
+        end = checksums(model) if exact and len(losses) == STEPS and not warmed else None
+        moved, sizes = {}, {}
+        for name, parameter in model.named_parameters():
+            before = subject.state.original(rebinding.before(name, parameter))
+            if before is None:
+                before = put.get(name)
+            if before is None or before.shape != parameter.shape:
+                continue
+            if parameter.is_meta:
+                continue  # a shape alone: nothing that could move
+            moved[name] = _largest(trees.dense(parameter) - trees.dense(before))
+            sizes[name] = _largest(trees.dense(before))
+        buffers = tuple(
+            name
+            for name, buffer in model.named_buffers()
+            if (before := subject.state.original(buffer)) is not None
+            and buffer.device.type != "meta"
+            and not trees.same(before, buffer)
+        )
+        changed = tuple(
+            name
+            for name, module in model.named_modules()
+            if modes.get(name, module.training) != module.training
+        )
+        rebound = rebinding.left_behind(optimizers)
+        del made, optimizers, schedulers
+    return Trajectory(
+        losses=tuple(losses), error=error, moved=moved, sizes=sizes, buffers=buffers, live=frozenset(live),
+        seen=frozenset(seen), rates=tuple(rates), warmed=warmed, coverage=coverage, modes=changed,
+        live_bytes=tuple(live_bytes), hooks=tuple(hooks), rebound=rebound, carries=carries, end=end, resting=resting,
+        first_output=first_output or None, reseeds=not all(seeds) if subject.kernel_exact and seeds else None,
+    )  # fmt: skip
+
+
+def _uncounted(counter: LiveBytes) -> Callable[[Any, Callable[[], torch.Tensor]], None]:
+    """Make what takes an optimizer's step, and does not count those of torch's own: they add nothing after the first.
+
+    They call many small kernels for each parameter, and the count costs more than these.
+    """
+
+    def apply(optimizer: Any, closure: Callable[[], torch.Tensor]) -> None:
+        own = type(optimizer).__module__.startswith("torch.optim.")
+        hooked = getattr(optimizer, "_optimizer_step_pre_hooks", None) or getattr(
+            optimizer, "_optimizer_step_post_hooks", None
+        )
+        known = own and not hooked and not isinstance(optimizer, torch.optim.LBFGS)
+        with counter.paused() if known else contextlib.nullcontext():
+            take_step(optimizer, closure)
+
+    return apply
+
+
+def checksums(model: nn.Module) -> dict[str, int]:
+    """Return a checksum of the bits of every parameter and buffer."""
+    return digests(dict((*model.named_parameters(), *model.named_buffers())))
+
+
+def digests(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
+    """Return a checksum of the bits of every strided tensor on the CPU."""
+    return {
+        name: zlib.crc32(raw_bytes(tensor), hash((tensor.dtype, tensor.shape)) & 0xFFFFFFFF)
+        for name, tensor in tensors.items()
+        if tensor.device.type == "cpu" and tensor.layout == torch.strided
+    }
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, torch.Tensor):
+        return float(value.detach().float().mean()) if value.numel() else math.nan
+    if isinstance(value, int | float):
+        return float(value)
+    return math.nan
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    if not tensor.numel():
+        return 0.0
+    if tensor.is_complex():
+        return float(tensor.abs().max())
+    low, high = torch.aminmax(tensor)  # NaN wins both
+    return max(abs(float(low)), abs(float(high)))
+
+
+_CHUNK = 2**22
+"""Elements that are compared at a time: the difference of two large tensors is as large as they are."""
+
+
+def _change(after: torch.Tensor, before: torch.Tensor) -> float:
+    """Return ``max|after - before|``."""
+    if not after.numel() or not (after.is_contiguous() and before.is_contiguous()):
+        return _largest(after - before)
+    pairs = zip(after.view(-1).split(_CHUNK), before.view(-1).split(_CHUNK), strict=True)
+    return float(torch.stack([(now - then).abs().max() for now, then in pairs]).max())
+
+
+def _raise_rates(optimizers: list[torch.optim.Optimizer]) -> bool:
+    """Set learning rates of 0 to the schedule's base, so that a warm-up does not look like a standstill."""
+    raised = False
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if group.get("lr") == 0.0 and group.get("initial_lr", 0.0) > 0.0:
+                group["lr"] = group["initial_lr"]
+                raised = True
+    return raised
+
+
+def cover(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Coverage:
+    """Compare the optimizers' parameters with the model's."""
+    held = [
+        p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+    ]
+    counts: dict[int, int] = {}
+    for parameter in held:
+        counts[id(parameter)] = counts.get(id(parameter), 0) + 1
+    named = dict(model.named_parameters())
+    own = {id(p) for p in named.values()}
+    return Coverage(
+        missing=tuple(name for name, p in named.items() if p.requires_grad and id(p) not in counts),
+        twice=tuple(name for name, p in named.items() if counts.get(id(p), 0) > 1),
+        frozen=tuple(name for name, p in named.items() if not p.requires_grad and id(p) in counts),
+        foreign=tuple(tuple(p.shape) for p in held if id(p) not in own),
+        optimizers=tuple(type(optimizer).__name__ for optimizer in optimizers),
+    )
+
+
+def lost(subject: Subject, made: Trajectory) -> frozenset[str]:
+    """Return the parameters that a step replaces and that nothing trains from then on; cached."""
+    if "lost-parameters" not in subject.cache:
+        subject.cache["lost-parameters"] = frozenset(
+            name for name, since in made.rebound.items() if not is_trained(subject, name, since)
+        )
+    found: frozenset[str] = subject.cache["lost-parameters"]
+    return found

@@ -1,0 +1,234 @@
+"""Code that a finding suggests: it parses, and uses names that exist where it is to stand.
+
+Every fragment goes through :func:`usable`; where it cannot be used there, the caller says in words
+what to do.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import linecache
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from ..findings import Location
+
+_OF_TENSORS = frozenset(
+    [
+        "shape",
+        "device",
+        "dtype",
+        "dim",
+        "size",
+        "view",
+        "reshape",
+        "float",
+        "long",
+        "to",
+        "mean",
+        "sum",
+        "transpose",
+        "permute",
+        "new_zeros",
+        "unsqueeze",
+        "squeeze",
+        "flatten",
+        "softmax",
+        "log_softmax",
+        "argmax",
+        "detach",
+        "ndim",
+        "numel",
+        "contiguous",
+    ]
+)
+
+
+def usable(code: str, place: Location | None) -> bool:
+    """Say whether a fragment is Python, and all of its names exist at a line.
+
+    Args:
+        code: An expression, or the end of one that starts with a dot (``.to(x.device)``), or a
+            keyword argument
+            (``device=x.device``).
+        place: The line where it is to stand; nothing is known of the names without one.
+    """
+    whole = f"_{code}" if code.startswith(".") else code
+    if re.match(r"\w+=[^=]", whole):
+        whole = f"dict({whole})"
+    try:
+        tree = ast.parse(whole, mode="eval")
+    except SyntaxError:
+        return False
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - {"_", "dict"}
+    known = names_at(place)
+    return not names if known is None else names <= known
+
+
+def written(code: str, place: Location | None, otherwise: str) -> str:
+    """Return a fragment where it can be used, else what to say instead."""
+    return code if code and usable(code, place) else otherwise
+
+
+def like_tensor(place: Location | None, attribute: str) -> str:
+    """Return ``name.attribute`` of a tensor that the function at a line is given, or an empty string.
+
+    A parameter counts where its function does with it what is done with tensors, and does not read
+    it by a key.
+    In the ``forward`` of a module that has none, it is the first parameter of the module.
+    """
+    function = _function_at(place)
+    if function is None:
+        return ""
+    arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+    method = _is_method(function, _tree(place))
+    for name in arguments[method:]:
+        if _is_tensor(function, name):
+            return f"{name}.{attribute}"
+    if method and function.name == "forward" and arguments:
+        return f"next({arguments[0]}.parameters()).{attribute}"
+    return ""
+
+
+def device_at(place: Location | None) -> str:
+    """Return the argument that names the device of the data at a line, in words where no name is known."""
+    code = like_tensor(place, "device")
+    return written(f"device={code}" if code else "", place, "the device of the other operand")
+
+
+def argument_texts(place: Location | None, method: str, count: int) -> list[str] | None:
+    """Return the source of each argument of the only call of a method at a line, or None where there is none.
+
+    Args:
+        place: The line.
+        method: Such as ``reshape``.
+        count: How many arguments the call has.
+    """
+    function = _function_at(place)
+    if function is None or place is None:
+        return None
+    calls = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call)
+        and node.lineno <= place.line <= (node.end_lineno or node.lineno)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == method
+        and len(node.args) == count
+        and not any(isinstance(a, ast.Starred) for a in node.args)
+    ]
+    return [ast.unparse(a) for a in calls[0].args] if len(calls) == 1 else None
+
+
+def submodule(model: nn.Module, name: str, owner: str = "self") -> str:
+    """Return the expression that reaches a submodule or parameter: ``self.blocks[1].norm``, ``self.heads["a"]``.
+
+    Args:
+        model: The model.
+        name: Qualified name.
+        owner: What the model is called there.
+    """
+    code, module = owner, model
+    for word in name.split("."):
+        if hasattr(type(module), "__getitem__") and word.isdigit():
+            code += f"[{word}]"
+        elif hasattr(type(module), "__getitem__") and word not in vars(type(module)):
+            code += f"[{word!r}]".replace("'", '"')
+        else:
+            code += f".{word}"
+        module = module._modules.get(word) or module  # the last word may be a parameter
+    return code
+
+
+def names_at(place: Location | None) -> frozenset[str] | None:
+    """Return the names that exist at a line: of its function, its module and Python itself; None if unknown."""
+    function, tree = _function_at(place), _tree(place)
+    if tree is None:
+        return None
+    found = set(dir(builtins)) | _bound(tree.body)
+    if function is not None:
+        args = function.args
+        every = (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg)
+        found |= {a.arg for a in every if a is not None} | _bound(function.body)
+    return frozenset(found)
+
+
+def _bound(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the names that statements bind in their own scope."""
+    found: set[str] = set()
+    stack: list[ast.AST] = list(body)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(a.asname or a.name).partition(".")[0] for a in node.names}
+        stack.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def _is_method(function: ast.FunctionDef, tree: ast.Module | None) -> bool:
+    """Say whether a function's first parameter is the object that it belongs to."""
+    static = any(
+        isinstance(d, ast.Name) and d.id == "staticmethod" for d in function.decorator_list
+    )
+    return not static and any(
+        isinstance(node, ast.ClassDef) and function in node.body
+        for node in (ast.walk(tree) if tree is not None else ())
+    )
+
+
+def _is_tensor(function: ast.FunctionDef, name: str) -> bool:
+    used = False
+    for node in ast.walk(function):
+        if isinstance(node, ast.Subscript) and _names(node.value, name):
+            if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+                return False
+        elif isinstance(node, ast.Attribute) and _names(node.value, name):
+            used = used or node.attr in _OF_TENSORS
+        elif isinstance(node, ast.BinOp):
+            used = used or _names(node.left, name) or _names(node.right, name)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            own = isinstance(node.func.value, ast.Name | ast.Attribute)
+            used = used or (own and any(_names(a, name) for a in node.args))
+    return used
+
+
+def _names(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _function_at(place: Location | None) -> ast.FunctionDef | None:
+    """Return the innermost function that holds a line."""
+    tree = _tree(place)
+    if tree is None or place is None:
+        return None
+    holding = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and node.lineno <= place.line <= (node.end_lineno or node.lineno)
+    ]
+    return max(holding, key=lambda node: node.lineno, default=None)
+
+
+def _tree(place: Location | None) -> ast.Module | None:
+    return None if place is None else _parsed(place.file, "".join(linecache.getlines(place.file)))
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(_file: str, text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text) if text else None
+    except SyntaxError:
+        return None

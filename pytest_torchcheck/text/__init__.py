@@ -1,0 +1,1 @@
+"""Words, amounts and names in messages."""
