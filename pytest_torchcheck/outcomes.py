@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from .diagnosis.crashes.explanation import PHASE_WORDS, Explanation, clipped
+from .explanation import PHASE_WORDS, Explanation, clipped
 from .findings import Culprit, Finding
 from .text.printable import message_of
 from .verdicts import not_applicable, violated
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .declared.names import UnknownNameError
-    from .diagnosis.crashes.explanation import Phase
+    from .explanation import Phase
 
 _ACTING = ("violated", "suspicious")
 SKIP_STALE = "skip-stale"

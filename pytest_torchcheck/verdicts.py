@@ -10,7 +10,7 @@ from .findings import Culprit, Finding, Location, Plain, Status
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from .diagnosis.crashes.explanation import Explanation
+    from .explanation import Explanation
 
 
 def _finding(

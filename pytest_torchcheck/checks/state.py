@@ -9,7 +9,7 @@ from torch import nn
 
 from .. import sources
 from ..codes import state as explain
-from ..diagnosis.crashes.explanation import counted, listed
+from ..explanation import counted, listed
 from ..findings import Culprit, Finding
 from ..runs import copying, saving
 from ..runs.facts import forward_facts

@@ -10,7 +10,7 @@ from torch import nn
 
 from .. import sources
 from ..codes import state as explain
-from ..diagnosis.crashes.explanation import listed
+from ..explanation import listed
 from ..findings import Culprit, Finding
 from ..probes.holding.held_by_models import CONTAINERS, Holding, holdings
 from ..probes.holding.init_arguments import given_to_init

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .. import sources
-from ..diagnosis.crashes.explanation import listed
+from ..explanation import listed
 from ..findings import Culprit, Finding, Location
 from ..runs.saving import CheckpointError, through_file
 from ..verdicts import not_applicable, passed, suspicious, violated

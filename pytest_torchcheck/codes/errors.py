@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..diagnosis.crashes.explanation import Explanation
+from ..explanation import Explanation
 from ..findings import Finding, Location
 from .explainer import Explainer
 

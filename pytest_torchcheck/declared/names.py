@@ -141,9 +141,8 @@ def _holds(model: nn.Module, given: _Given) -> bool:
 
 def _hidden(model: nn.Module) -> Iterator[str]:
     """Yield the paths of what attributes hold and nothing registers: it may be hidden on purpose."""
-    from ..probes.holding.held_by_models import (
-        holdings,  # only for a name that is registered nowhere
-    )
+    # spares the reading of what a model holds where every name is registered
+    from ..probes.holding.held_by_models import holdings
 
     for holding in holdings(model):
         yield holding.path

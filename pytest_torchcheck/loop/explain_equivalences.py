@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.diagnosis.crashes.explanation import counted
+from pytest_torchcheck.explanation import counted
 from pytest_torchcheck.findings import Culprit, Finding, Location
 
 from ..verdicts import suspicious, violated

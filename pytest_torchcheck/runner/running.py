@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..batches import Batch
     from ..contracts import Contract
-    from ..diagnosis.crashes.explanation import Explanation
+    from ..explanation import Explanation
     from ..heard import Heard
     from .selection import Case
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..diagnosis.crashes.explanation import listed
+from ..explanation import listed
 from ..objects import trees
 from ..probes.numbers.finiteness import find_nonfinite
 from ..specs.domains import Uniform

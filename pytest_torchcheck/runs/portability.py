@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..batches import Batch
-    from ..diagnosis.crashes.explanation import Explanation
+    from ..explanation import Explanation
     from ..findings import Location
     from ..subject import Subject
 

@@ -5,8 +5,8 @@ TYPES_UPWARDS = {
         "promises.base",
         "subject",
     ): "Promise.verify is given a Subject, which users' own promises name",
-    ("declarations", "contracts"): "a log of contracts that a contract writes to",
-    ("fields", "contracts"): "the type of one field is declared beside the contract",
+    ("declared.kept_count", "contracts"): "a log of contracts that a contract writes to",
+    ("declared.fields", "contracts"): "the type of one field is declared beside the contract",
 }
 """Imports for types alone that lead from a lower layer to a higher one, with the reason."""
 
@@ -28,20 +28,20 @@ FILES = frozenset(
         "checks.functions",
         "checks.initialisation",
         "contracts",
-        "diagnosis.behaviour",
+        "diagnosis.outputs.behaviour",
         "diagnosis.entries.dtypes",
         "diagnosis.entries.graph",
-        "diagnosis.given",
-        "diagnosis.gradients",
-        "diagnosis.losses",
-        "diagnosis.memory",
-        "diagnosis.optimizers",
-        "diagnosis.places",
-        "diagnosis.scene",
+        "diagnosis.training.given_parameters",
+        "diagnosis.gradient.missing",
+        "diagnosis.loss.consumed",
+        "diagnosis.stored.memory",
+        "diagnosis.training.optimizers",
+        "diagnosis.outputs.places",
+        "diagnosis.crashes.scene",
         "functions.discovery",
         "plugin.collection",
         "runner.running",
-        "runs.steps",
+        "runs.training.steps",
         "subject",
     }
 )
@@ -103,14 +103,5 @@ FUNCTIONS = frozenset(
 )
 """Functions above 60 lines."""
 
-FOLDERS = frozenset(
-    {
-        ".",
-        "checks",
-        "diagnosis",
-        "diagnosis/entries",
-        "probes",
-        "runs",
-    }
-)
+FOLDERS: frozenset[str] = frozenset()
 """Folders of more than 20 files."""

@@ -139,7 +139,6 @@ def test_checks_do_not_import_explainers():
         for source, target, line, _ in imports()
         if short(source).startswith(("checks.", "codes.", "runs.", "catalogue."))
         and short(target).startswith(("diagnosis.", "data.explaining.", "ranks.explain"))
-        and short(target) != "diagnosis.explanation"
     ]
     assert not found
 

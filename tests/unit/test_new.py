@@ -38,11 +38,12 @@ def run(project: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("family", ["behaviour", "brand_new"])
+@pytest.mark.parametrize("family", ["behaviour", "brand_new", "losses.targets"])
 def test_a_new_check_runs_and_fails_only_for_what_is_left_to_write(
     project: Path, family: str
 ) -> None:
-    name, code = f"positive-{family.replace('_', '-')}", f"negative-{family.replace('_', '-')}"
+    words = family.replace("_", "-").replace(".", "-")
+    name, code = f"positive-{words}", f"negative-{words}"
     made = run(project, "-m", "tests.new", "check", name, "--family", family, "--code", code)
     assert made.returncode == 0, made.stderr
     snake = name.replace("-", "_")

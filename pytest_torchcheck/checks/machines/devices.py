@@ -10,7 +10,7 @@ from ... import sources
 from ...codes import devices as explain
 from ...codes.errors import explain_error
 from ...contracts import DTYPES, FULL_PRECISION
-from ...diagnosis.crashes.explanation import counted
+from ...explanation import counted
 from ...findings import Culprit, Finding, Location
 from ...objects import trees
 from ...probes.device_rules import IMPLICIT_SYNCS

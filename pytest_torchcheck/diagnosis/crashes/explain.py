@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ... import deadline
+from ...explanation import PHASE_WORDS, Explanation, clipped
 from ..outputs.squeezed import with_squeeze
-from .explanation import PHASE_WORDS, Explanation, clipped
 from .scene import Scene
 from .table import entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .explanation import Phase
+    from ...explanation import Phase
 
 __all__ = ["Explanation", "explain_error"]
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from ... import sources
+from ...explanation import PHASE_WORDS, Phase, clipped, describe, times
 from ...findings import Culprit, Location
 from ...objects import trees
 from ...text.printable import message_of
 from ..lines.layer_sizes import building_line
-from .explanation import PHASE_WORDS, Phase, clipped, describe, times
 from .replay import calls_of, replay
 
 if TYPE_CHECKING:

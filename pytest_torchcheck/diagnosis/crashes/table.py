@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .explanation import Explanation, Phase
+    from ...explanation import Explanation, Phase
     from .scene import Scene
 
 Explainer = Callable[["Scene", "re.Match[str]"], "Explanation | None"]

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ... import sources
+from ...explanation import Explanation, describe, listed
 from ...findings import Culprit
-from ..crashes.explanation import Explanation, describe, listed
 from ..crashes.table import entry
 from ..lines.layer_sizes import building_line
 

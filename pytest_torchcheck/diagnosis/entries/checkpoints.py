@@ -8,8 +8,8 @@ import re
 from typing import TYPE_CHECKING
 
 from ... import sources
+from ...explanation import Explanation, clipped
 from ...findings import Culprit
-from ..crashes.explanation import Explanation, clipped
 from ..crashes.table import entry
 from ..lines.assigned import assigned
 from ..stored.pickled_names import paths_of

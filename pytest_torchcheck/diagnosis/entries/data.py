@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
+from ...explanation import Explanation
 from ...findings import Culprit
-from ..crashes.explanation import Explanation
 from ..crashes.table import entry
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
+from ...explanation import Explanation
 from ...findings import Culprit
 from ...sources import edits
-from ..crashes.explanation import Explanation
 from ..crashes.scene import Scene, named_source
 from ..crashes.table import entry
 

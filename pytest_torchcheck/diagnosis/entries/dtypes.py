@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ... import sources
+from ...explanation import Explanation, describe, dtype_name, dtype_word, listed
 from ...findings import Culprit
 from ...sources import edits
-from ..crashes.explanation import Explanation, describe, dtype_name, dtype_word, listed
 from ..crashes.scene import Scene, named_source
 from ..crashes.table import entry
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
+from ...explanation import Explanation, clipped
 from ...findings import Culprit
-from ..crashes.explanation import Explanation, clipped
 from ..crashes.table import entry
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
+from ...explanation import Explanation, describe, listed
 from ...findings import Culprit
 from ...probes.recorded.watch import nodes_of
-from ..crashes.explanation import Explanation, describe, listed
 from ..crashes.inference_tensors import made_in_inference
 from ..crashes.table import entry
 from ..stored.graph_holders import Holder, holders, kept_attributes, kept_variables

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from ...explanation import Explanation, describe, dtype_word
 from ...findings import Culprit
-from ..crashes.explanation import Explanation, describe, dtype_word
 from ..crashes.layers import computed, size_values
 from ..crashes.scene import Scene, made_from, named_source
 from ..crashes.table import entry

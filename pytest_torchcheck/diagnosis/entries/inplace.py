@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ...explanation import Explanation, numbers
 from ...findings import Culprit
-from ..crashes.explanation import Explanation, numbers
 from ..crashes.inference_tensors import made_in_inference
 from ..crashes.table import entry
 from ..lines.layer_sizes import building_line

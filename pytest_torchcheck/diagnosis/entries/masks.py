@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ...explanation import Explanation, describe
 from ...findings import Culprit
-from ..crashes.explanation import Explanation, describe
 from ..crashes.scene import Scene, sized_by
 from ..crashes.table import entry
 

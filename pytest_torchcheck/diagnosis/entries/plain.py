@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from ... import sources
+from ...explanation import CXX_DTYPES, PHASE_WORDS, Explanation
 from ...findings import Culprit
-from ..crashes.explanation import CXX_DTYPES, PHASE_WORDS, Explanation
 from ..crashes.table import entry
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..crashes.explanation import Explanation
+from ...explanation import Explanation
 from ..crashes.losses_called import loss_call, on_line, target_culprit
 
 if TYPE_CHECKING:

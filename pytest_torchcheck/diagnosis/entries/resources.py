@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...explanation import Explanation, describe, times
 from ...findings import Culprit
 from ...state import is_range_error
 from ...text.printable import message_of
 from ...text.units import format_bytes
 from ..crashes.explain import explain_scene
-from ..crashes.explanation import Explanation, describe, times
 from ..crashes.scene import Scene
 from ..crashes.table import entry
 

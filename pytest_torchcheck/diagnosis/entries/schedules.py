@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
+from ...explanation import Explanation
 from ...findings import Culprit
-from ..crashes.explanation import Explanation
 from ..crashes.table import entry
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
+from ...explanation import Explanation, describe, listed, numbers, times
 from ...findings import Culprit
-from ..crashes.explanation import Explanation, describe, listed, numbers, times
 from ..crashes.table import entry
 from ..lines.layer_sizes import building_line, size_origin
 from ..stored.graph_holders import holders

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...explanation import Explanation, describe, dtype_word
 from ...findings import Culprit
-from ..crashes.explanation import Explanation, describe, dtype_word
 from ..crashes.losses_called import (
     criterion_built,
     criterion_culprits,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..crashes.explanation import Explanation, describe
+from ...explanation import Explanation, describe
 from ..crashes.table import entry
 
 if TYPE_CHECKING:

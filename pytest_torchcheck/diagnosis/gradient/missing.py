@@ -11,6 +11,7 @@ import torch
 
 from ... import sources
 from ...culprits import parameter
+from ...explanation import counted, on_line
 from ...findings import Culprit, Finding
 from ...objects.trees import dense
 from ...probes.gradient.provenance import find_cut, find_zero_gradients
@@ -25,7 +26,6 @@ from ...state import seed_everything
 from ...subject import SubjectError
 from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
-from ..crashes.explanation import counted, on_line
 from ..loss.consumed import initialisation_line, loss_line
 from ..training.zeroing_lines import zeroing_lines
 from . import cutting_lines as cutting

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
+from ...explanation import listed
 from ...findings import Culprit, Finding
 from ...probes.numbers.finiteness import find_nonfinite
 from ...probes.recorded.watch import Op, Watch, name_of, tensors_in
 from ...runs.losses.consumption import loss_calls
 from ...verdicts import suspicious, violated
-from ..crashes.explanation import listed
 from ..gradient.missing import evidence_of, remedy, writers
 from .consumed import loss_line
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
+from ...explanation import counted
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...probes.randomness import generators
@@ -21,7 +22,6 @@ from ...text.printable import message_of
 from ...text.wording import have, names_text
 from ...verdicts import explained, inconclusive, suspicious, violated
 from ..crashes.explain import explain_error
-from ..crashes.explanation import counted
 from ..crashes.place import Place
 from . import places
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ...batches import Batch
+    from ...explanation import Explanation
     from ...findings import Location
     from ...runs.rows import Rows
     from ...subject import Subject
-    from ..crashes.explanation import Explanation
 
 
 def _forward_line(subject: Subject) -> Any:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
+from ...explanation import counted, listed
 from ...findings import Culprit
 from ...objects import trees
 from ...state import seed_everything
 from ...verdicts import violated
-from ..crashes.explanation import counted, listed
 
 if TYPE_CHECKING:
     from torch import nn

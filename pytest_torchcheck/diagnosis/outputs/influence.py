@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
+from ...explanation import counted
 from ...findings import Culprit, Finding, Location
 from ...probes.gradient.provenance import find_cut, find_zero_gradients
 from ...probes.gradient.recompute_divergence import find_recompute_divergence
@@ -15,7 +16,6 @@ from ...state import seed_everything
 from ...subject import SubjectError, clear_gradients
 from ...text.wording import names_text
 from ...verdicts import violated
-from ..crashes.explanation import counted
 from ..gradient import unused_results as unused
 from ..gradient.missing import LOSSES_OF_VALUES
 from ..lines.omitted_arguments import edit, without_input

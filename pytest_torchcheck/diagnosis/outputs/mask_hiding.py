@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from ...explanation import on_line
 from ...findings import Culprit
 from ...probes.positions.hiding import find_hiding
-from ..crashes.explanation import on_line
 
 if TYPE_CHECKING:
     from ...probes.recorded.operations import Trace

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from ... import sources
+from ...explanation import on_line
 from ...findings import Culprit
 from ...probes.positions.lengthening import first_lengthening
-from ..crashes.explanation import on_line
 from . import places
 from .mask_hiding import not_hidden
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
+from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...probes.positions.mask_axes import find_query_mask
 from ...state import seed_everything
 from ...verdicts import violated
-from ..crashes.explanation import on_line
 from ..crashes.place import Place
 from . import padding as padded
 from . import places

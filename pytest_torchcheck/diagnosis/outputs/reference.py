@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
+from ...explanation import listed
 from ...findings import Culprit
 from ...probes.recorded.bisection import apart
 from ...probes.recorded.divergence import record
 from ...verdicts import violated
-from ..crashes.explanation import listed
 from ..lines.layer_sizes import building_line
 
 if TYPE_CHECKING:

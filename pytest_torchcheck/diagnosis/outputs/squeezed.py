@@ -13,7 +13,7 @@ from ..crashes.layers import Dropped, behind, dropped_by, makers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..crashes.explanation import Explanation
+    from ...explanation import Explanation
     from ..crashes.history import Op
     from ..crashes.scene import Scene
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
+from ...explanation import counted
 from ...findings import Culprit, Finding
 from ...record.tracing import first_difference
 from ...runs.repeats import asked, built
 from ...text.wording import names_text
 from ...verdicts import suspicious
-from ..crashes.explanation import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ... import sources
+from ...explanation import listed
 from ...findings import Culprit, Finding
 from ...probes.holding.init_arguments import given_to_init
 from ...runs.hidden import hidden
 from ...runs.portability import Portability
 from ...verdicts import suspicious, violated
-from ..crashes.explanation import listed
 
 if TYPE_CHECKING:
     from ...runs.saving import Lost

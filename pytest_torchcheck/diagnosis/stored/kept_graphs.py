@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
+from ...explanation import listed
 from ...findings import Culprit, Finding
 from ...probes.holding.held_by_models import holdings
 from ...runs.training.steps import checksums
@@ -16,7 +17,6 @@ from ...state import seed_everything
 from ...subject import SubjectError
 from ...text.printable import message_of
 from ...verdicts import suspicious, violated
-from ..crashes.explanation import listed
 from ..outputs.places import keeping_lines
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
+from ...explanation import listed
 from ...findings import Culprit, Finding, Location
 from ...probes.holding.held_by_models import CONTAINERS
 from ...runs.training.observation import observe
 from ...verdicts import suspicious, violated
-from ..crashes.explanation import listed
 from .same_names import SameName, same_name
 from .structure import find_repetition, speaks_of_sharing
 

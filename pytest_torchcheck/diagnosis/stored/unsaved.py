@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from ... import sources
+from ...explanation import listed
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...runs.outputs import gap, outputs_of
 from ...runs.pieces import Piece, per_sample, pieces, plain
 from ...state import seed_everything
 from ...verdicts import suspicious, violated
-from ..crashes.explanation import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ... import sources
+from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...probes.gradient.provenance import find_stops
 from ...probes.recorded.watch import Watch, name_of
 from ...runs.again import forward_and_loss
 from ...runs.losses.slopes import SURE, surrogates
 from ...verdicts import inconclusive, not_applicable, suspicious, violated
-from ..crashes.explanation import on_line
 from ..gradient.cuts import CAUSES, FIXES
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
+from ...explanation import listed
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...runs.layers import BURST, FADED, FADING
 from ...verdicts import suspicious, violated
-from ..crashes.explanation import listed
 from ..loss.consumed import initialisation_line
 
 if TYPE_CHECKING:

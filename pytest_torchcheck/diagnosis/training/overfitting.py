@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
+from ...explanation import on_line
 from ...findings import Culprit, Finding, Location
 from ...objects import trees
 from ...probes.gradient.stepwise import Stepwise
@@ -17,7 +18,6 @@ from ...runs.losses.consumption import evidence
 from ...runs.overfitting.one_batch import small_batch
 from ...state import seed_everything
 from ...verdicts import suspicious, violated
-from ..crashes.explanation import on_line
 from ..loss.consumed import loss_line
 
 if TYPE_CHECKING:

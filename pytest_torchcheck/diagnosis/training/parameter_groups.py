@@ -6,8 +6,8 @@ import ast
 from typing import TYPE_CHECKING
 
 from ... import sources
+from ...explanation import Explanation, clipped, listed
 from ...findings import Culprit
-from ..crashes.explanation import Explanation, clipped, listed
 from ..lines.assigned import assigned, holds
 from .used_up_iterators import used_up_near
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...diagnosis.crashes.explanation import listed
+from ...explanation import listed
 from ...findings import Culprit
 from ..calls import Call, Run, tensors_of
 from ..lines import gradient_line, head

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pytest_torchcheck.diagnosis.crashes.explain import explain_error
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.diagnosis.crashes.explanation import Explanation
+    from pytest_torchcheck.explanation import Explanation
 
 
 def _padding(lengths: Tensor, most: int) -> Tensor:

@@ -13,7 +13,7 @@ from pytest_torchcheck import Contract, Labels
 from pytest_torchcheck.diagnosis.gradient.heads import head_of
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.diagnosis.crashes.explanation import Explanation
+    from pytest_torchcheck.explanation import Explanation
 
 TAGS = ["noun", "verb", "rest"]
 

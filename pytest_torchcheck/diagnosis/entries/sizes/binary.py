@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ....explanation import Explanation, describe, dtype_word, numbers
 from ....findings import Culprit
-from ...crashes.explanation import Explanation, describe, dtype_word, numbers
 from ...crashes.losses_called import (
     criterion_culprits,
     criterion_of,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ...crashes.explanation import Explanation, describe, numbers, times
+from ....explanation import Explanation, describe, numbers, times
 from ...crashes.layers import dropped, edit, input_fact, input_of, size_values, where_decided
 from ...crashes.scene import Scene, dimension_lost, named_source
 from ...crashes.table import entry

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ....explanation import Explanation, describe, times
 from ....findings import Culprit
-from ...crashes.explanation import Explanation, describe, times
 from ...crashes.layers import edit, input_fact, input_of, size_values, where_decided
 from ...crashes.scene import Scene, flattened_from, single_sample
 from ...crashes.table import entry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ...crashes.explanation import Explanation, describe, numbers, times
+from ....explanation import Explanation, describe, numbers, times
 from ...crashes.layers import edit, input_of, size_values, where_decided
 from ...crashes.table import entry
 

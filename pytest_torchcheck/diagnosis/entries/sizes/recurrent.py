@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...crashes.explanation import Explanation, describe, numbers
+from ....explanation import Explanation, describe, numbers
 from ...crashes.layers import edit, input_of, size_values, where_decided
 from ...crashes.table import entry
 from ...lines.layer_sizes import building_line

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from ....explanation import Explanation, clipped, numbers
 from ....sources import edits
-from ...crashes.explanation import Explanation, clipped, numbers
 from ...crashes.layers import dropped
 from ...crashes.scene import Scene, made_from, named_source
 from ...crashes.table import entry

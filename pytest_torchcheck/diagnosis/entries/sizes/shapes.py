@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .... import sources
+from ....explanation import Explanation, listed, numbers
 from ....findings import Culprit, Location
-from ...crashes.explanation import Explanation, listed, numbers
 from ...crashes.layers import dropped
 from ...crashes.scene import Scene, named_source
 from ...crashes.table import entry

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 if TYPE_CHECKING:
-    from ...findings import Culprit, Location, Plain
+    from .findings import Culprit, Location, Plain
 
 Phase = Literal["build", "batch", "data", "forward", "loss", "backward", "step"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
