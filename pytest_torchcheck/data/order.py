@@ -19,6 +19,7 @@ from torch.utils.data import (
 
 from pytest_torchcheck.state import isolated
 
+from ..record.modes import Functions
 from .contents import Contents
 from .describing import describe_sample
 from .plan import Part, indices
@@ -27,6 +28,9 @@ from .simulation import Workers
 from .snapshot import Snapshot
 
 MOST_INDICES = 20_000
+_DRAWS = frozenset(
+    {"randperm", "rand", "randint", "randn", "multinomial", "rand_like", "bernoulli"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,7 @@ class Order:
         shuffles: Whether the order is other than ascending.
         renews: Whether the next epoch (``set_epoch`` called where there is one) has another order.
         has_set_epoch: Whether the sampler has ``set_epoch``.
+        draws: Whether the next epoch called a random function of torch's.
         sampler: Class name of the sampler.
     """
 
@@ -47,6 +52,7 @@ class Order:
     shuffles: bool
     renews: bool
     has_set_epoch: bool
+    draws: bool
     sampler: str
 
 
@@ -178,6 +184,13 @@ def measure(part: Part, *, seed: int = 0) -> Order:
         if generator is not None:
             generator.set_state(state)
 
+    drawn: list[str] = []
+
+    def around(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if (name := getattr(func, "__name__", "")) in _DRAWS:
+            drawn.append(name)
+        return func(*args, **kwargs)
+
     def epoch(number: int) -> list[list[int]]:
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(number)
@@ -186,7 +199,9 @@ def measure(part: Part, *, seed: int = 0) -> Order:
     with isolated():
         try:
             seed_process(seed)
-            first, second = epoch(0), epoch(1)
+            first = epoch(0)
+            with Functions(around):
+                second = epoch(1)
             put_back()
             seed_process(seed)
             again = epoch(0)
@@ -199,6 +214,7 @@ def measure(part: Part, *, seed: int = 0) -> Order:
         shuffles=flat != sorted(flat),
         renews=flat != [index for batch in second for index in batch],
         has_set_epoch=hasattr(sampler, "set_epoch"),
+        draws=bool(drawn),
         sampler=type(sampler).__name__ if sampler is not None else "",
     )
 

@@ -11,7 +11,7 @@ from ... import sources
 from ...codes import loss as explain
 from ...probes.loss.consumption import LINEAR, LogOf, Stretched
 from ...runs.losses.consumption import Consumed, evidence
-from ...runs.losses.in_steps import step_evidence
+from ...runs.losses.in_steps import mutual, step_evidence
 from ...specs import Labels
 from ...state import seed_everything
 from ...subject import SubjectError
@@ -52,20 +52,17 @@ def loss_shapes(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("the model computes its own loss")
         return
     seen = evidence(subject)
-    mutual = [
-        b for b in seen.broadcasts
-        if b.result != b.output and b.result != b.target and len(b.output) != len(b.target)
-    ]  # fmt: skip
+    both = [b for b in seen.broadcasts if mutual(b)]
     lopsided = [
         b
         for b in seen.broadcasts
-        if b not in mutual
+        if b not in both
         and b.op.name.startswith("F.")
         and math.prod(b.target) > 1
         and math.prod(b.output) > 1
     ]
-    if mutual:
-        yield explain.broadcast(subject, mutual[0], seen)
+    if both:
+        yield explain.broadcast(subject, both[0], seen)
     elif lopsided:
         yield explain.stretched(subject, lopsided[0], seen)
     else:
@@ -149,13 +146,18 @@ def _misused(used: Consumed) -> str:
 
 
 def step_losses(subject: Subject) -> Iterator[Finding]:
-    """Watch the calls of torch's loss functions within one training step: shapes, and the form of their input."""
+    """Watch one training step: what torch's loss functions get, and what outputs and targets broadcast to.
+
+    Derivatives that are added to a loss without their graph count too.
+    """
     seen = step_evidence(subject)
     if seen is None:
         yield inconclusive("the training step raises; weights-update explains it", code="blocked")
         return
-    if not seen.consumed:
-        yield not_applicable("the training step calls none of torch's loss functions")
+    if not seen.consumed and not seen.broadcasts and not seen.dead:
+        yield not_applicable(
+            "the training step calls no loss function of torch's, and broadcasts no output with a target"
+        )
         return
     known: set[str] = (
         set()
@@ -164,7 +166,11 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
         declared = evidence(subject)
         known = {_misused(used) for used in declared.consumed}
         known |= {f"{b.op.name} {b.output} {b.target}" for b in declared.broadcasts}
+        known |= {"dead" for _ in declared.dead}
     found = False
+    if seen.dead and "dead" not in known:
+        found = True
+        yield explain.dead_term(subject, seen.dead[0])
     for pair in seen.broadcasts:
         if f"{pair.op.name} {pair.output} {pair.target}" in known:
             continue

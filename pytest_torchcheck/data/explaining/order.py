@@ -45,15 +45,22 @@ def order_wrong(
             fix="draw the order from torch's generator, or from one seeded by the epoch",
         )
     elif found.shuffles and not found.renews and found.count > 8:
-        make = violated if found.has_set_epoch else suspicious
+        make = violated if found.has_set_epoch or found.draws else suspicious
         cause = (
             "set_epoch changes nothing"
             if found.has_set_epoch
-            else "its generator is seeded anew in every epoch"
+            else "it draws its order anew in every epoch, from a generator that starts alike each time"
+            if found.draws
+            else "the order is kept, or its generator starts alike in every epoch"
         )
+        seeds = sources.search(
+            type(sampler), r"\.manual_seed\(|default_rng\(|RandomState\(|Random\("
+        )
+        if seeds is not None and sources.rank(seeds.file) >= 2:
+            place = seeds
         yield make(
             "order-fixed",
-            f"{part.prefix}{name} shuffles every epoch into the same order",
+            f"{part.prefix}the sampler {name} shuffles every epoch into the same order",
             culprits=culprit,
             location=place,
             observed=f"two epochs of {found.count} indices are equal, and shuffled",
@@ -62,7 +69,7 @@ def order_wrong(
             + (", with set_epoch(0) and set_epoch(1)" if found.has_set_epoch else ""),
             fix="seed the order from seed + epoch in __iter__"
             if found.has_set_epoch
-            else "make the generator once, in __init__",
+            else "seed the generator from the seed and the number of the epoch, or make it once, in __init__",
         )
 
 

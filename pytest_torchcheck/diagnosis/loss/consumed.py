@@ -182,7 +182,10 @@ def focal_mean(found: FocalMean) -> Finding:
 def broadcast(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Finding:
     """Explain an output and a target that are stretched against each other."""
     place = seen.op.location or _producer_line(evidence) or subject.contract.location
-    axis = next((i for i, size in enumerate(seen.output) if size == 1), len(seen.output) - 1)
+    output_is_longer = len(seen.output) > len(seen.target)
+    longer = seen.output if output_is_longer else seen.target
+    axis = next((i for i, size in enumerate(longer) if size == 1), len(longer) - 1)
+    names = ("output", "target") if output_is_longer else ("target", "output")
     return violated(
         "loss-broadcast",
         f"output {list(seen.output)} and target {list(seen.target)} broadcast to {list(seen.result)} in the loss",
@@ -195,7 +198,7 @@ def broadcast(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Find
         observed=f"{seen.op.name}: {list(seen.output)} against {list(seen.target)} gives {list(seen.result)}",
         cause="every sample is compared with the targets of all samples",
         because="both shapes grew: neither equals that of the result",
-        fix=f"make the shapes equal: output.squeeze({axis}), or target.unsqueeze({axis})",
+        fix=f"make the shapes equal: {names[0]}.squeeze({axis}), or {names[1]}.unsqueeze({axis})",
     )
 
 

@@ -1,4 +1,4 @@
-"""The losses that the user's own training step computes, wherever it calls one of torch's loss functions."""
+"""The losses that the user's own training step computes: what it calls, subtracts and adds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...objects import trees
 from ...probes.loss.consumption import Broadcast, LossCall, LossWatch
 from ...probes.recorded.watch import tensors_in
 from ...state import seed_everything
@@ -14,7 +15,9 @@ from ...subject import SubjectError
 from .consumption import LossEvidence, describe
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Iterable
+
+    from torch import Tensor, nn
 
     from ...subject import Subject
 
@@ -23,7 +26,16 @@ _PAIRED = ("F.mse_loss", "F.l1_loss", "F.smooth_l1_loss", "F.huber_loss")
 
 
 class _StepWatch(LossWatch):
-    """Counts what the modules return that the step itself calls as outputs."""
+    """Counts what the modules return that the step itself calls as outputs.
+
+    Args:
+        module: Names are qualified relative to it.
+        targets: Tensors of the batch's targets.
+    """
+
+    def __init__(self, module: nn.Module, targets: Iterable[Tensor]) -> None:
+        super().__init__(module)
+        self.between((), targets)
 
     def module_left(self, module: nn.Module, args: Any, result: Any) -> None:
         """Take the outputs of a module that no other module called."""
@@ -35,8 +47,8 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
     """Watch the loss functions of one training step; None where the step raises. Cached.
 
     There is no one loss of a step, so that its value, and gradients towards what the functions were
-    given, are not
-    part of it.
+    given, are not part of it. A broadcast is part of it where a loss function makes it, or where
+    both an output and a target grow.
     """
     if "step-loss" not in subject.cache:
         subject.cache["step-loss"] = _gather(subject)
@@ -49,7 +61,7 @@ def _gather(subject: Subject) -> LossEvidence | None:
     with subject.pristine(steps=True) as model:
         model.train()
         seed_everything(subject.seed)
-        watch = _StepWatch(model)
+        watch = _StepWatch(model, trees.tensors(batch.targets).values())
         try:
             made = subject.make_optimizer(model)
             with watch:
@@ -57,6 +69,9 @@ def _gather(subject: Subject) -> LossEvidence | None:
         except SubjectError:
             return None  # weights-update explains it
         pairs = [pair for call in watch.calls if (pair := _stretched(call)) is not None]
+        pairs += [
+            pair for pair in watch.broadcasts if not pair.op.name.startswith("F.") and mutual(pair)
+        ]
         return LossEvidence(
             shape=(),
             dtype="",
@@ -65,7 +80,13 @@ def _gather(subject: Subject) -> LossEvidence | None:
             connected=True,
             consumed=tuple(describe(call, None, model) for call in watch.calls),
             broadcasts=tuple(pairs),
+            dead=tuple(watch.derivatives.found),
         )
+
+
+def mutual(pair: Broadcast) -> bool:
+    """Say whether an output and a target of different ranks are both repeated: each sample meets the targets of all."""
+    return pair.result not in (pair.output, pair.target) and len(pair.output) != len(pair.target)
 
 
 def _stretched(call: LossCall) -> Broadcast | None:

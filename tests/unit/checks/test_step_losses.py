@@ -91,3 +91,56 @@ def test_a_step_without_torchs_losses_does_not_concern_it() -> None:
         lambda value, returns: (value[:, 0] - returns).square().mean(),
     )
     assert found.status == "not-applicable"
+
+
+def squares_of_all_pairs(value, returns):
+    return (value - returns).square().mean()
+
+
+def squares(value, returns):
+    return (value.squeeze(1) - returns).square().mean()
+
+
+def differences_of_pairs(value, returns):
+    """A ranking loss: targets are compared with targets, outputs with outputs."""
+    gaps = returns[:, None] - returns[None, :]
+    scores = value - value.squeeze(1)
+    return F.softplus(-gaps.sign() * scores).mean()
+
+
+def test_differences_without_a_loss_function_are_seen_too():
+    (finding,) = check(F.cross_entropy, squares_of_all_pairs)
+    assert finding.code == "loss-broadcast"
+    assert finding.fix == "make the shapes equal: output.squeeze(1), or target.unsqueeze(1)"
+    assert finding.location.text == "return (value - returns).square().mean()"
+    for sound in (squares, differences_of_pairs):
+        (finding,) = check(F.cross_entropy, sound)
+        assert finding.status == "passed", finding
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_derivative_that_a_step_adds_without_its_graph(graph):
+    def step(model, optimizer, inputs, targets):
+        leaf = inputs[0].detach().requires_grad_()
+        kind, value = model(leaf)
+        (slope,) = torch.autograd.grad(value.sum(), leaf, create_graph=graph, retain_graph=True)
+        loss = F.cross_entropy(kind, targets)
+        loss = loss + 0.1 * (slope.norm(dim=1) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    (finding,) = (
+        Contract(
+            model=TwoHeads,
+            batch=((torch.randn(SIZE, 5),), torch.arange(SIZE) % 4),
+            optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+            train_step=step,
+        )
+        .check(checks=["step-losses"])
+        .findings
+    )
+    assert finding.status == ("passed" if graph else "violated"), finding
+    if not graph:
+        assert finding.code == "derivative-without-graph"

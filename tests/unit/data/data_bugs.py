@@ -56,6 +56,7 @@ EXPECTED: dict[str, tuple[str, str, str]] = {
     "validation_drops_last": ("last-batch", "evaluation-drops-samples", "eval: drop_last"),
     "batch_of_one": ("last-batch", "last-batch-fails", "1"),
     "sampler_ignores_epoch": ("loader-order", "order-fixed", "EpochSampler"),
+    "sampler_reseeded": ("loader-order", "order-fixed", "AlikeSampler"),
     "sampler_unseeded": ("loader-order", "order-not-repeatable", "FreshSampler"),
     "stream_not_sharded": ("worker-sharding", "worker-duplicates", "Stream"),
 }
@@ -528,6 +529,27 @@ class EpochSampler(Sampler):
 def sampler_ignores_epoch(buggy):
     dataset = TensorDataset(torch.rand(24, 3), torch.arange(24) % 4)
     return {"dataset": dataset, "loader": DataLoader(dataset, 4, sampler=EpochSampler(24, buggy))}
+
+
+class AlikeSampler(Sampler):
+    """Half of a shuffle on which two processes agree, without ``set_epoch``."""
+
+    def __init__(self, count, buggy):
+        self.count, self.buggy, self.passes = count, buggy, 0
+
+    def __iter__(self):
+        source = torch.Generator()
+        source.manual_seed(11 if self.buggy else 11 + self.passes)  # BUG
+        self.passes += 1
+        return iter(torch.randperm(self.count, generator=source)[::2].tolist())
+
+    def __len__(self):
+        return self.count // 2
+
+
+def sampler_reseeded(buggy):
+    dataset = TensorDataset(torch.rand(24, 3), torch.arange(24) % 4)
+    return {"dataset": dataset, "loader": {"batch_size": 4, "sampler": AlikeSampler(24, buggy)}}
 
 
 class FreshSampler(Sampler):
