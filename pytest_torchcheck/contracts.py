@@ -15,6 +15,7 @@ from torch import nn
 from . import sources
 from .adapters import Adapted, AdapterError, Declared, Loop, adapt
 from .batches import Batch, BatchSource
+from .batches.read import is_fixed
 from .catalogue import catalogue
 from .change import CHANGES
 from .declared import callables
@@ -125,7 +126,8 @@ class Contract:
             ``"output"`` where the
             model returns its own.
         optimizer: ``(model) -> Optimizer``, the user's own.
-        train_step: ``(model, optimizer, inputs, targets) -> loss``, the user's own step.
+        train_step: ``(model, optimizer, inputs, targets) -> loss``, the user's own step; one that uses
+            the optimizer needs ``optimizer`` too.
         trainer: A trainer that an adapter knows (of Lightning, of Hugging Face): its own loop is
             watched instead of a
             ``train_step``, and it may bring model, data, loss and optimizer with it.
@@ -220,6 +222,8 @@ class Contract:
         self.train_step = _callable(
             "train_step", train_step, "(model, optimizer, inputs, targets) -> loss"
         )
+        if (problem := callables.wrong_batch(batch)) is not None:
+            raise DeclarationError(problem)
         self.promises = _with_own(_promises(promises), filled.get("promises"))
         self.functions = _functions(functions)
         self.dataset = _dataset(dataset)
@@ -474,13 +478,20 @@ def _calls_fit(contract: Contract) -> None:
     problems = (
         callables.wrong_factory(contract.model) if own and contract.is_factory else None,
         callables.wrong_optimizer(contract.optimizer),
-        callables.wrong_train_step(contract.train_step),
-        callables.wrong_loss(contract.loss, has_targets=given, may_have=contract.batch is not None)
+        callables.wrong_train_step(contract.train_step, contract.optimizer),
+        callables.wrong_loss(contract.loss, has_targets=given, may_have=_may_have_targets(contract))
         if callable(contract.loss)
         else None,
     )
     for problem in filter(None, problems):
         raise DeclarationError(problem)
+
+
+def _may_have_targets(contract: Contract) -> bool | None:
+    """Say whether real data may bring targets; None where a fixed batch shows that it does not."""
+    if contract.batch is None or contract.source is None or not is_fixed(contract.batch):
+        return contract.batch is not None
+    return True if contract.has_targets or contract.adapted is not None else None
 
 
 def _known(fields: Iterable[str]) -> None:
@@ -551,12 +562,10 @@ def _annotated(model: Any) -> tuple[Any, Any]:
 
 
 def _callable(field: str, value: Any, signature: str) -> Any:
+    if isinstance(value, torch.optim.Optimizer):
+        raise DeclarationError(callables.wrong_optimizer(value) or field)
     if value is not None and not callable(value):
         raise DeclarationError(f"{field}: must be callable as {signature}; got {value!r}")
-    if isinstance(value, torch.optim.Optimizer):
-        raise DeclarationError(
-            f"{field}: must be callable as {signature}; got an Optimizer already built"
-        )
     return value
 
 
@@ -670,7 +679,8 @@ def _unit(field: str, parse: Callable[[Any], int], value: Any) -> int:
     try:
         return parse(value)
     except (TypeError, ValueError) as error:
-        raise DeclarationError(f"{field}: {error}") from None
+        said = str(error)
+        raise DeclarationError(said if said.startswith(field) else f"{field}: {said}") from None
 
 
 def _memory(memory: Any) -> dict[str, int]:
@@ -715,7 +725,7 @@ def _devices(devices: Any) -> tuple[str, ...] | None:
         kind, _, index = text.partition(":")
         if kind not in DEVICE_TYPES or (index and not index.isdigit()):
             raise DeclarationError(
-                f"devices: {text!r} is none; allowed are {', '.join(DEVICE_TYPES)}, and an index as in 'cuda:1'"
+                f"devices: {text!r} is not a valid device; choose from {', '.join(DEVICE_TYPES)}, and an index as in 'cuda:1'"
             )
         made.append(text)
     if not made:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from . import deadline
 from .contracts import DTYPES, Contract
 from .declared.callables import loss_of
+from .declared.factories import not_built
 from .declared.names import unknown_inputs, unknown_names
 from .heard import Ear
 from .interrupts import UserCodeError, interrupts, kept_in
@@ -272,9 +273,7 @@ class Subject:
         with self.phase("build"):
             model = self.contract.model()
             if not isinstance(model, nn.Module):
-                raise TypeError(
-                    f"the factory must return an nn.Module; it returned {type(model).__name__}"
-                )
+                raise TypeError(not_built(model))
             _hashed(model)
         give_modes(model)
         return self._materialise(self.convert(model))
@@ -708,7 +707,10 @@ class Subject:
         """
         if self.contract.optimizer is not None:
             with self.phase("step"):
-                return self.contract.optimizer(model)
+                made = self.contract.optimizer(model)
+                if made is None and self.contract.train_step is None:
+                    raise TypeError("the optimizer function must return an optimizer; got None")
+                return made
         return default_optimizer(model)
 
     def train_step(

@@ -43,7 +43,9 @@ def read_sizes(
     for path, spec in specs.items():
         if path not in found:
             raise SpecError(
-                f"{path} has a spec, but the real batch has no such tensor; it has: {', '.join(found) or 'none'}"
+                f"{path} has a spec, but the real batch has no such tensor; it has: "
+                f"{', '.join(found) or 'none'}; declare as many inputs, by the same names, as the "
+                "batch holds"
             )
         shape = shape_of(found[path])
         if spec.shape is not None and shape is not None:

@@ -73,11 +73,26 @@ class Declared:
                 _ = settle(dict.fromkeys(self._free(), 1), self.symbols)  # no circles of relations
         elif is_fixed(batch):
             _ = self._plans  # a mismatch is reported where it is declared
+        self._relations_known()
         if (batch is None or is_fixed(batch)) and self.unused_sizes:
             name = self.unused_sizes[0]
             raise SpecError(
                 f"sizes[{name!r}]: no spec has the symbol {name!r}; symbols are: {', '.join(self.symbols) or 'none'}"
             )
+
+    def _relations_known(self) -> None:
+        """Refuse a relation to a symbol that no tensor and no other size has."""
+        if self._batch is not None:
+            return  # it may bring symbols of its own
+        given = {name for spec in self._specs.values() for name in spec.symbols()}
+        known = given | set(self._declared)
+        for name, span in self._declared.items():
+            wrong = () if span.relation is None else set(span.relation.symbols()) - known
+            for symbol in sorted(wrong):
+                raise SpecError(
+                    f"sizes[{name!r}] = {str(span.relation)!r}: no spec has the symbol {symbol!r}; "
+                    f"symbols are: {', '.join(sorted(given))}"
+                )
 
     @property
     def has_real(self) -> bool:

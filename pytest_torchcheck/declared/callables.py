@@ -5,6 +5,7 @@ How many arguments each function must take, and what to write where it takes oth
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import weakref
@@ -78,16 +79,25 @@ def wrong_factory(model: Any) -> str | None:
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     call = ", ".join(f"{name}=..." for name in lacking)
+    fixed = (
+        f"write {call} between lambda and its colon"
+        if name == "<lambda>"
+        else f"write model=lambda: {name}({call})"
+    )
     return (
         f"model: a factory is called without arguments, and {shown(model)} needs "
-        f"{', '.join(lacking)}; "
-        f"write model=lambda: {name}({call})"
+        f"{', '.join(lacking)}; {fixed}"
     )
 
 
 def wrong_optimizer(optimizer: Any) -> str | None:
     """Return what is wrong with a function that makes an optimizer of the model."""
     example = "optimizer=lambda model: torch.optim.{}(model.parameters())"
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return (
+            f"optimizer: got an optimizer that is already built, {type(optimizer).__name__}; each "
+            f"check needs one of its own; write {example.format(type(optimizer).__name__)}"
+        )
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         name = optimizer.__name__
         return f"optimizer: got the class {name}; write {example.format(name)}"
@@ -100,13 +110,22 @@ def wrong_optimizer(optimizer: Any) -> str | None:
     )
 
 
-def wrong_train_step(step: Any) -> str | None:
+def wrong_train_step(step: Any, optimizer: Any) -> str | None:
     """Return what is wrong with a training step.
 
-    It is called with model, optimizer, inputs and targets.
+    It is called with model, optimizer, inputs and targets; one that uses the optimizer needs the
+    user's own, since with another it is another step.
     """
-    if step is None or takes(step, 4) is not False:
+    if step is None:
         return None
+    if takes(step, 4) is not False:
+        if optimizer is not None or not _reads_second(step):
+            return None
+        return (
+            f"optimizer: {shown(step)} uses the optimizer that it is given, and none is declared; "
+            "write optimizer=lambda model: torch.optim.AdamW(model.parameters()), with your own "
+            "optimizer and its arguments"
+        )
     return (
         f"train_step: is called as train_step(model, optimizer, inputs, targets), and "
         f"{shown(step)} does not take four arguments; "
@@ -115,13 +134,48 @@ def wrong_train_step(step: Any) -> str | None:
     )
 
 
-def wrong_loss(loss: Any, *, has_targets: bool, may_have: bool) -> str | None:
+def _reads_second(function: Any) -> bool:
+    """Say whether a Python function reads its second positional argument; False if not known."""
+    while isinstance(function, functools.partial):
+        if function.args:
+            return False
+        function = function.func
+    if isinstance(function, torch.nn.Module):
+        function = function.forward
+    bound = int(inspect.ismethod(function))
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or code.co_argcount <= 1 + bound:
+        return False
+    name = code.co_varnames[1 + bound]
+    return any(
+        name in (one.argval if isinstance(one.argval, tuple) else (one.argval,))
+        for one in dis.get_instructions(code)
+        if one.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE"))
+    )
+
+
+def wrong_batch(batch: Any) -> str | None:
+    """Return what is wrong with a function that makes a batch from a seed."""
+    if not inspect.isroutine(batch) or takes(batch, 1) is not False:
+        return None
+    return (
+        f"batch: is called as batch(seed), and {shown(batch)} does not take one argument; write "
+        "batch=lambda seed: (inputs, targets)"
+    )
+
+
+def _loss_written(loss: Any) -> str:
+    name = shown(loss).partition("(")[0]
+    return "..." if name == "the lambda" else f"{name}(...)"
+
+
+def wrong_loss(loss: Any, *, has_targets: bool, may_have: bool | None) -> str | None:
     """Return what is wrong with a loss, which is called with the output and the targets.
 
     Args:
         loss: The callable.
         has_targets: Whether targets are declared.
-        may_have: Whether a real batch may bring them.
+        may_have: Whether a real batch may bring them; None where there is one, and it brings none.
     """
     two = takes(loss, 2)
     if takes_output_alone(loss):
@@ -135,7 +189,12 @@ def wrong_loss(loss: Any, *, has_targets: bool, may_have: bool) -> str | None:
         return (
             f"loss: is called as loss(output, targets), and {shown(loss)} does not take two "
             f"arguments; "
-            f"write loss=lambda output, targets: {shown(loss).partition('(')[0]}(...)"
+            f"write loss=lambda output, targets: {_loss_written(loss)}"
+        )
+    if not has_targets and may_have is None and not takes(loss, 1) and _reads_second(loss):
+        return (
+            "loss: loss(output, targets) needs targets, and the batch has none; a batch with "
+            "targets is a pair: batch=(inputs, targets), with several inputs as a tuple"
         )
     if not has_targets and not may_have:
         return (

@@ -37,6 +37,12 @@ def class_of(model: nn.Module | Callable[[], nn.Module]) -> type[nn.Module] | No
     return None
 
 
+def not_built(made: Any) -> str:
+    """Return what is wrong with what a factory returned, which is no module."""
+    given = f"the class {made.__name__}" if isinstance(made, type) else f"a {type(made).__name__}"
+    return f"the factory must return an nn.Module; it returned {given}"
+
+
 def class_built(model: Callable[[], nn.Module]) -> type[nn.Module]:
     """Build a factory's model once to see its class; random states are put back, the model is dropped.
 
@@ -46,5 +52,5 @@ def class_built(model: Callable[[], nn.Module]) -> type[nn.Module]:
     with isolated():
         made = model()
     if not isinstance(made, nn.Module):
-        raise TypeError(f"the factory must return an nn.Module; it returned {type(made).__name__}")
+        raise TypeError(not_built(made))
     return type(made)

@@ -135,7 +135,9 @@ def track(
         SubjectError: The model could not be built, or the batch not made.
     """
     if step not in ("training", "inference"):
-        raise DeclarationError(f"step: {step!r} is none; allowed are 'training' and 'inference'")
+        raise DeclarationError(
+            f"step: {step!r} is not a step; choose from 'training' and 'inference'"
+        )
     sizes = dict(at or {})
     _check_sizes(subject.contract, sizes)
     where = _fake_model(subject, sizes) if fake else real_model(subject, sizes, step)

@@ -188,7 +188,9 @@ def torchcheck(
     texts = tuple(str(dtype).removeprefix("torch.") for dtype in kinds)
     for text in texts:
         if text not in DTYPES:
-            raise MarkerError(f"dtypes: {text!r} is none; allowed are {', '.join(DTYPES)}")
+            raise MarkerError(
+                f"dtypes: {text!r} is not a valid dtype; choose from {', '.join(DTYPES)}"
+            )
     return ItemSettings(devices=places, dtypes=texts, seed=seed, examples=examples)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from pytest_torchcheck.specs.shape_parsing import parse_shape
 from pytest_torchcheck.specs.shapes import SpecError
 from pytest_torchcheck.specs.tensors import TensorSpec
@@ -32,6 +34,11 @@ def as_spec_tree(value: Any, field: str) -> Any:
             return leaf  # a constant argument among specs
         if isinstance(leaf, str):
             return TensorSpec(parse_shape(leaf, path).text)
+        if isinstance(leaf, torch.Tensor):
+            raise SpecError(
+                f"{path}: got a tensor of shape {list(leaf.shape)}; {field}= takes specs, such as "
+                "'B 3 H W'; give real data as batch=(inputs, targets)"
+            )
         raise SpecError(
             f"{path} = {leaf!r}: not a spec; allowed: a shape such as 'B 3 H W', a spec "
             "such as Labels('B', classes=10), "

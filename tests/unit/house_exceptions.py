@@ -62,7 +62,6 @@ FUNCTIONS = frozenset(
         "contracts:__init__",
         "data.explaining.unlike_samples:_not_collatable",
         "diagnosis.outputs.complex_cast:complex_cast",
-        "diagnosis.entries.calls:signature",
         "diagnosis.entries.sizes.convolutions:channels",
         "diagnosis.entries.devices:pair",
         "diagnosis.entries.dtypes:pair",

@@ -79,7 +79,15 @@ def test_an_assert_in_the_users_step():
         optimizer.step()
 
     build, made = simulated()
-    subject = Subject(Contract(model=build, batch=batch, loss=F.cross_entropy, train_step=step))
+    subject = Subject(
+        Contract(
+            model=build,
+            batch=batch,
+            loss=F.cross_entropy,
+            train_step=step,
+            optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-3),
+        )
+    )
     with pytest.raises(SubjectError) as caught, subject.pristine(steps=True) as model:
         subject.train_step(model, subject.make_optimizer(model), subject.batch().clone())
     again = caught.value.rerun

@@ -111,3 +111,114 @@ def test_a_loss_of_the_output_alone_is_trained_by() -> None:
     assert {"weights-update", "overfit"} <= {f.check for f in report.with_status("passed")}
     detached = Contract(model=Energy, inputs="B 3", loss=lambda output: output.detach().sum())
     assert not detached.check(["backward"]).ok
+
+
+def plain_step(model: nn.Module, optimizer: Any, inputs: Any, targets: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(*inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def step_by_hand(model: nn.Module, optimizer: Any, inputs: Any, targets: Tensor) -> Tensor:
+    loss = F.cross_entropy(model(*inputs), targets)
+    loss.backward()
+    with torch.no_grad():
+        for leaf in model.parameters():
+            leaf -= 0.1 * leaf.grad
+            leaf.grad = None
+    return loss
+
+
+X, Y = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"train_step": plain_step}, "write optimizer=lambda model: torch.optim.AdamW("),
+        ({"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters())}, "already built, SGD"),
+        ({"model": lambda width: make(width)}, "write width=... between lambda and its colon"),
+        ({"loss": lambda output, targets, c: c}, "write loss=lambda output, targets: ..."),
+        ({"batch": lambda: ((X,), Y)}, "write batch=lambda seed: (inputs, targets)"),
+        ({"batch": X, "targets": None, "inputs": None}, "the batch has none; a batch with targets"),
+        ({"batch": (X, Y, Y), "targets": None, "inputs": None}, "is a pair: batch=(inputs, targ"),
+        ({"batch": ((X, X), Y)}, "declare as many inputs, by the same names, as the batch holds"),
+        ({"inputs": X}, "got a tensor of shape [4, 3]; inputs= takes specs"),
+        ({"sizes": {"B": "many"}}, "no spec has the symbol 'many'; symbols are: B"),
+    ],
+)
+def test_what_cannot_work_is_told_when_it_is_declared(fields: dict[str, Any], told: str) -> None:
+    declared = {
+        "model": lambda: make(3), "inputs": "B 3", "targets": Labels("B", classes=3),
+        "loss": F.cross_entropy, **fields,
+    }  # fmt: skip
+    with pytest.raises(DeclarationError) as caught:
+        Contract(**declared)
+    assert told in str(caught.value)
+
+
+def test_a_step_that_leaves_the_optimizer_alone_needs_none() -> None:
+    step = Contract(
+        model=lambda: make(3),
+        inputs="B 3",
+        targets=Labels("B", classes=3),
+        loss=F.cross_entropy,
+        train_step=step_by_hand,
+    )
+    assert step.check(["backward", "weights-update"]).ok
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda output, _: output.pow(2).mean(), lambda output, y=None: output.sum()]
+)
+def test_a_loss_that_leaves_its_targets_alone_needs_none(loss: Any) -> None:
+    assert Contract(model=lambda: make(3), batch=X, loss=loss).check(["backward"]).ok
+    with pytest.raises(DeclarationError, match="the batch has none"):
+        Contract(model=lambda: make(3), batch=X, loss=nn.MSELoss())
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, *, features: Tensor) -> Tensor:
+        return self.head(features)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fix"),
+    [
+        (
+            {"model": Energy, "inputs": "B 5"},
+            "declare x in the contract with 3 instead of 5 in dim",
+        ),
+        ({"model": Energy, "inputs": "B T 7"}, "with 3 instead of 7 in dimension 2"),
+        (
+            {"model": lambda: nn.Conv2d(3, 4, 3), "inputs": "B 1 9 9", "loss": None},
+            "declare input in the contract with 3 instead of 1 in dimension 1",
+        ),
+        ({"model": Named}, "give features by name: inputs={'features': ...}"),
+        ({"model": lambda: Energy, "loss": None}, "return Energy(...) in the function"),
+        ({"model": lambda: None, "loss": None}, "return the model in the function"),
+        ({"optimizer": lambda model: None}, "return the optimizer in the function"),
+    ],
+)
+def test_the_first_failure_says_what_to_declare(fields: dict[str, Any], fix: str) -> None:
+    declared = {
+        "model": lambda: make(3), "inputs": "B 3", "targets": Labels("B", classes=3),
+        "loss": F.cross_entropy, **fields,
+    }  # fmt: skip
+    if declared["loss"] is None:
+        declared.pop("targets")
+    (found,) = Contract(**declared).check(["backward"]).with_status("violated")
+    assert fix in " ".join(found.fix.split())
+
+
+def test_a_layer_behind_others_is_not_told_to_change_the_declaration() -> None:
+    model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(5, 3))
+    (found,) = Contract(model=model, inputs="B 3").check(["backward"]).with_status("violated")
+    assert "in_features" in found.fix
+    assert "declare" not in found.fix

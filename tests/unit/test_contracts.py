@@ -40,7 +40,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "optimizer-already-built": (
         {"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)},
         "optimizer",
-        "(model) -> Optimizer",
+        "optimizer=lambda model: torch.optim.SGD(model.parameters())",
     ),
     "train-step-is-a-tensor": ({"train_step": torch.zeros(2)}, "train_step", "must be callable"),
     "promise-is-a-class": ({"promises": (promises.Causal,)}, "promises", "as an object"),

@@ -11,7 +11,7 @@ import torch
 from ...findings import Culprit
 from ..lines.layer_sizes import Origin, building_line, size_origin
 from ..lines.size_values import value_lines
-from .scene import dimension_lost
+from .scene import dimension_lost, named_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -140,6 +140,34 @@ def edit(
         return f"write {origin.argument}={wanted} instead of {origin.expression}{line}"
     return (
         f"make {origin.argument} ({origin.expression}{line}) {wanted}{computed(size_values(scene))}"
+    )
+
+
+def or_declared(scene: Scene, want: int, got: int) -> str:
+    """Ask which of two is meant, where a layer reads the model's input itself: the layer or the input.
+
+    Args:
+        scene: The error.
+        want: The size that the layer was built for.
+        got: The size that it is given.
+
+    Returns:
+        What follows a fix of the layer; empty where the input is made by other layers.
+    """
+    fact, given = input_fact(scene), input_of(scene)
+    source = named_source(fact)
+    if not source and fact is None and given is not None:
+        source = next((k for k, value in scene.inputs.items() if value.shape == given.shape), "")
+    value = scene.inputs.get(source)
+    if value is None or got not in value.shape[1:]:
+        return ""
+    shape = list(value.shape)
+    dimension = len(shape) - 1 - shape[:0:-1].index(got)
+    if given is not None and len(given.shape) == len(shape):
+        dimension = next((d for d in range(1, len(shape)) if given.shape[d] == got), dimension)
+    return (
+        f"; or, if the layer is right, declare {source} in the contract with {want} instead of "
+        f"{got} in dimension {dimension}"
     )
 
 

@@ -85,11 +85,7 @@ def signature(scene: Scene, match: re.Match[str]) -> Explanation | None:
         # Python counts self
         counted = [str(int(n) - 1) for n in numbers]
         cause = f"forward takes {' to '.join(counted[:-1]) or '?'} inputs, {counted[-1] if counted else '?'} are given"
-        fix = (
-            "declare as many inputs in the contract as forward takes"
-            if root
-            else f"drop an argument{_line(call)}"
-        )
+        fix = _fewer(scene, cls) if root else f"drop an argument{_line(call)}"
         if not root and "Sequential" in [type(m).__name__ for m in scene.running]:
             fix += " (Sequential hands on one value)"
     return Explanation(
@@ -104,11 +100,51 @@ def signature(scene: Scene, match: re.Match[str]) -> Explanation | None:
     )
 
 
+def _fewer(scene: Scene, cls: type[Any] | None) -> str:
+    """Return the fix of a model that is given more positional inputs than its forward takes."""
+    try:
+        parameters = list(inspect.signature(getattr(cls, "forward", None)).parameters.values())[1:]  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        parameters = []
+    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if named:
+        return f"give {listed(named)} by name: inputs={{{named[0]!r}: ...}} in the contract"
+    fix = "declare as many inputs in the contract as forward takes"
+    batch = scene.batch
+    if getattr(batch, "origin", "") == "real" and getattr(batch, "targets", None) is None:
+        inside = positional[0].name if len(positional) == 1 else "inputs"
+        fix += f"; a real batch with targets is batch=({inside}, targets), a pair"
+    return fix
+
+
 def _closest(name: str, takes: str) -> str:
     import difflib
 
     known = re.findall(r"(?:^|, )\**(\w+)", takes)
     return next(iter(difflib.get_close_matches(name, known, 1, 0.5)), "")
+
+
+@entry(r"the factory must return an nn.Module; it returned (?:the (class) (\w+)|a (\w+))",
+       r"the optimizer function must return an optimizer; got None()()()", types=("TypeError",))  # fmt: skip
+def not_built(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A factory that returns a class, or nothing; an optimizer function that returns nothing."""
+    what = "optimizer" if scene.phase == "step" else "model"
+    if match[1]:
+        cause, fix = f"the class {match[2]} is returned, no instance", f"return {match[2]}(...)"
+    elif match[3] in ("NoneType", ""):
+        cause, fix = f"the function ends without a return of the {what}", f"return the {what}"
+    else:
+        cause, fix = f"a {match[3]} is returned, no model", "return the model"
+    return Explanation(
+        code="crash",
+        summary=match[0],
+        observed=f"phase: {scene.phase}",
+        cause=cause,
+        because=f"the message is {scene.first_line!r}",
+        fix=f"{fix} in the function",
+        location=scene.location,
+    )
 
 
 @entry(r"Module \[(\w+)\] is missing the required \"forward\" function")
@@ -223,6 +259,8 @@ def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
     }.get(kind, f"give {scene.at} a tensor")
     before = _before(scene)
     because = scene.said
+    if kind == "list" and any(isinstance(v, list) for v in getattr(scene.batch, "args", ())):
+        fix = "give the inputs as a tuple: a list is one argument, which the model gets as a list; stack it there"
     if kind == "tuple" and before:
         cause, because = (
             f"{before[0]} before it returns a tuple",

@@ -1,5 +1,6 @@
 """A step that forgets to call the optimizer."""
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -25,6 +26,7 @@ def train_step(model, optimizer, inputs, targets):
     return loss.detach()
 
 
-@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy, train_step=train_step, sizes={"B": (6, 6)})
+@contract(inputs="B 8", targets=Labels("B", classes=3), loss=F.cross_entropy, train_step=train_step,
+          optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-3), sizes={"B": (6, 6)})
 def net():
     return Net()

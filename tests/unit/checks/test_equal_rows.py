@@ -120,4 +120,11 @@ def test_a_step_of_ones_own_that_parts_them() -> None:
         optimizer.step()
         return loss.detach()
 
-    assert judge(Slots("constant"), train_step=step) == []
+    assert (
+        judge(
+            Slots("constant"),
+            train_step=step,
+            optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-3),
+        )
+        == []
+    )

@@ -409,5 +409,11 @@ def _every(calls):
 @pytest.mark.parametrize(("calls", "code"), [(30, "held"), (0, "step-learns-nothing")])
 def test_a_step_that_gathers_gradients_is_not_one_that_learns_nothing(calls, code):
     model, batch, loss = LEARNT["tanh-mlp"]
-    found = check(model=model, batch=batch, loss=loss, train_step=_every(calls))
+    found = check(
+        model=model,
+        batch=batch,
+        loss=loss,
+        train_step=_every(calls),
+        optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-3),
+    )
     assert found.code == code, str(found)

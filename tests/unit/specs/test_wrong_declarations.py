@@ -45,7 +45,9 @@ def test_contracts():
         DeclarationError, match="examples: must be a whole number of at least 1; got 0"
     ):
         declared().check(["batch-sizes"], examples=0)
-    with pytest.raises(DeclarationError, match="step: 'train' is none; allowed are 'training' and"):
+    with pytest.raises(
+        DeclarationError, match="step: 'train' is not a step; choose from 'training' and"
+    ):
         measure_memory(declared(), step="train")
     with pytest.raises(TypeError, match=r"a Contract is needed.*got Linear"):
         measure_memory(nn.Linear(4, 2))

@@ -8,7 +8,15 @@ import torch
 from torch import nn
 
 from ....explanation import Explanation, describe, numbers, times
-from ...crashes.layers import dropped, edit, input_fact, input_of, size_values, where_decided
+from ...crashes.layers import (
+    dropped,
+    edit,
+    input_fact,
+    input_of,
+    or_declared,
+    size_values,
+    where_decided,
+)
 from ...crashes.scene import Scene, dimension_lost, named_source
 from ...crashes.table import entry
 
@@ -145,7 +153,8 @@ def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=observed,
         cause=f"{name} was built for {want} channels, and {of} has {got}",
         because=f"{because}; {scene.said}",
-        fix=edit(scene, origin, place, got, f"build {name} with in_channels={got}"),
+        fix=edit(scene, origin, place, got, f"build {name} with in_channels={got}")
+        + or_declared(scene, want, got),
         culprits=scene.culprit(detail=f"takes {want} channels, got {got}")
         + scene.call_culprit()
         + size_values(scene, beside=place),

@@ -9,7 +9,14 @@ from torch import nn
 
 from ....explanation import Explanation, describe, times
 from ....findings import Culprit
-from ...crashes.layers import edit, input_fact, input_of, size_values, where_decided
+from ...crashes.layers import (
+    edit,
+    input_fact,
+    input_of,
+    or_declared,
+    size_values,
+    where_decided,
+)
 from ...crashes.scene import Scene, flattened_from, single_sample
 from ...crashes.table import entry
 
@@ -68,8 +75,9 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
             culprits=scene.culprit(detail=f"takes {want} features"),
             location=call,
         )
-    if want in given.shape[:-1] and given.dim() > 1:
-        dimension = list(given.shape).index(want)
+    first = int(batch is not None and given.shape[0] == batch)  # a batch of that size by chance
+    if want in given.shape[first:-1]:
+        dimension = list(given.shape).index(want, first)
         return Explanation(
             **common,
             cause=f"likely the dimensions of {name}'s input are swapped: a Linear layer works on the last one",
@@ -93,7 +101,8 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
         **common,
         cause=cause,
         because=because,
-        fix=edit(scene, origin, place, got, f"build {name} with in_features={got}"),
+        fix=edit(scene, origin, place, got, f"build {name} with in_features={got}")
+        + or_declared(scene, want, got),
         culprits=scene.culprit(detail=f"takes {want} features, got {got}")
         + scene.call_culprit()
         + size_values(scene, beside=place),

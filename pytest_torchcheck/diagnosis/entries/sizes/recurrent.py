@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ....explanation import Explanation, describe, numbers
-from ...crashes.layers import edit, input_of, size_values, where_decided
+from ...crashes.layers import edit, input_of, or_declared, size_values, where_decided
 from ...crashes.table import entry
 from ...lines.layer_sizes import building_line
 
@@ -34,7 +34,8 @@ def recurrent_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else f"{name} takes {want}, got {got}",
         cause=f"{name} was built for {want} features, and what reaches it has {got}",
         because=scene.said,
-        fix=edit(scene, origin, place, got, f"build {name} for {got} features"),
+        fix=edit(scene, origin, place, got, f"build {name} for {got} features")
+        + or_declared(scene, want, got),
         culprits=scene.blame(f"takes {want} features, got {got}")
         + scene.call_culprit()
         + size_values(scene, beside=place),
