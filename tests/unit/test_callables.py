@@ -171,7 +171,9 @@ def test_a_step_that_leaves_the_optimizer_alone_needs_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss", [lambda output, _: output.pow(2).mean(), lambda output, y=None: output.sum()]
+    "loss",
+    [lambda output, _: output.pow(2).mean(), lambda output, y=None: output.sum()],
+    ids=["ignores", "optional"],
 )
 def test_a_loss_that_leaves_its_targets_alone_needs_none(loss: Any) -> None:
     assert Contract(model=lambda: make(3), batch=X, loss=loss).check(["backward"]).ok
