@@ -22,6 +22,8 @@ def takes(function: Any, count: int) -> bool | None:
 
     None where its signature is not known.
     """
+    if isinstance(function, torch.nn.Module):
+        function = function.forward  # a module's own __call__ takes anything
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -196,7 +198,7 @@ def wrong_loss(loss: Any, *, has_targets: bool, may_have: bool | None) -> str | 
             "loss: loss(output, targets) needs targets, and the batch has none; a batch with "
             "targets is a pair: batch=(inputs, targets), with several inputs as a tuple"
         )
-    if not has_targets and not may_have:
+    if not has_targets and may_have is False:
         return (
             "loss: loss(output, targets) needs targets; declare targets=Labels('B', classes=10) "
             "or give a real batch=(inputs, targets); or loss='output' where the model returns "
