@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from .batches import Batch
     from .contracts import Contract, DeclarationError, Overfit, contract
+    from .declared.speeds import Faster, SlowerBy
     from .findings import ContractViolation, Culprit, Finding, Location, Report
     from .measure import (
         Growth,
@@ -57,6 +58,8 @@ _HOME = {
     "DeclarationError": "contracts",
     "Overfit": "contracts",
     "contract": "contracts",
+    "Faster": "declared.speeds",
+    "SlowerBy": "declared.speeds",
     "TensorSpec": "specs",
     "Floats": "specs",
     "Ints": "specs",
@@ -118,6 +121,7 @@ __all__ = [
     "ContractViolation",
     "Culprit",
     "DeclarationError",
+    "Faster",
     "Finding",
     "Floats",
     "Growth",
@@ -131,6 +135,7 @@ __all__ = [
     "Overfit",
     "Report",
     "Same",
+    "SlowerBy",
     "TensorSpec",
     "Tokens",
     "Unmeasurable",

@@ -23,6 +23,7 @@ from .declared.factories import class_built, class_of
 from .declared.fields import Fields
 from .declared.kept_count import LOG
 from .declared.names import unknown_inputs, unknown_names
+from .declared.speeds import Kind, Speed, speeds_of
 from .interrupts import interrupts, kept_in
 from .late import resolve
 from .objects.peek import attribute
@@ -139,6 +140,8 @@ class Contract:
             category to one.
         growth: Largest allowed power of the peak in each symbol: ``{"B": 1, "T": 2}``.
         flops: Ceiling of one training step: a number or ``"2 GFLOP"``.
+        speed: Time beside another model's: ``{"forward": Faster(than=Old, by=1.3)}`` or
+            ``{"training-step": SlowerBy(than=Old, at_most=1.05)}``; also ``"inference"``.
         devices: Where it must run; by default the CPU and CUDA where present.
         dtypes: In which floating dtypes it must run; by default the model's own.
         ranks: Also as so many data-parallel ranks.
@@ -186,6 +189,7 @@ class Contract:
         memory: int | str | Mapping[str, int | str] | None = None,
         growth: Mapping[str, float] | None = None,
         flops: float | str | None = None,
+        speed: Mapping[Kind, Speed] | None = None,
         devices: Sequence[str] | None = None,
         dtypes: Sequence[str | torch.dtype] | None = None,
         ranks: int | None = None,
@@ -231,6 +235,7 @@ class Contract:
         self.memory = _memory(memory)
         self.growth = _growth(growth)
         self.flops = None if flops is None else _unit("flops", parse_flops, flops)
+        self.speed = _speed(speed)
         self.devices = _devices(devices)
         self.dtypes = _dtypes(dtypes)
         self.ranks = _ranks(ranks)
@@ -340,7 +345,7 @@ class Contract:
                 return self.model is not None or bool(self.functions)
             case "step-or-accumulates":
                 return self.train_step is not None or bool(self.promised("Accumulates"))
-            case "memory" | "growth" | "functions":
+            case "memory" | "growth" | "functions" | "speed":
                 return bool(getattr(self, need))
             case "specs":
                 return self.source is not None and self.source.declared_sizes
@@ -681,6 +686,13 @@ def _unit(field: str, parse: Callable[[Any], int], value: Any) -> int:
     except (TypeError, ValueError) as error:
         said = str(error)
         raise DeclarationError(said if said.startswith(field) else f"{field}: {said}") from None
+
+
+def _speed(speed: Any) -> dict[Kind, Speed]:
+    try:
+        return speeds_of(speed)
+    except ValueError as error:
+        raise DeclarationError(str(error)) from None
 
 
 def _memory(memory: Any) -> dict[str, int]:

@@ -27,6 +27,7 @@ Need = Literal[
     "memory",
     "growth",
     "flops",
+    "speed",
     "functions",
     "output",
     "specs",

@@ -209,6 +209,17 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
+        "machines.speed",
+        check(
+            "speed",
+            "Forward, inference or a training step take at most the declared share of another model's time.",
+            needs=("model", "speed"),
+            cost="200 FBS or more of each model; at most 20 seconds for each declared ratio",
+            axes="device",
+            tries_skip=False,
+        ),
+    ),
+    *family(
         "losses.descent",
         check(
             "descent",

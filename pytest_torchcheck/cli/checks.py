@@ -35,6 +35,7 @@ LINES: Final[Mapping[Need, str]] = {
     "memory": 'memory="64 MiB"',
     "growth": 'growth={"B": 1}',
     "flops": 'flops="2 GFLOP"',
+    "speed": 'speed={"forward": SlowerBy(than=Old, at_most=1.05)}',
     "functions": 'functions={"square": (Square.apply, (x,))}',
     "output": 'output="B 10"',
     "specs": 'inputs="B 3 H W"',

@@ -1,4 +1,4 @@
-"""Memory of a step, and what stays after it."""
+"""Memory and time of a step, and what stays after it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ leaks = One("diagnosis.stored.memory:leaks", "leak-graph leak-hooks", doubtful=T
 longer_graph = One("diagnosis.stored.memory:longer_graph", "leak-graph")
 over_ceiling = One("diagnosis.stored.memory:over_ceiling", "memory-ceiling")
 too_many_flops = One("diagnosis.stored.memory:too_many_flops", "flops-ceiling")
+too_slow = One("diagnosis.stored.speed:too_slow", "too-slow")
 out_of_memory = One("diagnosis.stored.memory:out_of_memory", "out-of-memory")
 
 ENTAILS = (

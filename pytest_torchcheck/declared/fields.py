@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from ..contracts import Overfit
     from ..promises import Promise
+    from .speeds import Kind, Speed
 
 
 class Fields(TypedDict, total=False):
@@ -34,6 +35,7 @@ class Fields(TypedDict, total=False):
     memory: int | str | Mapping[str, int | str] | None
     growth: Mapping[str, float] | None
     flops: float | str | None
+    speed: Mapping[Kind, Speed] | None
     devices: Sequence[str] | None
     dtypes: Sequence[str | torch.dtype] | None
     ranks: int | None

@@ -133,3 +133,11 @@ def format_flops(count: float) -> str:
         if size < 999.95 or unit == "PFLOP":
             return f"{size:.1f} {unit}"
     raise AssertionError("unreachable")
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time as people read it: ``"1.52 s"``, ``"3.4 ms"``, ``"812 us"``."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"

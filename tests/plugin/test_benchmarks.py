@@ -43,6 +43,10 @@ def test_benchmarks_are_stored_and_a_slower_model_fails_the_comparison(
     assert facts["samples_per_second"] == pytest.approx(
         facts["samples"] / stored[0]["stats"]["mean"]
     )
+    assert facts["flops"] == 2 * facts["samples"] * 5 * 3
+    assert facts["flops_per_second"] == pytest.approx(facts["flops"] / stored[0]["stats"]["mean"])
+    assert {"peak_bytes", "threads", "torch", "python"} <= set(facts)
+    assert "tokens_per_second" not in facts  # it takes no tokens
     pytester.makepyfile(test_net=NET.replace("PAUSE", "0.02"))
     second = pytester.runpytest_subprocess(
         *given, "-k", "forward", "--benchmark-compare", "--benchmark-compare-fail=mean:50%"

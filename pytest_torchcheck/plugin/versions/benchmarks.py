@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -36,15 +36,19 @@ def _item(node: ContractNode, kind: str) -> pytest.Item:
 def _function(node: ContractNode, kind: str) -> Callable[..., None]:
     def measure(benchmark: Any) -> None:
         places = node.settings.devices or node.contract.devices or ("cpu",)
-        given = {"device": next((d for d in places if d != "meta"), "cpu"), "seed": node.seed}
+        device = next((d for d in places if d != "meta"), "cpu")
         dtype = next(iter(node.contract.dtypes or ()), None)
-        timed: Any = partial(resolve("change.timing:timed"), node.contract, kind, dtype=dtype)
-        with timed(**given) as (once, facts):
-            benchmark.extra_info.update(facts)
-            benchmark(once)
-        if benchmark.stats is not None and facts["samples"]:
+        subject = resolve("subject:Subject")(
+            node.contract, device=device, dtype=dtype, seed=node.seed
+        )
+        with contextlib.closing(subject):
+            known = resolve("measure.throughput:facts")(subject, kind)
+            benchmark.extra_info.update(known)
+            with resolve("measure.repeated:repeated")(subject, kind) as once:
+                benchmark(once)
+        if benchmark.stats is not None:
             mean = benchmark.stats.stats.mean
-            benchmark.extra_info["samples_per_second"] = facts["samples"] / mean
+            benchmark.extra_info.update(resolve("measure.throughput:per_second")(known, mean))
 
     return measure
 
