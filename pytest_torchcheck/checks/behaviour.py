@@ -10,10 +10,11 @@ from torch import nn
 from ..codes import behaviour as explain
 from ..late import Late
 from ..objects import trees
+from ..objects.held import set_random_state
 from ..objects.modes import own_trains
 from ..runs.facts import copied, forward_facts, outputs
 from ..runs.remembering import remembered
-from ..runs.repeats import moved_by_asking, moved_by_building
+from ..runs.repeats import differing_generators, moved_by_asking, moved_by_building
 from ..runs.rows import Rows, floating_from, output_rows
 from ..runs.time_first import other_batch_dim
 from ..runs.training.steps import digests
@@ -22,7 +23,7 @@ from ..subject import Subject, SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ..batches import Batch
     from ..findings import Finding
@@ -529,9 +530,7 @@ def seeding(subject: Subject) -> Iterator[Finding]:
     if not first:
         yield inconclusive("the output holds no tensor")
         return
-    moved = [
-        path for path in first if path not in again or not trees.same(first[path], again[path])
-    ]
+    moved = _differ(first, again)
     if moved and not subject.kernel_exact:
         moved = [
             p
@@ -540,6 +539,9 @@ def seeding(subject: Subject) -> Iterator[Finding]:
         ]
     if moved:
         yield explain.unseeded(subject, moved)
+        return
+    if (own := differing_generators(subject)) and _differ(first, _seeded(subject, 0, own)[0]):
+        yield explain.unseeded_generators(subject, list(own))
         return
     reseeds = steps is None or steps.reseeds is not False
     other = _seeded(subject, 1)[0] if consumed and reseeds else {}
@@ -556,8 +558,20 @@ def seeding(subject: Subject) -> Iterator[Finding]:
     yield passed(f"the training forward repeats under torch.manual_seed; {what}")
 
 
-def _seeded(subject: Subject, number: int) -> tuple[dict[str, torch.Tensor], bool]:
-    """Return the outputs in train mode when torch alone is seeded, and whether its random state moved."""
+def _differ(one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]) -> list[str]:
+    return [path for path in one if path not in two or not trees.same(one[path], two[path])]
+
+
+def _seeded(
+    subject: Subject, number: int, own: Mapping[str, tuple[Any, Any]] | None = None
+) -> tuple[dict[str, torch.Tensor], bool]:
+    """Return the outputs in train mode when torch alone is seeded, and whether its random state moved.
+
+    Args:
+        subject: The subject.
+        number: Added to the seed.
+        own: Generators of the model's own, and the states that they start from.
+    """
     import random
     import sys
 
@@ -569,6 +583,8 @@ def _seeded(subject: Subject, number: int) -> tuple[dict[str, torch.Tensor], boo
         if numpy is not None:
             numpy.random.seed((subject.seed + 1000 + number) % 2**32)
         seed_torch(subject.seed + number)
+        for generator, state in (own or {}).values():
+            set_random_state(generator, state)
         before = torch.get_rng_state()
         made = copied(subject.call(model, batch))
         return made, not torch.equal(before, torch.get_rng_state())

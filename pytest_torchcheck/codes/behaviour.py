@@ -29,6 +29,10 @@ unseeded = One(
     "diagnosis.outputs.behaviour:unseeded", "numpy-random python-random seed-ignored", doubtful=True
 )
 
+unseeded_generators = One(
+    "diagnosis.outputs.unrepeated:unseeded_generators", "seed-ignored", doubtful=True
+)
+
 flags = Each("diagnosis.gradient.module_flags:flags", "requires-grad-of-module")
 
 ignored = One("diagnosis.outputs.influence:ignored", "input-ignored")

@@ -65,6 +65,39 @@ def _of_numpy(value: Any) -> Callable[[], None] | None:
     return None
 
 
+def random_state(value: Any) -> object | None:
+    """Return the state of a generator of random numbers, for :func:`same_state`; None of any other value."""
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return value.getstate()
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    if isinstance(value, numpy.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, numpy.random.RandomState):
+        return value.get_state(legacy=False)
+    return None
+
+
+def same_state(one: object, two: object) -> bool:
+    """Say whether two states of generators are equal."""
+    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
+        return torch.equal(one, two)
+    return repr(one) == repr(two)  # NumPy's are dicts that may hold an array
+
+
+def set_random_state(value: Any, state: Any) -> None:
+    """Give a generator a state that :func:`random_state` returned of one of its kind."""
+    if hasattr(value, "bit_generator"):
+        value.bit_generator.state = state
+    elif hasattr(value, "setstate"):
+        value.setstate(state)
+    else:
+        value.set_state(state)
+
+
 def items_of(value: Any) -> list[Any]:
     """Return the objects that an array of objects holds; of anything else, nothing."""
     numpy = sys.modules.get("numpy")

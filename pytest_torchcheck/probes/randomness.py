@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from .. import sources
+from ..objects.held import random_state, same_state
 from ..record.lines import traced
 from .gradient.switched_off import line_at
 from .recorded.watch import Watch, name_of
@@ -152,7 +154,7 @@ class DrawWatch(Watch):
                 self._last["numpy"] = _numpy_state()
             for name, read in self._read.items():
                 state = read()
-                if not _same(state, self._last[name]):
+                if not same_state(state, self._last[name]):
                     self._changed(name, self._last[name], state, func)
                     self._last[name] = state
 
@@ -164,7 +166,7 @@ class DrawWatch(Watch):
         kind: Literal["draw", "reseed", "restore"] = "draw"
         if _fresh(name, old, new, func is not None):
             kind = "reseed"
-        elif func is None and any(_same(new, state) for state in past):
+        elif func is None and any(same_state(new, state) for state in past):
             kind = "restore"
         location = self.locate() if func is not None else None
         if func is None:
@@ -213,22 +215,10 @@ def generators(module: nn.Module | None = None) -> Mapping[str, Callable[[], obj
             found[f"cuda:{index}"] = generator.get_state
     for owner, child in module.named_modules() if module is not None else ():
         for attribute, value in vars(child).items():
-            if (read := _reader(value)) is not None:
-                found[f"{owner}.{attribute}" if owner else attribute] = read
+            if random_state(value) is not None:
+                name = f"{owner}.{attribute}" if owner else attribute
+                found[name] = functools.partial(random_state, value)
     return found
-
-
-def _reader(value: object) -> Callable[[], object] | None:
-    """Return how to read the state of an object that is a generator, else None."""
-    if isinstance(value, torch.Generator):
-        return value.get_state
-    if isinstance(value, random.Random):
-        return value.getstate
-    if type(value).__module__.startswith("numpy.random"):
-        bits = getattr(value, "bit_generator", None) or getattr(value, "_bit_generator", None)
-        if bits is not None:
-            return lambda: repr(bits.state)
-    return None
 
 
 def _numpy_state() -> object:
@@ -237,12 +227,6 @@ def _numpy_state() -> object:
     inner = state["state"]
     key = inner["key"].tobytes() if "key" in inner else repr(inner)
     return key, inner.get("pos"), state.get("has_gauss"), state.get("gauss")
-
-
-def _same(one: object, two: object) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
-        return torch.equal(one, two)
-    return one == two
 
 
 _SEEDING = {"torch": "torch.manual_seed", "numpy": "np.random.seed", "random": "random.seed"}

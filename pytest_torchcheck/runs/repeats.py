@@ -8,7 +8,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..batches.read import is_fixed, read
 from ..objects import trees
-from ..state import filled_memory, isolated
+from ..objects.held import random_state, same_state
+from ..state import ModuleState, filled_memory, isolated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,23 @@ def moved_by_building(subject: Subject) -> list[str]:
         return []
     with filled_memory():  # what nobody writes is told by the check of the initialisation
         return _moved(built(subject), built(subject))
+
+
+def differing_generators(subject: Subject) -> dict[str, tuple[Any, Any]]:
+    """Build the model again under its seed; return the generators that it holds in another state.
+
+    Returns:
+        The model's generator, and the state that the other model's has, by name.
+    """
+    if not subject.contract.is_factory or not (mine := subject.state.random):
+        return {}
+    with isolated():
+        theirs = ModuleState(subject.build()).random
+    return {
+        subject.state.name_of(one, "a generator"): (one, state)
+        for one, two in zip(mine, theirs, strict=False)
+        if type(one) is type(two) and not same_state(random_state(one), state := random_state(two))
+    }
 
 
 def moved_by_asking(subject: Subject) -> list[str]:

@@ -20,6 +20,7 @@ from ..objects.held import (
     keeper,
     position,
     put_slots,
+    random_state,
     slots_of,
 )
 from ..objects.peek import NONE, attributes, entries
@@ -164,6 +165,7 @@ class ModuleState:
         self._kept: list[Callable[[], None]] = []
         self._iterators: dict[int, Any] = {}  # by id of the iterator: a copy of what it was
         self._generators: list[tuple[types.GeneratorType[Any, Any, Any], int]] = []
+        self.random: list[Any] = []  # generators of random numbers that it holds
         self._scripts: list[_ScriptState] = []
         self._tensors: dict[int, _TensorState] = {}
         self._parameters: list[_TensorState] = []
@@ -242,16 +244,18 @@ class ModuleState:
             for generator, place in self._generators
             if position(generator) != place
         }
-        if not moved:
-            return ()
+        return tuple(self.name_of(one, one.__qualname__) for one in moved.values())
+
+    def name_of(self, value: Any, otherwise: str) -> str:
+        """Return the qualified attribute that holds a value, within what is no module its last word alone."""
         paths = {id(module): path for path, module in self.module.named_modules()}
-        named = {
-            id(value): f"{paths[id(thing)]}.{key}".lstrip(".") if id(thing) in paths else key
+        named = (
+            f"{paths[id(thing)]}.{key}".lstrip(".") if id(thing) in paths else key
             for thing, _, attributes in self._objects
-            for key, value in attributes.items()
-            if id(value) in moved
-        }
-        return tuple(named.get(key, found.__qualname__) for key, found in moved.items())
+            for key, held in attributes.items()
+            if held is value
+        )
+        return next(named, otherwise)
 
     def _hand_out_copies(self) -> None:
         """Let every holder of an iterator hold a copy of it as it was, the same one for all of its holders."""
@@ -306,6 +310,8 @@ class ModuleState:
                 stack.extend(entries(thing))
             elif (put_back := keeper(thing)) is not None:
                 self._kept.append(put_back)
+                if random_state(thing) is not None:
+                    self.random.append(thing)
                 stack.extend(items_of(thing))
             elif isinstance(thing, types.GeneratorType):
                 self._generators.append((thing, position(thing)))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
-from ...explanation import counted
+from ...explanation import counted, on_line
 from ...findings import Culprit, Finding
 from ...record.tracing import first_difference
 from ...runs.repeats import asked, built
 from ...text.wording import names_text
-from ...verdicts import suspicious
+from ...verdicts import suspicious, violated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +44,29 @@ def unrepeated_batch(subject: Subject, moved: list[str]) -> Finding:
         f"the batch function gives another {names_text(moved)} each time, for one seed",
         [Culprit(kind="input", name=name, detail="another one in each call") for name in moved[:4]],
         f"{counted(len(moved), 'tensor')} of two batches for seed {subject.seed} differ",
+    )
+
+
+def unseeded_generators(subject: Subject, names: list[str]) -> Finding:
+    """Explain a training forward that draws from generators which the model holds, and no seed sets."""
+    holder, _, attribute = names[0].rpartition(".")
+    owner = dict(subject.model.named_modules()).get(holder, subject.model)
+    place = sources.of_attribute(type(owner), attribute)
+    make = violated if sources.is_own_class(type(owner)) else suspicious
+    shown, are = names_text(names), "is" if len(names) == 1 else "are"
+    return make(
+        "seed-ignored",
+        f"the training forward does not repeat under the same seed: {shown} {are} not seeded",
+        culprits=[
+            Culprit(kind="call", name=name, detail="in another state in each build", location=place)
+            for name in names[:4]
+        ],
+        location=place or sources.of_own_class(subject.model),
+        observed=f"of two models that were built under one seed, each holds {shown} in another state",
+        cause="a generator that the model makes takes its seed from the system, not from torch",
+        because="with the state that the other model's has, and nothing else changed, the training forward "
+        "gives another output",
+        fix=f"seed every generator from torch.initial_seed() where the model makes it{on_line(place)}",
     )
 
 

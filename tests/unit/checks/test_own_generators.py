@@ -1,0 +1,67 @@
+"""A generator that a model holds repeats from run to run: what seeds it shows in a second build."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchcheck import Contract
+
+
+class Source:
+    """Holds a generator for a model."""
+
+    def __init__(self, generator):
+        self.generator = generator
+
+
+class Masks(nn.Module):
+    def __init__(self, generator, draw):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.noise = Source(generator)
+        self.draw = draw
+
+    def forward(self, x):
+        return self.layer(x * self.draw(self.noise.generator))
+
+
+def found(generator, draw):
+    built = Contract(model=lambda: Masks(generator(), draw), batch=((torch.randn(4, 6),), None))
+    (finding,) = built.check(["seeding"]).findings
+    return finding
+
+
+def of_torch(seed):
+    made = torch.Generator()
+    made.seed() if seed is None else made.manual_seed(seed)
+    return made
+
+
+DRAWS = {
+    "numpy": (np.random.default_rng, lambda g: float(g.normal())),
+    "legacy": (np.random.RandomState, lambda g: float(g.normal())),
+    "random": (random.Random, lambda g: g.random()),
+    "torch": (of_torch, lambda g: float(torch.rand((), generator=g))),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_a_generator_that_nothing_seeds(kind):
+    make, draw = DRAWS[kind]
+    finding = found(lambda: make(None), draw)
+    assert (finding.status, finding.code) == ("violated", "seed-ignored")
+    assert "generator is not seeded" in finding.summary
+    assert finding.culprits[0].name == "generator"
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_sound_generators(kind):
+    make, draw = DRAWS[kind]
+    assert found(lambda: make(7), draw).status == "passed"
+    assert found(lambda: make(torch.initial_seed() % 2**32), draw).status == "passed"
+    assert found(lambda: make(None), lambda _: 0.5).status == "passed"  # never drawn from
