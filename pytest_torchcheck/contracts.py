@@ -356,7 +356,8 @@ class Contract:
             case "own-promises":
                 return bool(self.own_promises)
             case "ignore-index":
-                return getattr(self.targets, "ignore_index", None) is not None
+                specs = {} if self.source is None else self.source.specs
+                return any(getattr(s, "ignore_index", None) is not None for s in specs.values())
             case "overfit":
                 return self.model is not None and (
                     self.loss is not None or self.train_step is not None

@@ -1,9 +1,8 @@
-"""Warnings of the user's code and of torch while a model trains as its user trains it: kept, and given back once.
+"""Warnings of the user's code and of torch while a model runs as its user runs it: kept, and given back once.
 
 The checks run a model many times, and in ways that nobody else would; what is warned of then is
-silent. Only the
-first steps on the base batch are listened to, and of them only what the user's code or torch says
-inside of them.
+silent. Listened to are the factory, and the first forwards, losses and steps on the base batch, and of
+them only what the user's code or torch says inside of them.
 """
 
 from __future__ import annotations
@@ -67,8 +66,11 @@ class Ear:
         self._inside = 0
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self, listens: bool = True) -> Iterator[None]:
         """Keep what is warned of within the block, as far as the user's code runs there."""
+        if not listens:
+            yield
+            return
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.showwarning = self._hear

@@ -323,7 +323,7 @@ class Subject:
         if self.contract.model is None:
             raise TypeError("the contract holds no model")
         if self.contract.is_factory:
-            with isolated():
+            with isolated(), self.ear.listening():
                 self._model = _materialised(self.build())
                 self.cache["anomaly-after-build"] = torch.is_anomaly_enabled()
             size = sum(
@@ -439,7 +439,8 @@ class Subject:
     ) -> Iterator[None]:
         """Turn what the user's code raises inside into a :class:`SubjectError` of this phase."""
         try:
-            with self.ear.users():
+            # the first batch was made where the contract was declared: its warnings came out there
+            with self.ear.users() if phase != "batch" else contextlib.nullcontext():
                 yield
         except SubjectError:
             raise
@@ -677,7 +678,11 @@ class Subject:
         """
         key = ("gradients", index, seed, loss, train)
         if key not in self.cache:
-            with self.backward(self.batch(index), seed=seed, loss=loss, train=train) as done:
+            plain = (index, seed, loss) == (0, 0, None)
+            with (
+                self.ear.listening(plain),
+                self.backward(self.batch(index), seed=seed, loss=loss, train=train) as done,
+            ):
                 assert done.loss is not None
                 self.cache[key] = self._describe(done.output, done.loss)
         found: Gradients = self.cache[key]

@@ -119,7 +119,7 @@ CHECKS: tuple[Check, ...] = (
         check(
             "loss-shapes",
             "Output and targets meet with the shapes that were meant.",
-            needs=("loss", "targets"),
+            needs=("loss",),
             cost="shared by the loss checks",
             axes="once",
         ),
@@ -135,9 +135,12 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "step-losses",
-            "Losses within the training step get outputs and targets of one shape, and in the form they expect.",
+            (
+                "The training step reads its targets; losses within it get outputs and targets of "
+                "one shape, in the form they expect."
+            ),
             needs=("model", "train_step"),
-            cost="1 FBS",
+            cost="3 FBS",
             axes="once",
         ),
         check(

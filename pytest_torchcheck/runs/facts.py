@@ -187,7 +187,8 @@ def _look(subject: Subject, *, train: bool) -> ForwardFacts:
         held = {} if train else marks(model)
         seed_everything(subject.seed)
         before, rng, others = settings(), torch.get_rng_state(), _other_states()
-        output = subject.call(model, batch)
+        with subject.ear.listening():
+            output = subject.call(model, batch)
         after, consumed = settings(), not torch.equal(rng, torch.get_rng_state())
         others_moved = others != _other_states()
         grown = () if train else tuple(k for k, s in _shapes(model).items() if keys.get(k) != s)

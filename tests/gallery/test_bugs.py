@@ -12,6 +12,7 @@ import pytest
 from gallery import ENTRIES, HERE, comparable, run, told
 
 
+@pytest.mark.filterwarnings("ignore:Using a target size")  # torch says it of loss-stretched too
 @pytest.mark.parametrize("code", ENTRIES)
 def test_bug(code, monkeypatch):
     report = run(HERE / code / "bug.py", monkeypatch)

@@ -36,7 +36,12 @@ def step(model: Any, optimizer: Any, inputs: Any, targets: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "own", [{"loss": F.smooth_l1_loss}, {"train_step": step}], ids=["plain", "own step"]
+    "own",
+    [
+        {"loss": F.smooth_l1_loss},
+        {"train_step": step, "optimizer": lambda m: torch.optim.SGD(m.parameters(), lr=0.1)},
+    ],
+    ids=["plain", "own step"],
 )
 def test_each_comes_out_once(own: Any) -> None:
     made = Contract(model=Talks, batch=((X,), Y), **own)
@@ -48,6 +53,48 @@ def test_each_comes_out_once(own: Any) -> None:
     assert sum("target size" in text for text in texts) == 1
     assert len(texts) == 2
     assert all(one.filename == __file__ for one in caught if "my own" in str(one.message))
+
+
+class Reports(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        warnings.warn("while building", UserWarning, stacklevel=1)
+        self.head = nn.Linear(5, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mode = "training" if self.training else "evaluation"
+        warnings.warn(f"in {mode} mode", UserWarning, stacklevel=1)
+        return self.head(x)
+
+
+def talking_loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    warnings.warn("in the loss", UserWarning, stacklevel=1)
+    return F.mse_loss(output[:, 0], targets)
+
+
+def talking_batch(seed: int) -> Any:
+    warnings.warn("in the batch", UserWarning, stacklevel=1)
+    return (torch.randn(4, 5),), torch.randn(4)
+
+
+@pytest.mark.parametrize(
+    ("check", "heard"),
+    [
+        ("batch-independence", {"while building", "in evaluation mode"}),
+        ("loss-input", {"while building", "in training mode", "in the loss"}),
+        (
+            None,
+            {"while building", "in evaluation mode", "in training mode", "in the loss"},
+        ),
+    ],
+)
+def test_outside_of_training_steps(check: str | None, heard: set[str]) -> None:
+    made = Contract(model=Reports, batch=talking_batch, loss=talking_loss)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made.check(None if check is None else [check])
+    texts = sorted(str(one.message) for one in caught)
+    assert texts == sorted(heard | {"in the batch"})
 
 
 def test_a_filter_that_raises_acts() -> None:

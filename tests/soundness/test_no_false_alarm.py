@@ -11,6 +11,7 @@ from tests.soundness.models import SOUND
 COLLECTIONS = (by_hand, losses, met_in_packages)  # importing them enters their models into SOUND
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # torch's own layer
 @pytest.mark.parametrize("name", SOUND)
 def test_a_correct_model_passes_every_check(name: str) -> None:
     torch.manual_seed(0)

@@ -9,13 +9,15 @@ import torch
 
 from ... import sources
 from ...codes import loss as explain
-from ...probes.loss.consumption import LINEAR, LogOf, Stretched
-from ...runs.losses.consumption import Consumed, evidence
-from ...runs.losses.in_steps import mutual, step_evidence
+from ...probes.loss.consumption import LINEAR, Broadcast, LogOf, Stretched
+from ...probes.loss.reading import targets_of
+from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
+from ...runs.losses.in_steps import step_evidence
 from ...specs import Labels
 from ...state import seed_everything
 from ...subject import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
+from .targets import unread_by_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,31 +49,44 @@ def loss_sound(subject: Subject) -> Iterator[Finding]:
 
 
 def loss_shapes(subject: Subject) -> Iterator[Finding]:
-    """Look for outputs and targets that are stretched against each other by broadcasting."""
-    if subject.contract.loss == "output":
-        yield not_applicable("the model computes its own loss")
-        return
+    """Look for outputs and targets that are stretched against each other by broadcasting.
+
+    Within the model it is the calls of torch's losses that are looked at: of a loss that the model computes itself,
+    and of a term that it adds to the declared one.
+    """
     seen = evidence(subject)
-    both = [b for b in seen.broadcasts if mutual(b)]
-    lopsided = [
-        b
-        for b in seen.broadcasts
-        if b not in both
-        and b.op.name.startswith("F.")
-        and math.prod(b.target) > 1
-        and math.prod(b.output) > 1
-    ]
-    if both:
-        yield explain.broadcast(subject, both[0], seen)
-    elif lopsided:
-        yield explain.stretched(subject, lopsided[0], seen)
+    found = list(_stretches(subject, seen, set()))
+    yield from found[:1]
+    if found:
+        return
+    if not subject.contract.declares("targets") and not any(
+        used.function in PAIRED for used in seen.consumed
+    ):
+        yield not_applicable(
+            "there are no targets, and no loss of torch's that compares two tensors is called"
+        )
+        return
+    batch = subject.batch()
+    symbol = subject.source.batch_symbol
+    if symbol is not None and batch.sizes.get(symbol, 2) < 2:
+        yield inconclusive("the batch holds one sample, so that broadcasting could not be seen")
     else:
-        batch = subject.batch()
-        symbol = subject.source.batch_symbol
-        if symbol is not None and batch.sizes.get(symbol, 2) < 2:
-            yield inconclusive("the batch holds one sample, so that broadcasting could not be seen")
-        else:
-            yield passed("no output is stretched against its target")
+        yield passed("no output is stretched against its target")
+
+
+def _stretches(subject: Subject, seen: LossEvidence, known: set[str]) -> Iterator[Finding]:
+    """Yield the pairs of shapes that are stretched, those that are stretched against each other first."""
+    pairs = [pair for pair in seen.broadcasts if _shapes(pair) not in known]
+    for pair in filter(mutual, pairs):
+        yield explain.broadcast(subject, pair, seen)
+    for pair in pairs:
+        several = math.prod(pair.target) > 1 and math.prod(pair.output) > 1
+        if not mutual(pair) and pair.op.name.startswith("F.") and several:
+            yield explain.stretched(subject, pair, seen)
+
+
+def _shapes(pair: Broadcast) -> str:
+    return f"{pair.op.name} {pair.output} {pair.target}"
 
 
 def loss_input(subject: Subject) -> Iterator[Finding]:
@@ -84,41 +99,41 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
     probabilities (several ones in a row, negative ones, or one number per sample).
     """
     seen = evidence(subject)
+    found = list(_inputs(subject, seen, set()))
+    yield from found
+    if found:
+        return
+    if not seen.consumed:
+        yield not_applicable("the loss calls none of torch's classification or regression losses")
+        return
+    names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
+    yield passed(f"{names}: the input has the form that is expected")
+
+
+def _inputs(subject: Subject, seen: LossEvidence, known: set[str]) -> Iterator[Finding]:
+    """Yield what is wrong with what the loss functions were given; ``known`` are codes that were reported before."""
     unstable = next((log for log in seen.logs if not _holds_when_sure(subject, log)), None)
     if unstable is not None:
         yield explain.unstable_log(subject, unstable)
-    if not seen.consumed:
-        if unstable is None:
-            yield not_applicable(
-                "the loss calls none of torch's classification or regression losses"
-            )
-        return
-    found = unstable is not None
     labels = subject.contract.targets
     if isinstance(labels, Labels) and isinstance(labels.classes, int) and labels.classes > 2:
         compared = next((u for u in seen.consumed if u.whole), None)
         if compared is not None and _shape_of(subject.batch().targets) == compared.shape:
-            found = True
             yield explain.labels_as_numbers(subject, labels.classes, compared)
     for used in seen.consumed:
         if used.unlike and (used.unlike != "batch" or used.shape == _samples_of(subject)):
-            found = True
             yield explain.no_class_probabilities(subject, used)
             break
     swapped = next((used for used in seen.consumed if used.swapped), None)
     if swapped is not None:
         yield explain.arguments_swapped(subject, swapped)
         return
-    done: set[str] = set()
+    done = set(known)
     for used in seen.consumed:
         code = _misused(used)
         if code and code not in done:
             done.add(code)
-            found = True
             yield explain.wrong_input(subject, code, used)
-    if not found:
-        names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
-        yield passed(f"{names}: the input has the form that is expected")
 
 
 def _misused(used: Consumed) -> str:
@@ -148,47 +163,43 @@ def _misused(used: Consumed) -> str:
 def step_losses(subject: Subject) -> Iterator[Finding]:
     """Watch one training step: what torch's loss functions get, and what outputs and targets broadcast to.
 
-    Derivatives that are added to a loss without their graph count too.
+    Derivatives that are added to a loss without their graph count too, and a step whose result is
+    the same for any targets.
     """
     seen = step_evidence(subject)
     if seen is None:
         yield inconclusive("the training step raises; weights-update explains it", code="blocked")
         return
-    if not seen.consumed and not seen.broadcasts and not seen.dead:
-        yield not_applicable(
-            "the training step calls no loss function of torch's, and broadcasts no output with a target"
-        )
-        return
-    known: set[str] = (
-        set()
-    )  # what loss-input and loss-shapes say of the declared loss is not said twice
+    codes: set[str] = set()
+    shapes: set[str] = set()
+    dead = True
     if callable(subject.contract.loss):
+        # what loss-input and loss-shapes say of the declared loss is not said twice
         declared = evidence(subject)
-        known = {_misused(used) for used in declared.consumed}
-        known |= {f"{b.op.name} {b.output} {b.target}" for b in declared.broadcasts}
-        known |= {"dead" for _ in declared.dead}
-    found = False
-    if seen.dead and "dead" not in known:
-        found = True
-        yield explain.dead_term(subject, seen.dead[0])
-    for pair in seen.broadcasts:
-        if f"{pair.op.name} {pair.output} {pair.target}" in known:
-            continue
-        if pair.result not in (pair.output, pair.target):
-            found = True
-            yield explain.broadcast(subject, pair, seen)
-        elif math.prod(pair.output) > 1 and math.prod(pair.target) > 1:
-            found = True
-            yield explain.stretched(subject, pair, seen)
-    for used in seen.consumed:
-        code = _misused(used)
-        if code and code not in known:
-            known.add(code)
-            found = True
-            yield explain.wrong_input(subject, code, used)
-    if not found:
-        names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
+        codes = {_misused(used) for used in declared.consumed}
+        codes |= {finding.code for finding in _inputs(subject, declared, codes)}
+        shapes = {_shapes(pair) for pair in declared.broadcasts}
+        dead = not declared.dead
+    found = [
+        *(explain.dead_term(subject, one) for one in seen.dead[:1] if dead),
+        *_stretches(subject, seen, shapes),
+        *(one for one in _inputs(subject, seen, codes) if one.code not in codes),
+    ]
+    if (unread := unread_by_step(subject)) is not None:
+        found.append(unread)
+    yield from found
+    if found:
+        return
+    names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
+    reads = bool(targets_of(subject.batch()))
+    if names:
         yield passed(f"{names}: shapes agree, and the input has the form that is expected")
+    elif reads:
+        yield passed("the training step reads its targets, and broadcasts no output with one")
+    else:
+        yield not_applicable(
+            "the training step has no targets, and calls no loss function of torch's"
+        )
 
 
 def _samples_of(subject: Subject) -> tuple[int, ...] | None:
@@ -205,14 +216,23 @@ def _shape_of(targets: Any) -> tuple[int, ...] | None:
 def _holds_when_sure(subject: Subject, log: LogOf) -> bool:
     """Say whether the loss stays finite when what a softmax or sigmoid is given spreads as far as a sure model's."""
     batch = subject.batch().clone()
-    with subject.pristine() as model, torch.no_grad(), Stretched(log.number, _SURE):
+    in_step = subject.contract.loss is None
+    with subject.pristine(steps=in_step) as model, torch.set_grad_enabled(in_step):
         model.train()
         seed_everything(subject.seed)
         try:
-            loss = subject.compute_loss(subject.call(model, batch), batch)
+            if in_step:
+                optimizer = subject.make_optimizer(model)
+                with Stretched(log.number, _SURE):
+                    loss = subject.train_step(model, optimizer, batch)
+            else:
+                with Stretched(log.number, _SURE):
+                    loss = subject.compute_loss(subject.call(model, batch), batch)
         except SubjectError:
             return True
-        return bool(torch.isfinite(loss).all())
+        if not isinstance(loss, torch.Tensor | float):
+            return True
+        return bool(torch.isfinite(torch.as_tensor(loss)).all())
 
 
 def loss_sign(subject: Subject) -> Iterator[Finding]:

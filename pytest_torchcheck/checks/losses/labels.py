@@ -31,16 +31,19 @@ def output_gradients(
     with subject.pristine() as model:
         model.train()
         seed_everything(subject.seed)
-        with torch.no_grad():
+        own = subject.contract.loss == "output"  # the loss's graph is then that of the forward
+        with torch.set_grad_enabled(own):
             output = subject.call(model, batch)
         with torch.enable_grad():
             leaves = trees.floats(output)
-            for tensor in leaves.values():
+            if own:
+                leaves = {path: t for path, t in leaves.items() if t.requires_grad and t.dim()}
+            for tensor in [] if own else leaves.values():
                 if tensor.is_inference() or not tensor.is_leaf:
                     return None
                 tensor.requires_grad_(True)
             loss = subject.compute_loss(output, batch)
-            if not loss.requires_grad or loss.dim():
+            if not leaves or not loss.requires_grad or loss.dim():
                 return None
             with subject.phase("backward", batch):
                 grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
@@ -117,19 +120,22 @@ def label_range(subject: Subject) -> Iterator[Finding]:
 
 
 def ignored_targets(subject: Subject) -> Iterator[Finding]:
-    """Mark half of the targets as ignored; the loss's gradient at their outputs must be zero."""
-    spec = subject.contract.targets
-    assert isinstance(spec, Labels)
-    assert spec.ignore_index is not None
-    ignore = spec.ignore_index
+    """Mark half of the targets as ignored; the loss's gradient at their outputs must be zero.
+
+    Labels that a model takes as an input, and computes its own loss of, are targets too.
+    """
+    specs = {p: s for p, s in subject.source.specs.items() if isinstance(s, Labels)}
+    where, ignore = next(
+        (p, s.ignore_index) for p, s in specs.items() if s.ignore_index is not None
+    )
     batch = subject.batch()
-    if not isinstance(batch.targets, torch.Tensor):
+    targets = batch.tensors().get(where)
+    if targets is None:
         yield inconclusive("the targets are no single tensor")
         return
-    targets = batch.targets
     marks = (torch.arange(targets.numel(), device=targets.device) % 2 == 0).view(targets.shape)
-    changed = _with_targets(batch, torch.where(marks, torch.full_like(targets, ignore), targets))
-    found = output_gradients(subject, changed)
+    other = torch.where(marks, torch.full_like(targets, ignore), targets)
+    found = output_gradients(subject, batch.map(lambda p, leaf: other if p == where else leaf))
     if found is None:
         yield inconclusive("the loss's gradient to the outputs could not be taken")
         return
@@ -149,12 +155,6 @@ def ignored_targets(subject: Subject) -> Iterator[Finding]:
         yield passed(f"{int(marks.sum())} targets of {ignore} leave {path} without a gradient")
         return
     yield inconclusive("no output has one gradient for each target")
-
-
-def _with_targets(batch: Batch, targets: torch.Tensor) -> Batch:
-    from dataclasses import replace
-
-    return replace(batch, targets=targets)
 
 
 def _reduce_to(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:

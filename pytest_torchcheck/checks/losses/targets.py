@@ -7,9 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from ...codes import loss as explain
 from ...objects import trees
+from ...probes.loss.reading import by_own_loss, by_step, reads_no_target, targets_of
 from ...probes.loss.slopes import LossOfOutput, Slopes
 from ...runs.facts import evaluated
 from ...runs.losses.consumption import loss_calls
@@ -20,6 +22,7 @@ from ...verdicts import inconclusive, not_applicable, passed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ...batches import Batch
     from ...findings import Finding, Status
     from ...subject import Subject
 
@@ -132,10 +135,11 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
     """Change the targets of one sample at a time, and see whose outputs get another gradient."""
     loss = _loss_of(subject)
     if isinstance(loss, str):
-        yield not_applicable(loss)
+        yield from _of_own_loss(subject, loss)
         return
-    if _reads_nothing(loss):
-        yield explain.ignored(subject, loss, list(loss.targets()), _how_sure(subject, loss))
+    if paths := reads_no_target(loss.batch, lambda batch: {"loss": loss.run(batch)[0].detach()}):
+        status = _how_sure(subject, loss.batch, subject.contract.loss)
+        yield explain.ignored(subject, loss, paths, status)
         return
     axis, symbol = subject.contract.batch_dim, subject.source.batch_symbol
     size = 0 if axis is None or symbol is None else loss.samples(axis)
@@ -167,58 +171,70 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
         yield inconclusive("no change of one sample's target changed the loss")
 
 
-def _reads_nothing(loss: LossOfOutput) -> bool:
-    """Say whether no target has an influence: neither others of its kind, nor values that no loss can read."""
-    targets = {path: t for path, t in loss.targets().items() if t.numel()}
-    if not targets or any(t.device.type != "cpu" for t in targets.values()):
-        return False  # an index out of range would cost a GPU its context
-    try:
-        base = loss.run()[0].detach()
-        for target in targets.values():
-            for other in (target.flip(0) if target.dim() else target, _unreadable(target)):
-                now = loss.run(loss.with_targets(target, other))[0].detach()
-                if not trees.same(base, now):
-                    return False
-    except SubjectError:
-        return False  # it is read, and refused
-    return bool(torch.isfinite(base).all())
+def _of_own_loss(subject: Subject, otherwise: str) -> Iterator[Finding]:
+    """Look whether a model that is given the targets, as a LightningModule is, reads them."""
+    adapted = subject.contract.adapted
+    if subject.contract.loss != "output" or adapted is None or adapted.call is None:
+        yield not_applicable(otherwise)
+        return
+    batch = subject.batch()
+    if paths := reads_no_target(batch, partial(by_own_loss, subject)):
+        yield explain.ignored(subject, None, paths, _how_sure(subject, batch, None))
+    elif targets_of(batch):
+        yield passed("the loss that the model computes changes with its targets")
+    else:
+        yield not_applicable("the model computes its own loss")
 
 
-def _unreadable(target: torch.Tensor) -> torch.Tensor:
-    """Return a target of values that change whatever is computed from them."""
-    if target.is_floating_point() or target.is_complex():
-        return torch.full_like(target, float("nan"))
-    return (
-        ~target
-        if target.dtype == torch.bool
-        else torch.full_like(target, max(torch.iinfo(target.dtype).min, -127) or 255)
-    )
+def unread_by_step(subject: Subject) -> Finding | None:
+    """Take one step with the targets of the base batch, and one each with others, from the same state."""
+    batch = subject.batch()
+    if not (paths := reads_no_target(batch, partial(by_step, subject))):
+        return None
+    status = _how_sure(subject, batch, subject.contract.train_step)
+    return explain.ignored(subject, None, paths, status)
 
 
-def _how_sure(subject: Subject, loss: LossOfOutput) -> Status:
-    """Say what it means that targets are ignored: constants and copies of an input may stand for none.
+def _how_sure(subject: Subject, batch: Batch, read_by: object) -> Status:
+    """Say what it means that targets are ignored: where they are not declared as targets, perhaps nothing.
 
-    So may those that the loss function takes as ``_`` or by a name with an underscore before it.
+    Targets of a spec are. Those that a batch is given by hand are where they fit an output: a label
+    for each row of scores, or a value for each. Constants and copies of an input may stand for none,
+    and so may those that ``read_by``, the loss or the step, takes as ``_`` or by a name with an
+    underscore before it.
     """
-    if _named_unused(subject.contract.loss):
+    if _named_unused(read_by, 1 if read_by is subject.contract.loss else 3):
         return "suspicious"
-    inputs = [t for _, t in loss.batch.input_leaves() if isinstance(t, torch.Tensor)]
-    for target in loss.targets().values():
+    inputs = [t for _, t in batch.input_leaves() if isinstance(t, torch.Tensor)]
+    for target in targets_of(batch).values():
         varied = target.numel() > 1 and not bool((target == target.flatten()[0]).all())
-        if varied and not any(trees.same(target, t) for t in inputs if t.shape == target.shape):
+        if not varied or any(trees.same(target, t) for t in inputs if t.shape == target.shape):
+            continue
+        if batch.origin == "drawn" or (
+            not isinstance(subject.contract.batch, DataLoader | Dataset) and _fits(subject, target)
+        ):
             return "violated"
     return "suspicious"
 
 
-def _named_unused(loss: object) -> bool:
-    """Say whether a loss function says by the name of its second parameter that it does not use it."""
-    if not callable(loss):
+def _fits(subject: Subject, target: torch.Tensor) -> bool:
+    """Say whether a target has the form that a criterion of torch compares with an output of the model."""
+    leaves = trees.floats(evaluated(subject)).values()
+    if target.is_floating_point() or target.dtype == torch.bool:
+        return any(leaf.numel() == target.numel() for leaf in leaves)
+    rows = [leaf for leaf in leaves if leaf.dim() == target.dim() + 1 and len(leaf) == len(target)]
+    return any(1 not in (leaf.shape[1], leaf.shape[-1]) for leaf in rows if target.dim())
+
+
+def _named_unused(function: object, place: int) -> bool:
+    """Say whether a function says by the name of a parameter that it does not use it."""
+    if not callable(function):
         return False
     try:
-        names = list(inspect.signature(loss).parameters)
+        names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # of a builtin
         return False
-    return len(names) > 1 and names[1].startswith("_")
+    return len(names) > place and names[place].startswith("_")
 
 
 Pulls = dict[int, torch.Tensor | None]

@@ -117,21 +117,38 @@ def unread(
     )
 
 
-def ignored(subject: Subject, loss: LossOfOutput, paths: list[str], status: Status) -> Finding:
-    """Explain a loss that reads none of its targets."""
-    place = _place(subject, loss, target_first=False)
+def ignored(
+    subject: Subject, loss: LossOfOutput | None, paths: list[str], status: Status
+) -> Finding:
+    """Explain targets that nothing reads.
+
+    Args:
+        subject: The subject.
+        loss: The declared loss; None where the model or the training step computes it.
+        paths: The targets.
+        status: How sure it is that they should be read.
+    """
+    if loss is not None:
+        reader, place = "loss", _place(subject, loss, target_first=False)
+    else:
+        own = subject.contract.train_step
+        reader = "training step" if own is not None else "loss that the model computes"
+        place = sources.of_object(own) if own is not None else sources.of_own_class(subject.model)
     return (violated if status == "violated" else suspicious)(
         "targets-ignored",
-        f"the loss never reads its targets ({listed(paths)})",
+        f"the {reader} never reads its targets ({listed(paths)})",
         culprits=[
             *(Culprit(kind="target", name=path, detail="has no influence") for path in paths),
             Culprit(kind="loss", name="loss", detail="ignores its targets", location=place),
         ],
         location=place,
-        observed="other targets, and targets that no loss can read, leave the loss bit-equal for one output",
+        observed="other targets, and targets that no loss can read, leave the loss bit-equal for one output"
+        if loss is not None
+        else f"other targets, and targets that nothing can read, leave the result of the {reader} bit-equal",
         cause="the loss is computed from the output alone",
         because="nothing but the targets was changed, under the same seed",
-        fix="compare the output with the targets; a loss that needs none is declared with batch=(inputs, None)",
+        fix="compare the output with the targets; a loss that needs none is declared with "
+        + ("batch=(inputs, None)" if subject.batch().origin == "real" else "no targets"),
     )
 
 

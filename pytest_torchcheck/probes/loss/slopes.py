@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...objects import trees
 from ...state import seed_everything
+from .reading import targets_of, with_target
 
 if TYPE_CHECKING:
     from ...batches import Batch
@@ -133,11 +134,8 @@ class LossOfOutput:
 
     def targets(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the targets, by their paths in the batch."""
-        own = {id(t) for t in trees.tensors(self.batch.targets).values()}
-        return {path: t for path, t in self.batch.tensors().items() if id(t) in own}
+        return targets_of(self.batch)
 
     def with_targets(self, old: torch.Tensor, new: torch.Tensor) -> Batch:
         """Return the batch with one target tensor exchanged for another."""
-        targets = self.batch.targets
-        changed = new if targets is old else trees.substitute(targets, {id(old): new})
-        return replace(self.batch, targets=changed)
+        return with_target(self.batch, old, new)

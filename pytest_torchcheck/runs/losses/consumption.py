@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ...probes.loss.slopes import LossOfOutput
     from ...subject import Subject
 
-_REGRESSIONS = ("F.mse_loss", "F.l1_loss", "F.smooth_l1_loss", "F.huber_loss")
-
+PAIRED = ("F.mse_loss", "F.l1_loss", "F.smooth_l1_loss", "F.huber_loss")
+"""Losses that broadcast their two arguments with a warning; the others refuse shapes that differ."""
 
 _BINARY = ("F.binary_cross_entropy", "F.binary_cross_entropy_with_logits")
 
@@ -202,7 +202,7 @@ class LossSight:
                 describe(call, by_input.get(id(call.input)), self._model)
                 for call in self.watch.calls
             ),
-            broadcasts=tuple(self.watch.broadcasts),
+            broadcasts=stretched(self.watch),
             producer=None if first is None else self.watch.producer(first),
             samples=len(self.watch.samples),
             logs=tuple(self.watch.logs),
@@ -242,7 +242,7 @@ def _gather(subject: Subject) -> LossEvidence:
         model.train()
         seed_everything(subject.seed)
         sight = LossSight(subject, model, batch)
-        with sight.watch:
+        with subject.ear.listening(), sight.watch:
             output = subject.call(model, batch)
             sight.between(output)
             loss = subject.compute_loss(output, batch)
@@ -258,6 +258,25 @@ def _gather(subject: Subject) -> LossEvidence:
         by_input = {id(t): g for t, g in zip(consumed, grads, strict=False)}
         by_path = dict(zip(outputs, grads[len(consumed) :], strict=False))
         return sight.evidence(output, loss, by_input, by_path)
+
+
+def stretched(watch: LossWatch) -> tuple[Broadcast, ...]:
+    """Return the pairs of shapes that broadcast: of outputs and targets, and of all that a paired loss is given."""
+    found = {(pair.op.location, pair.output, pair.target): pair for pair in watch.broadcasts}
+    for call in watch.calls:
+        target = call.target
+        if call.op.name not in PAIRED or target is None or target.shape == call.input.shape:
+            continue
+        shapes = tuple(call.input.shape), tuple(target.shape)
+        joint = tuple(torch.broadcast_shapes(*shapes))
+        pair = Broadcast(op=call.op, output=shapes[0], target=shapes[1], result=joint)
+        found.setdefault((call.op.location, *shapes), pair)
+    return tuple(found.values())
+
+
+def mutual(pair: Broadcast) -> bool:
+    """Say whether an output and a target of different ranks are both repeated: each sample meets the targets of all."""
+    return pair.result not in (pair.output, pair.target) and len(pair.output) != len(pair.target)
 
 
 @torch.no_grad()
@@ -310,7 +329,7 @@ def describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module) 
     if target is not None and call.op.name == "F.binary_cross_entropy_with_logits":
         made["outside"] = _no_probabilities(trees.dense(target), grad)
         made["binary"] = target.numel()
-    elif target is not None and call.op.name in _REGRESSIONS:
+    elif target is not None and call.op.name in PAIRED:
         numbers = trees.dense(target)
         made["whole"] = numbers.shape == values.shape and bool((numbers == numbers.round()).all())
     elif (

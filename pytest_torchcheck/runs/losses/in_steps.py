@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ...objects import trees
-from ...probes.loss.consumption import Broadcast, LossCall, LossWatch
+from ...probes.loss.consumption import LossWatch
 from ...probes.recorded.watch import tensors_in
 from ...state import seed_everything
 from ...subject import SubjectError
-from .consumption import LossEvidence, describe
+from .consumption import LossEvidence, describe, stretched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,9 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ...subject import Subject
-
-_PAIRED = ("F.mse_loss", "F.l1_loss", "F.smooth_l1_loss", "F.huber_loss")
-"""Losses that broadcast their two arguments with a warning; the others refuse shapes that differ."""
 
 
 class _StepWatch(LossWatch):
@@ -68,10 +63,6 @@ def _gather(subject: Subject) -> LossEvidence | None:
                 subject.train_step(model, made, batch)
         except SubjectError:
             return None  # weights-update explains it
-        pairs = [pair for call in watch.calls if (pair := _stretched(call)) is not None]
-        pairs += [
-            pair for pair in watch.broadcasts if not pair.op.name.startswith("F.") and mutual(pair)
-        ]
         return LossEvidence(
             shape=(),
             dtype="",
@@ -79,22 +70,7 @@ def _gather(subject: Subject) -> LossEvidence | None:
             leaf=False,
             connected=True,
             consumed=tuple(describe(call, None, model) for call in watch.calls),
-            broadcasts=tuple(pairs),
+            broadcasts=stretched(watch),
             dead=tuple(watch.derivatives.found),
+            logs=tuple(watch.logs),
         )
-
-
-def mutual(pair: Broadcast) -> bool:
-    """Say whether an output and a target of different ranks are both repeated: each sample meets the targets of all."""
-    return pair.result not in (pair.output, pair.target) and len(pair.output) != len(pair.target)
-
-
-def _stretched(call: LossCall) -> Broadcast | None:
-    """Return the two shapes of a call that differ, and what they broadcast to."""
-    target = call.target
-    if call.op.name not in _PAIRED or target is None or target.shape == call.input.shape:
-        return None
-    result = torch.broadcast_shapes(call.input.shape, target.shape)
-    return Broadcast(
-        op=call.op, output=tuple(call.input.shape), target=tuple(target.shape), result=tuple(result)
-    )

@@ -1,0 +1,161 @@
+"""Losses that a model or a training step computes for itself are held to what declared ones are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract, Floats, Labels
+
+CLASSES = Labels("B T", classes=5, ignore_index=-1)
+
+
+class Tagger(nn.Module):
+    """Returns its loss and its scores."""
+
+    def __init__(self, loss, width=5):
+        super().__init__()
+        self.layer, self.loss = nn.Linear(4, width), loss
+
+    def forward(self, x, y):
+        scores = self.layer(x)
+        return {"loss": self.loss(scores, y), "scores": scores}
+
+
+def kept(scores, y):
+    return F.cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=-1)
+
+
+def counted(scores, y):
+    return F.cross_entropy(scores.flatten(0, 1), y.clamp(min=0).flatten())
+
+
+def tagger(loss):
+    inputs = {"x": Floats("B T 4"), "y": CLASSES}
+    return Contract(model=lambda: Tagger(loss), inputs=inputs, loss="output")
+
+
+def codes(contract, check):
+    return [
+        (f.status, f.code if f.status in ("violated", "suspicious") else "")
+        for f in contract.check([check]).findings
+    ]
+
+
+def test_labels_among_the_inputs_that_do_not_count():
+    assert codes(tagger(counted), "ignored-targets") == [("violated", "ignored-counted")]
+    assert codes(tagger(kept), "ignored-targets") == [("passed", "")]
+
+
+def regression(loss):
+    inputs = {"x": Floats("B 4"), "y": Floats("B")}
+    return Contract(model=lambda: Tagger(loss, 1), inputs=inputs, loss="output")
+
+
+def test_shapes_in_a_loss_of_the_models_own():
+    apart = regression(F.smooth_l1_loss)
+    with pytest.warns(UserWarning, match="Using a target size"):
+        assert codes(apart, "loss-shapes") == [("violated", "loss-broadcast")]
+    assert codes(regression(lambda p, y: F.smooth_l1_loss(p[:, 0], y)), "loss-shapes") == [
+        ("passed", "")
+    ]
+    hidden = regression(lambda p, y: (p[:, 0] - y).pow(2).mean())
+    assert codes(hidden, "loss-shapes") == [("not-applicable", "")]
+
+
+class Penalised(nn.Module):
+    """Adds a term to the declared loss, within its forward."""
+
+    def __init__(self, keepdim):
+        super().__init__()
+        self.layer, self.keepdim = nn.Linear(4, 3), keepdim
+
+    def forward(self, x):
+        scores = self.layer(x)
+        return scores, F.mse_loss(scores.mean(1, keepdim=self.keepdim), x.norm(dim=1))
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(("keepdim", "code"), [(True, "loss-broadcast"), (False, "")])
+def test_shapes_in_a_term_of_the_models_own(keepdim, code):
+    contract = Contract(
+        model=lambda: Penalised(keepdim),
+        inputs="B 4",
+        targets=Labels("B", classes=3),
+        loss=lambda out, y: F.cross_entropy(out[0], y) + 0.1 * out[1],
+    )
+    assert [c for _, c in codes(contract, "loss-shapes")] == [code]
+
+
+def stepping(loss, width, targets):
+    def step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        value = loss(model(*inputs), targets)
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    return Contract(
+        model=lambda: nn.Linear(4, width),
+        inputs="B 4",
+        sizes={"B": (12, 12)},
+        targets=targets,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        train_step=step,
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "width", "targets", "expected"),
+    [
+        (lambda p, y: (p - y).abs().mean(), 1, Floats("B"), ("violated", "loss-broadcast")),
+        (lambda p, y: (p[:, 0] - y).abs().mean(), 1, Floats("B"), ("passed", "")),
+        (lambda p, y: p.square().mean(), 1, Floats("B"), ("violated", "targets-ignored")),
+        (lambda p, y: p.square().mean(), 1, None, ("not-applicable", "")),
+        (
+            lambda p, y: F.nll_loss(p.softmax(1).log(), y),
+            3,
+            Labels("B", classes=3),
+            ("suspicious", "log-of-probabilities"),
+        ),
+        (
+            lambda p, y: F.nll_loss(p.log_softmax(1), y),
+            3,
+            Labels("B", classes=3),
+            ("passed", ""),
+        ),
+        (
+            lambda p, y: F.binary_cross_entropy_with_logits(y.float(), p[:, 0]),
+            1,
+            Labels("B", classes=2),
+            ("violated", "loss-arguments-swapped"),
+        ),
+    ],
+)
+def test_losses_of_a_step(loss, width, targets, expected):
+    assert codes(stepping(loss, width, targets), "step-losses") == [expected]
+
+
+def unread(out, y):
+    return out.relu().mean()
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ({"inputs": "B 4", "targets": Floats("B 2")}, "violated"),
+        ({"batch": ((torch.randn(6, 4),), torch.tensor([0, 1, 2, 0, 1, 2]))}, "violated"),
+        # images and a critic's scores: no criterion compares the two
+        ({"batch": ((torch.randn(6, 4),), torch.randn(6, 2, 5, 5))}, "suspicious"),
+        # what a loader gives beside the inputs
+        (
+            {"batch": torch.utils.data.TensorDataset(torch.randn(12, 4), torch.arange(12) % 3)},
+            "suspicious",
+        ),
+    ],
+)
+def test_targets_that_a_loss_does_not_read(given, status):
+    contract = Contract(model=lambda: nn.Linear(4, 3), loss=unread, **given)
+    assert codes(contract, "target-ownership") == [(status, "targets-ignored")]
