@@ -33,7 +33,8 @@ if TYPE_CHECKING:
         assert_updates,
     )
     from .batches import Batch
-    from .contracts import Contract, DeclarationError, Overfit, contract
+    from .contracts import Contract, contract
+    from .declared.limits import DeclarationError, Overfit
     from .declared.speeds import Faster, SlowerBy
     from .findings import ContractViolation, Culprit, Finding, Location, Report
     from .measure import (
@@ -55,8 +56,8 @@ __version__ = "0.2.0"
 
 _HOME = {
     "Contract": "contracts",
-    "DeclarationError": "contracts",
-    "Overfit": "contracts",
+    "DeclarationError": "declared.limits",
+    "Overfit": "declared.limits",
     "contract": "contracts",
     "Faster": "declared.speeds",
     "SlowerBy": "declared.speeds",

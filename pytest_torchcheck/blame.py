@@ -17,7 +17,7 @@ from .text.printable import message_of
 if TYPE_CHECKING:
     from types import FrameType
 
-    from .subject import SubjectError
+    from .subject.errors import SubjectError
 
 _HERE: Final = os.path.dirname(os.path.realpath(__file__)) + os.sep
 _TORCH: Final = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep

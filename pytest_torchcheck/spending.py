@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from .state import seed_everything
-from .subject import SubjectError
+from .subject.errors import SubjectError
 
 if TYPE_CHECKING:
     from .catalogue import Check

@@ -18,7 +18,8 @@ import torch
 
 from ..batches import Batch
 from ..batches.read import read
-from ..subject import optimizers_of, own_loss, schedulers_of
+from ..subject.losses import own_loss
+from ..subject.optimizers import optimizers_of, schedulers_of
 from .base import Adapted, AdapterError, Declared
 from .lightning_hooks import all_optimizers, attached, configured
 from .lightning_trainer import loop_of, module_of, promises_of, trainer_of

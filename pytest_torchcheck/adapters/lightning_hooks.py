@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 from torch import nn
 
-from ..subject import optimizers_of, schedulers_of
+from ..subject.optimizers import optimizers_of, schedulers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import promises as declared
-from ..contracts import Overfit
+from ..declared.limits import Overfit
 from .base import Loss, Model, hold_to
 
 if TYPE_CHECKING:

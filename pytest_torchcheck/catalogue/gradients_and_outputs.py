@@ -270,7 +270,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "behaviour",
+        "batching",
         check(
             "batch-independence",
             "A sample's output does not depend on its neighbours, nor on its place in the batch.",
@@ -287,6 +287,9 @@ CHECKS: tuple[Check, ...] = (
                 "only where bits differ"
             ),
         ),
+    ),
+    *family(
+        "behaviour",
         check(
             "eval-determinism",
             "In eval mode the same input gives the same output, whatever the random state.",

@@ -12,7 +12,8 @@ from torch import nn
 from .. import sources
 from ..objects import trees
 from ..state import seed_everything
-from ..subject import SubjectError, clear_gradients
+from ..subject.errors import SubjectError
+from ..subject.gradients import clear_gradients
 from ..text.printable import message_of
 from .sketch import Sketch, digest_of, sketch
 

@@ -10,7 +10,7 @@ import torch
 from .. import sources
 from ..measure.steps import StepFailed, track
 from ..probes.memory.fake import Unmeasurable
-from ..subject import SubjectError
+from ..subject.errors import SubjectError
 from ..text.printable import message_of
 from .running import Outcome, Way, line_of, move_weights, run
 from .sketch import sketch

@@ -11,7 +11,7 @@ from ..objects import trees
 from ..probes.positions.spread import origin
 from ..probes.recorded.operations import Snapshot, Step, Trace, record
 from ..probes.recorded.watch import Op
-from ..subject import SubjectError
+from ..subject.errors import SubjectError
 from .running import Way, batch_for, line_of, prepared
 
 if TYPE_CHECKING:

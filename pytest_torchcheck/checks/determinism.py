@@ -12,7 +12,7 @@ from ..codes import behaviour as explain
 from ..findings import Culprit, Finding
 from ..measure import parity
 from ..record.modes import Kernels
-from ..subject import SubjectError
+from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, passed, violated
 from .machines.devices import on_meta
 

@@ -14,7 +14,7 @@ from ..runs.facts import forward_facts, outputs
 from ..runs.looks import REDRAWS
 from ..runs.training.observation import observe
 from ..state import seed_everything
-from ..subject import Subject, SubjectError
+from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..batches import Batch
     from ..findings import Finding
+    from ..subject import Subject
 
 _CLOSE = 1e-5  # relative: the order of summation differs between a kept and a recomputed activation
 

@@ -16,7 +16,7 @@ from ..runs import numerics as measure
 from ..runs import precision
 from ..runs.facts import forward_facts
 from ..runs.outputs import reference
-from ..subject import Subject, SubjectError
+from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, violated
 from .machines.devices import on_meta
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..runs.numerics import Pattern, Trouble
     from ..runs.outputs import Outputs
+    from ..subject import Subject
 
 _LAYOUT = 1e-4  # relative difference in float32 beyond which float64 decides
 _EXACT = 1e-9  # and in float64 (CHECKS R2)

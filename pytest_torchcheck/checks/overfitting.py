@@ -20,13 +20,14 @@ from ..runs.overfitting.one_batch import (
     spread_of_losses,
 )
 from ..runs.overfitting.reach import few_parameters, hopeless, outputs_in_double, residual_lost
-from ..subject import Subject, optimizers_of
+from ..subject.optimizers import optimizers_of
 from ..verdicts import inconclusive, not_applicable, passed, violated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..contracts import Overfit
+    from ..declared.limits import Overfit
+    from ..subject import Subject
 
 _MOVES = (1.0, 10.0, 10.0)
 """Standard deviations by which outputs are moved to see whether a loss depends on them."""

@@ -14,15 +14,16 @@ from ..declared.names import UnknownNameError
 from ..objects import trees
 from ..specs.sequences import Lengths
 from ..state import seed_everything
-from ..subject import Subject, SubjectError
+from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, passed
-from .behaviour import EXACT, ROUNDING, beyond_rounding
+from .batching import EXACT, ROUNDING, beyond_rounding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..batches import Batch
     from ..findings import Finding
+    from ..subject import Subject
 
 
 def find_input(batch: Batch, which: int | str) -> tuple[str, torch.Tensor] | None:

@@ -14,15 +14,16 @@ from ..probes.recorded.bisection import apart, first_parting, module_calls, pair
 from ..probes.recorded.divergence import record
 from ..probes.recorded.operations import narrow
 from ..state import isolated, seed_everything
-from ..subject import Subject, SubjectError
+from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, passed
-from .behaviour import EXACT, ROUNDING
+from .batching import EXACT, ROUNDING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..findings import Finding
     from ..probes.recorded.bisection import ModuleCall
+    from ..subject import Subject
 
 
 def reference_match(subject: Subject) -> Iterator[Finding]:

@@ -16,7 +16,8 @@ from ..runs.facts import forward_facts
 from ..runs.outputs import Outputs, gap, outputs_of, reference
 from ..runs.saving import CheckpointError, perturb
 from ..runs.training.observation import observe
-from ..subject import Gradients, Subject, SubjectError
+from ..subject.errors import SubjectError
+from ..subject.gradients import Gradients
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from . import copies, ties
 from .initialisation import rebuilt
@@ -24,6 +25,8 @@ from .machines.devices import on_meta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from ..subject import Subject
 
 
 def state_dict_roundtrip(subject: Subject) -> Iterator[Finding]:

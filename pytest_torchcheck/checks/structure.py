@@ -19,7 +19,7 @@ from ..runs.portability import portability
 from ..runs.training.observation import observe
 from ..sources import edits
 from ..state import seed_everything
-from ..subject import SubjectError
+from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from .machines.devices import on_meta
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..contracts import Contract, DeclarationError
+from ..declared.limits import DeclarationError
 from ..infer import observe
 from ..infer.code import TOP, code_of, parse_specs, specs_used
 from ..infer.inference import Inferred, Uninferable, infer, with_batch
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from ..contracts import Contract
     from ..infer.observe import Observed
     from ..infer.target import Target
 

@@ -10,13 +10,15 @@ nothing_trainable = One(
 )
 off = Each("diagnosis.gradient.freezing:off", "grad-off")
 
-changed_inputs = Each("diagnosis.gradient.missing:changed_inputs", "input-mutated")
+changed_inputs = Each("diagnosis.gradient.changed_inputs:changed_inputs", "input-mutated")
 missing = Each("diagnosis.gradient.missing:missing", "grad-none")
-non_finite = Each("diagnosis.gradient.missing:non_finite", "non-finite-forward non-finite-gradient")
+non_finite = Each(
+    "diagnosis.gradient.non_finite:non_finite", "non-finite-forward non-finite-gradient"
+)
 not_reparameterised = One(
     "diagnosis.gradient.missing:not_reparameterised", "sample-not-reparameterised"
 )
-zero = Each("diagnosis.gradient.missing:zero", "grad-zero")
+zero = Each("diagnosis.gradient.zero:zero", "grad-zero")
 unlike_the_loss = One(
     "diagnosis.training.descent:differs", "gradient-partial gradient-wrong", doubtful=True
 )

@@ -20,7 +20,7 @@ fading = One("diagnosis.training.initialisation:fading")
 saturated = One("diagnosis.training.initialisation:saturated", "units-saturated", doubtful=True)
 unwritten = Each("diagnosis.training.initialisation:unwritten", "never-written")
 
-initialisation_line = Explainer[Location | None]("diagnosis.loss.consumed:initialisation_line")
+initialisation_line = Explainer[Location | None]("diagnosis.loss.at_start:initialisation_line")
 
 rows_stay_equal = One("diagnosis.training.symmetry:rows_stay_equal", "units-equal")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .explainer import One
 from .rule import STUCK, rule
 
-arguments_swapped = One("diagnosis.loss.consumed:arguments_swapped", "loss-arguments-swapped")
+arguments_swapped = One("diagnosis.loss.wrong_input:arguments_swapped", "loss-arguments-swapped")
 broadcast = One("diagnosis.loss.consumed:broadcast", "loss-broadcast")
 changed_arguments = One(
     "diagnosis.loss.consumed:changed_arguments", "output-mutated target-mutated", doubtful=True
@@ -13,19 +13,19 @@ changed_arguments = One(
 dead_term = One("diagnosis.loss.consumed:dead_term", "derivative-without-graph")
 disconnected = One("diagnosis.loss.consumed:disconnected", "loss-disconnected")
 focal_mean = One("diagnosis.loss.consumed:focal_mean", "focal-of-mean")
-hot_start = One("diagnosis.loss.consumed:hot_start")
+hot_start = One("diagnosis.loss.at_start:hot_start")
 labels_as_numbers = One(
-    "diagnosis.loss.consumed:labels_as_numbers", "labels-as-numbers", doubtful=True
+    "diagnosis.loss.wrong_input:labels_as_numbers", "labels-as-numbers", doubtful=True
 )
 no_class_probabilities = One(
-    "diagnosis.loss.consumed:no_class_probabilities", "targets-no-distribution", doubtful=True
+    "diagnosis.loss.wrong_input:no_class_probabilities", "targets-no-distribution", doubtful=True
 )
 not_scalar = One("diagnosis.loss.consumed:not_scalar", "loss-not-scalar")
 recreated = One("diagnosis.loss.consumed:recreated", "loss-recreated")
 stretched = One("diagnosis.loss.consumed:stretched", "loss-stretched", doubtful=True)
-unstable_log = One("diagnosis.loss.consumed:unstable_log", "log-of-probabilities", doubtful=True)
+unstable_log = One("diagnosis.loss.wrong_input:unstable_log", "log-of-probabilities", doubtful=True)
 wrong_input = One(
-    "diagnosis.loss.consumed:wrong_input",
+    "diagnosis.loss.wrong_input:wrong_input",
     "double-sigmoid double-softmax kl-of-logits log-as-rate rate-as-log relu-logits",
 )
 wrong_sign = One("diagnosis.loss.consumed:wrong_sign")

@@ -9,10 +9,10 @@ inference_graph = One(
     "diagnosis.gradient.eval_graphs:inference_graph", "inference-graph", doubtful=True
 )
 
-cached = One("diagnosis.stored.memory:cached", "leak-graph leak-hooks")
+cached = One("diagnosis.stored.leaks:cached", "leak-graph leak-hooks")
 grows_too_fast = One("diagnosis.stored.memory:grows_too_fast")
-leaks = One("diagnosis.stored.memory:leaks", "leak-graph leak-hooks", doubtful=True)
-longer_graph = One("diagnosis.stored.memory:longer_graph", "leak-graph")
+leaks = One("diagnosis.stored.leaks:leaks", "leak-graph leak-hooks", doubtful=True)
+longer_graph = One("diagnosis.stored.leaks:longer_graph", "leak-graph")
 over_ceiling = One("diagnosis.stored.memory:over_ceiling", "memory-ceiling")
 too_many_flops = One("diagnosis.stored.memory:too_many_flops", "flops-ceiling")
 too_slow = One("diagnosis.stored.speed:too_slow", "too-slow")

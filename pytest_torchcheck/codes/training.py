@@ -8,7 +8,7 @@ from ..findings import Location
 from .explainer import Explainer, Maybe, One
 from .rule import STUCK, rule
 
-longer_graph = One("diagnosis.stored.memory:longer_graph", "leak-graph")
+longer_graph = One("diagnosis.stored.leaks:longer_graph", "leak-graph")
 
 not_accumulated = One(
     "loop.explain_equivalences:not_accumulated", "accumulation-differs accumulation-scale"

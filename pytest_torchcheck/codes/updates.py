@@ -5,13 +5,13 @@ from __future__ import annotations
 from .explainer import Maybe, One
 from .rule import STUCK, rule
 
-drifted = One("diagnosis.training.optimizers:drifted", "frozen-moved")
+drifted = One("diagnosis.training.drift:drifted", "frozen-moved")
 missing = One("diagnosis.training.optimizers:missing", "optimizer-missing")
 no_match = One("diagnosis.training.optimizers:no_match", "no-match")
 frozen_by_train = One("diagnosis.training.later_steps:frozen_by_train", "frozen-by-train")
 stops = One("diagnosis.training.later_steps:stops", "weight-stops")
 standstill = One("diagnosis.training.optimizers:standstill", "weight-static")
-statistics = One("diagnosis.training.optimizers:statistics", "frozen-statistics")
+statistics = One("diagnosis.training.drift:statistics", "frozen-statistics")
 twice = One("diagnosis.training.optimizers:twice", "optimizer-twice")
 
 compared_whole = Maybe("diagnosis.training.whole_names:compared_whole", "names-compared-whole")

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from ..contracts import Overfit
     from ..promises import Promise
+    from .limits import Overfit
     from .speeds import Kind, Speed
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..codes.functions import NEVER
 from ..findings import Culprit, Finding, Location, Plain
-from .discovery import defined_in
+from .defined import defined_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import pkgutil
 import sys
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -19,6 +17,7 @@ from ..record.profile import Profiled, pause, resume
 from ..sources import of_frame, of_object, rank
 from .binding import linked_arguments
 from .calls import is_float
+from .defined import SIGNATURES, short_name
 from .lines import head
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ _BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
 _KEPT = 1 << 22
 """Elements of all arguments together above which only a corner of each is kept."""
 
-_SIGNATURES = 8
-"""Different calls of one Function whose values are kept."""
 
 _TORCH = ("aten", "prims", "prim", "profiler", "c10d", "_c10d_functional", "quantized", "inductor")
 
@@ -213,7 +210,7 @@ class _Recorder:
             count = sum(1 for signature in self._seen if signature[0] is function)
             self._seen[call.signature] = new
             call = replace(call, location=of_frame(frame))
-            self.calls.append(_with_values(call, args, kwargs) if count < _SIGNATURES else call)
+            self.calls.append(_with_values(call, args, kwargs) if count < SIGNATURES else call)
         elif not known.issuperset(new):
             known |= new
             self.calls.append(replace(call, location=of_frame(frame)))
@@ -234,11 +231,6 @@ def is_custom_operator(func: Any) -> bool:
         return False  # a higher-order operator such as cond
     namespace = func.namespace
     return namespace not in _TORCH and _implementation(func) is not None
-
-
-def short_name(function: Any) -> str:
-    """Return a class's qualified name without the functions it is nested in."""
-    return str(function.__qualname__).rpartition(".<locals>.")[2]
 
 
 def _describe(function: Any, kind: str, name: str, args: Any, kwargs: Any) -> RecordedCall:
@@ -322,86 +314,6 @@ def _implementation(func: Any) -> Any:
 
 
 # --- what packages define ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Defined:
-    """A Function or operator that a package defines.
-
-    Attributes:
-        name: Qualified name within its module, or the operator's.
-        module: Module that defines it.
-        kind: ``function`` or ``operator``.
-        thing: The class or the operator definition.
-        location: Its line.
-    """
-
-    name: str
-    module: str
-    kind: str
-    thing: Any
-    location: Location | None
-
-
-def defined_in(packages: Iterable[str], *, load: bool = True) -> list[Defined]:
-    """List the Functions and operators defined in packages.
-
-    Args:
-        packages: Top-level or dotted names.
-        load: Import every submodule first; one that cannot be imported is left out.
-    """
-    names = tuple(packages)
-    if load:
-        for package in names:
-            _load(package)
-
-    def inside(module: str) -> bool:
-        return any(module == p or module.startswith(f"{p}.") for p in names)
-
-    found = [
-        Defined(
-            name=short_name(cls),
-            module=cls.__module__,
-            kind="function",
-            thing=cls,
-            location=of_object(cls),
-        )
-        for cls in _subclasses(torch.autograd.Function)
-        if inside(cls.__module__)
-    ]
-    for name, definition in sorted(torch._library.custom_ops.OPDEFS.items()):
-        implementation = definition._init_fn
-        if inside(getattr(implementation, "__module__", "")):
-            found.append(
-                Defined(
-                    name=name,
-                    module=implementation.__module__,
-                    kind="operator",
-                    thing=definition,
-                    location=of_object(implementation),
-                )
-            )
-    return sorted(found, key=lambda d: (d.module, d.location.line if d.location else 0, d.name))
-
-
-def _subclasses(cls: Any) -> Iterator[Any]:
-    for subclass in cls.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)
-
-
-def _load(package: str) -> None:
-    try:
-        module = importlib.import_module(package)
-    except Exception:  # a package may refuse to load in any way; what it defines is then not there
-        return
-    for info in pkgutil.walk_packages(getattr(module, "__path__", []), f"{package}."):
-        if info.name.rpartition(".")[2] in ("__main__", "setup"):
-            continue
-        try:
-            importlib.import_module(info.name)
-        except Exception:  # an optional part that is not installed here
-            continue
 
 
 def floats_of(call: RecordedCall) -> list[int]:

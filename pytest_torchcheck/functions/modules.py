@@ -16,7 +16,8 @@ from ..sources import of_object, of_parameter, rank
 from ..state import ModuleState
 from ..text.printable import message_of
 from .binding import make_call
-from .discovery import record_functions, short_name
+from .defined import short_name
+from .discovery import record_functions
 from .engine import check_call
 from .generators import randomness_kept
 from .relations.jacobians import as_real, random_like

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import sources
-from ..contracts import Contract, DeclarationError
+from ..contracts import Contract
+from ..declared.limits import DeclarationError
 from ..specs import SpecError, as_spec_tree
 from ..specs.annotations import specs_of_forward
 from ..state import isolated

@@ -21,7 +21,7 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.record.tracing import line_of
 from pytest_torchcheck.specs import Labels
 from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject import Subject, SubjectError
+from pytest_torchcheck.subject.errors import SubjectError
 
 from .closures import kept
 from .micro import call_micro_step
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from pytest_torchcheck.batches import Batch
     from pytest_torchcheck.findings import Location
+    from pytest_torchcheck.subject import Subject
 
 Gradients = dict[str, torch.Tensor]
 
@@ -117,7 +118,7 @@ def compare(
         batch = changed
     elif unequal:
         return None
-    with subject.pristine(steps=True), _in_double(subject) as (model, dtype), _without_noise(model):
+    with subject.pristine(steps=True), _in_double(subject) as (model, dtype), without_noise(model):
         batch = batch.to(dtype=dtype).clone()
         full = _full(subject, model, batch)
         capture = _accumulated(subject, model, batch, n, micro_step)
@@ -148,7 +149,7 @@ def _in_double(subject: Subject) -> Iterator[tuple[nn.Module, torch.dtype | None
 
 
 @contextlib.contextmanager
-def _without_noise(model: nn.Module) -> Iterator[None]:
+def without_noise(model: nn.Module) -> Iterator[None]:
     """Hold the model in eval mode, whatever the loop says: no dropout, no batch statistics."""
     model.eval()
     kept_ = {name: module.__dict__.get("train") for name, module in model.named_modules()}
@@ -336,7 +337,8 @@ def _counts(subject: Subject, batch: Batch, n: int) -> tuple[int, ...]:
     return tuple(_valid(subject, part) for part in _parts(subject, batch, n))
 
 
-def _flat(gradients: Gradients) -> torch.Tensor:
+def flat(gradients: Gradients) -> torch.Tensor:
+    """Return all gradients as one vector of shape ``(n,)``; one float64 zero where there are none."""
     return (
         torch.cat([g.flatten() for g in gradients.values()])
         if gradients
@@ -348,11 +350,11 @@ def _compare(
     capture: _Capture, full: Gradients, micro: list[Gradients], dtype: str, counts: tuple[int, ...]
 ) -> Comparison:
     got = capture.gradients or {name: torch.zeros_like(g) for name, g in full.items()}
-    a, b = _flat(got), _flat(full)
+    a, b = flat(got), flat(full)
     size = float(b.norm()) or 1.0
     ratio = float(a @ b) / size**2
-    means = sum((_flat(m) for m in micro), torch.zeros_like(b)) / max(len(micro), 1)
-    last = _flat(micro[-1])
+    means = sum((flat(m) for m in micro), torch.zeros_like(b)) / max(len(micro), 1)
+    last = flat(micro[-1])
     worst = sorted(full, key=lambda name: -float((got[name] - full[name]).norm()))
     return Comparison(
         passes=capture.passes,
@@ -361,7 +363,7 @@ def _compare(
         residual=float((a - ratio * b).norm()) / size,
         means=float((a - means).norm()) / size,
         last=_across(a, last),
-        applied=_across(_flat(capture.applied), last) if capture.applied else math.inf,
+        applied=_across(flat(capture.applied), last) if capture.applied else math.inf,
         worst=tuple(worst[:4]),
         dtype=dtype,
         counts=counts,

@@ -14,7 +14,7 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit
 from pytest_torchcheck.record.tracing import Watcher, line_of
 from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject import Subject, SubjectError
+from pytest_torchcheck.subject.errors import SubjectError
 
 from .closures import carried_graphs
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from pytest_torchcheck.findings import Location
+    from pytest_torchcheck.subject import Subject
 
 from .replay import replay
 

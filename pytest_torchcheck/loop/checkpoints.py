@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ..objects import trees
-from ..subject import Subject, optimizers_of, schedulers_of
+from ..subject.optimizers import optimizers_of, schedulers_of
+
+if TYPE_CHECKING:
+    from ..subject import Subject
 
 _KEPT_BYTES = (
     2**29

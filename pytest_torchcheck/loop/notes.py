@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.subject import SubjectError, optimizers_of
+from pytest_torchcheck.subject.optimizers import optimizers_of
 
 from .gradients import Ledger
 from .naming import name_in, user_frame
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pytest_torchcheck.findings import Location
+    from pytest_torchcheck.subject.errors import SubjectError
 
     from .traces.rates_ahead import Ahead
 

@@ -11,7 +11,8 @@ from torch import nn
 
 from pytest_torchcheck.probes.gradient.switched_off import gradients_off_line
 from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject import Subject, SubjectError, schedulers_of
+from pytest_torchcheck.subject.errors import SubjectError
+from pytest_torchcheck.subject.optimizers import schedulers_of
 
 from .gradient_calls import GradientCalls
 from .naming import frames_within
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pytest_torchcheck.adapters import Scheduled
+    from pytest_torchcheck.subject import Subject
 
 STEPS = 4
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from pytest_torchcheck.record.tracing import Watcher, find_line, line_of
 from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject import Subject, SubjectError
+from pytest_torchcheck.subject.errors import SubjectError
 
 from .steps import StepWatch, take_steps
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from pytest_torchcheck.findings import Location
+    from pytest_torchcheck.subject import Subject
 
 
 def replay(

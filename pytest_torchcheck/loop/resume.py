@@ -22,9 +22,12 @@ from pytest_torchcheck.data.contents import Contents
 from pytest_torchcheck.data.generators import generator_state, is_generator, set_generator_state
 from pytest_torchcheck.objects import trees
 from pytest_torchcheck.state import ModuleState, seed_everything
-from pytest_torchcheck.subject import Subject, SubjectError, clear_gradients, schedulers_of
+from pytest_torchcheck.subject.errors import SubjectError
+from pytest_torchcheck.subject.gradients import clear_gradients
+from pytest_torchcheck.subject.optimizers import schedulers_of
 
-from ..runs.training.steps import checksums, trajectory
+from ..runs.training.digests import checksums
+from ..runs.training.steps import trajectory
 from .checkpoints import CHECKPOINT, copied, pieces_of
 from .closures import ClosureState
 from .patches import listening
@@ -32,6 +35,8 @@ from .unsaved import Missing, plain_values, unsaved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from pytest_torchcheck.subject import Subject
 
 
 STEPS = 2

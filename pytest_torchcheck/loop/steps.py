@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck.adapters import LoopUnavailableError
 from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject import Subject, SubjectError
+from pytest_torchcheck.subject.errors import SubjectError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pytest_torchcheck.adapters import Loop, Scheduled
     from pytest_torchcheck.batches import Batch
+    from pytest_torchcheck.subject import Subject
 
 
 class _EnoughError(Exception):

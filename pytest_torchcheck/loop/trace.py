@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.subject import SubjectError
+    from pytest_torchcheck.subject.errors import SubjectError
 
     from .traces.rates_ahead import Ahead
 

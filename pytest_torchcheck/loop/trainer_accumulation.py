@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .accumulation import Gradients, _flat, _without_noise, gradients_of
+from .accumulation import Gradients, flat, gradients_of, without_noise
 from .steps import StepWatch, run_loop
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def accumulate(subject: Subject, loop: Loop, *, unequal: bool) -> Accumulated | 
     whole = _gradients(subject, loop, [batch], 1)
     if added is None or whole is None:
         return None
-    a, b = _flat(added), _flat(whole)
+    a, b = flat(added), flat(whole)
     size = float(b.norm()) or 1.0
     ratio = float(a @ b) / size**2
     worst = sorted(whole, key=lambda name: -float((added[name] - whole[name]).norm()))
@@ -128,7 +128,7 @@ def _gradients(subject: Subject, loop: Loop, parts: list[Batch], window: int) ->
     with subject.pristine(steps=True) as model:
         for parameter in model.parameters():
             parameter.grad = None
-        with _without_noise(model):
+        with without_noise(model):
             passes = _Passes(model, window)
             torch.autograd.backward = passes.backward
             try:

@@ -9,7 +9,7 @@ import torch
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.codes import memory as explain
-from pytest_torchcheck.contracts import Contract, DeclarationError
+from pytest_torchcheck.declared.limits import DeclarationError
 from pytest_torchcheck.findings import ContractViolation
 from pytest_torchcheck.measure.memory import attempt
 from pytest_torchcheck.measure.steps import StepFailed, Tracked, subject_for, track
@@ -23,6 +23,7 @@ from ..text.printable import message_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pytest_torchcheck.contracts import Contract
     from pytest_torchcheck.findings import Location
     from pytest_torchcheck.measure.plain_step import StepKind
     from pytest_torchcheck.subject import Subject

@@ -51,9 +51,10 @@ def holding_row(holding: Holding) -> dict[str, Any]:
         "category": holding.category.replace("_", " "),
         "made by": holding.op.removeprefix("aten.").partition(".")[0],
         "module": holding.module,
-        "line": _short(place),
+        "line": short(place),
     }
 
 
-def _short(line: Location | None) -> str:
+def short(line: Location | None) -> str:
+    """Return file name and line number."""
     return "" if line is None else f"{os.path.basename(line.file)}:{line.line}"

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from pytest_torchcheck.contracts import Contract, DeclarationError
+from pytest_torchcheck.declared.limits import DeclarationError
 from pytest_torchcheck.probes.memory.fake import Unmeasurable
 from pytest_torchcheck.probes.memory.profile import NOWHERE, Holding, MemoryProfile
 from pytest_torchcheck.probes.memory.replay import build_profile, location_of
@@ -18,6 +18,7 @@ from .steps import FlopShare, Tracked, subject_for, track
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pytest_torchcheck.contracts import Contract
     from pytest_torchcheck.findings import Location
     from pytest_torchcheck.probes.memory.allocations import Allocation
     from pytest_torchcheck.probes.memory.profile import Category

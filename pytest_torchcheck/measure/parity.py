@@ -15,7 +15,8 @@ from torch import nn
 
 from pytest_torchcheck.objects import trees
 from pytest_torchcheck.state import is_lazy, seed_everything
-from pytest_torchcheck.subject import SubjectError, probe_loss
+from pytest_torchcheck.subject.errors import SubjectError
+from pytest_torchcheck.subject.losses import probe_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,11 +9,8 @@ from torch import nn
 
 from pytest_torchcheck.objects import trees
 from pytest_torchcheck.probes.memory.allocations import STOPS
-from pytest_torchcheck.subject import (
-    Subject,
-    no_gradient,
-    optimizers_of,
-)
+from pytest_torchcheck.subject.losses import no_gradient
+from pytest_torchcheck.subject.optimizers import optimizers_of
 
 from ..stepping import take_step
 
@@ -21,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pytest_torchcheck.batches import Batch
+    from pytest_torchcheck.subject import Subject
 
 
 StepKind = Literal["training", "inference"]

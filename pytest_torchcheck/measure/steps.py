@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pytest_torchcheck.contracts import DTYPES, Contract, DeclarationError
+from pytest_torchcheck.contracts import Contract
+from pytest_torchcheck.declared.limits import DTYPES, DeclarationError
 from pytest_torchcheck.probes.memory.fake import (
     Unmeasurable,
     as_fake,
@@ -24,11 +25,9 @@ from pytest_torchcheck.probes.memory.fake import (
 from pytest_torchcheck.probes.memory.replay import build_profile
 from pytest_torchcheck.probes.memory.tracker import MemoryTracker
 from pytest_torchcheck.state import isolated, seed_everything
-from pytest_torchcheck.subject import (
-    Subject,
-    SubjectError,
-    clear_gradients,
-)
+from pytest_torchcheck.subject import Subject
+from pytest_torchcheck.subject.errors import SubjectError
+from pytest_torchcheck.subject.gradients import clear_gradients
 
 from ..text.printable import message_of
 from .plain_step import StepKind, user_step

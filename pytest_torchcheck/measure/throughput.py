@@ -9,7 +9,7 @@ import torch
 
 from ..probes.memory.fake import Unmeasurable
 from ..specs import Tokens
-from ..subject import SubjectError
+from ..subject.errors import SubjectError
 from .steps import StepFailed, track
 
 if TYPE_CHECKING:

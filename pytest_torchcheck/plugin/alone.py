@@ -15,7 +15,7 @@ from .. import hardware
 from ..findings import Finding
 from ..late import resolve
 from ..text.printable import message_of
-from .collection import record
+from .collection.records import record
 from .tasks import Task, task_of
 from .tasks import inside as inside
 from .tasks import replaying as replaying

@@ -12,7 +12,8 @@ from .. import hardware
 from ..text.printable import message_of
 from ..text.units import format_bytes
 from . import alone, isolation, markers, options, tasks
-from .collection import CheckItem, Explained
+from .collection.items import CheckItem
+from .collection.verdict import Explained
 from .device_notes import NOTE, NOTE_KEY, Note, lack_of, note_of
 from .parts import TorchcheckWarning
 

@@ -19,7 +19,8 @@ import pytest
 from .. import hardware
 from ..findings import Finding
 from . import options
-from .collection import CheckItem, read_record
+from .collection.items import CheckItem
+from .collection.records import read_record
 from .markers import DeviceNeed, relative_nodeid
 from .tasks import ENV, Mode, Task, inside
 

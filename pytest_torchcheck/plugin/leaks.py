@@ -13,7 +13,7 @@ import pytest
 
 from ..codes.memory import leaks
 from . import markers
-from .collection import Explained
+from .collection.verdict import Explained
 from .parts import TorchcheckWarning
 
 if TYPE_CHECKING:

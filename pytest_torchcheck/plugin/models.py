@@ -14,7 +14,7 @@ import pytest
 from .. import sources
 from ..infer.target import TargetError, arguments_of, load, parse_target
 from . import markers, options
-from .collection import ContractNode
+from .collection.items import ContractNode
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -75,7 +75,7 @@ class NamedModel(pytest.Collector):
         return [node]
 
     def _contract(self) -> tuple[Contract, Inferred]:
-        from ..contracts import DeclarationError  # spares importing torch
+        from ..declared.limits import DeclarationError  # spares importing torch
         from ..infer.code import parse_specs  # spares importing torch
         from ..infer.inference import Uninferable, infer  # spares importing torch
         from ..specs import SpecError  # spares importing torch

@@ -17,7 +17,8 @@ from ..render.html import render_html
 from ..render.terminal import render_finding
 from ..storage.files import write_whole
 from ..text.printable import message_of, printable
-from . import collection, options, tasks
+from . import options, tasks
+from .collection.records import RECORD, plain
 from .coverage import page_table
 from .summary import Tally, is_red, slowest, standing, summary
 
@@ -62,7 +63,7 @@ class Ledger:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep an item's findings; a second attempt replaces the first."""
-        record = getattr(report, collection.RECORD, None)
+        record = getattr(report, RECORD, None)
         if report.failed and record is None:
             self.bare[report.nodeid] = None
         if record is None and not self.records:  # the way of every test that has nothing to say
@@ -273,7 +274,7 @@ def _report(records: Sequence[tuple[str, dict[str, Any]]]) -> Report:
 def _settings(settings: Options) -> dict[str, Any]:
     """Return the settings that decide a verdict."""
     names = ("strict", "seed", "examples", "devices", "checks")
-    return {name: collection.plain(getattr(settings, name)) for name in names}
+    return {name: plain(getattr(settings, name)) for name in names}
 
 
 def github_annotations(reports: Iterable[Report]) -> list[str]:

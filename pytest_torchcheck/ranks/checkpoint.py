@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .comparing import _digests, _quiet, ties
+from .comparing import digests_of, quiet, ties
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ def stage(rank: Rank, *, unused: bool) -> None:
     folder = rank.folder / "checkpoints"
     folder.mkdir(exist_ok=True)
     path = folder / "checkpoint.pt"
-    model = _quiet(rank.build(seed=program.seed + 1))
+    model = quiet(rank.build(seed=program.seed + 1))
     names = set(model.state_dict())
     _move(model, names)
     wrapped = rank.wrap(model, unused=unused)
@@ -34,15 +34,15 @@ def stage(rank: Rank, *, unused: bool) -> None:
     dist.barrier()  # a rank may load what another one has saved
     found: dict[str, Any] = {
         "files": sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()),
-        "saved": {name: digest for name, digest in _digests(model).items() if name in names},
+        "saved": {name: digest for name, digest in digests_of(model).items() if name in names},
         "keys": _keys(path),
     }
     rank.leave(**found)
-    plain = _quiet(rank.build(seed=program.seed + 2))
-    found["before"], found["ties"] = _digests(plain), ties(plain)
+    plain = quiet(rank.build(seed=program.seed + 2))
+    found["before"], found["ties"] = digests_of(plain), ties(plain)
     rank.leave(**found)
     program.load(plain, str(path))
-    found |= {"loaded": _digests(plain), "tied": ties(plain), "done": True}
+    found |= {"loaded": digests_of(plain), "tied": ties(plain), "done": True}
     rank.leave(**found)
     dist.barrier()
 

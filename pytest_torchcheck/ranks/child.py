@@ -31,21 +31,21 @@ from ..text.printable import message_of
 from . import checkpoint, epochs, sharding, statistics
 from .comparing import (
     Gradients,
-    _close,
-    _compare,
-    _coupled,
-    _digest,
-    _digests,
-    _gradients_of,
-    _mean,
-    _norm,
-    _output_digest,
-    _plain_digests,
-    _quiet,
-    _seen,
-    _still_norms,
-    _worst,
+    close,
+    compare,
+    coupled,
+    digest,
+    digests_of,
+    gradients_at_steps,
+    gradients_of,
+    mean,
+    norm_of,
+    output_digest,
+    plain_digests,
+    quiet,
+    still_norms,
     ties,
+    worst_of,
 )
 from .rank import Rank, write
 from .sending import load
@@ -142,7 +142,7 @@ class _Rank(Rank):
         digests = []
         for _ in range(2):
             model = self.build(double=False)
-            digests.append({**_digests(model), **_plain_digests(model)})
+            digests.append({**digests_of(model), **plain_digests(model)})
         self.leave(first=digests[0], second=digests[1], ties=ties(model))
 
     def _local(self) -> list[str]:
@@ -179,56 +179,56 @@ class _Rank(Rank):
             _, gradients, part = self.gradients(shard)
             parts.append(gradients)
             outputs.append(part)
-        self.reference = _mean(parts)
+        self.reference = mean(parts)
         self.micro = (
-            _mean([self.gradients(m)[1] for halves in program.micro for m in halves])
+            mean([self.gradients(m)[1] for halves in program.micro for m in halves])
             if program.micro
             else {}
         )
-        error, ratio, across = _compare(self.reference, full)
+        error, ratio, across = compare(self.reference, full)
         uneven: dict[str, Any] = {}
         if program.uneven_full is not None:
-            means = _mean([self.gradients(part)[1] for part in program.uneven])
-            uneven["uneven"] = _compare(means, self.gradients(program.uneven_full)[1])[0]
+            means = mean([self.gradients(part)[1] for part in program.uneven])
+            uneven["uneven"] = compare(means, self.gradients(program.uneven_full)[1])[0]
         return uneven | {
-            "noise": _compare(again, full)[0],
+            "noise": compare(again, full)[0],
             "decomposes": error,
             "ratio": ratio,
             "across": across,
-            "coupled": _coupled(output, outputs),
+            "coupled": coupled(output, outputs),
             "norms": [name for name, m in model.named_modules() if isinstance(m, _NormBase)],
-            "norm": _norm(full),
+            "norm": norm_of(full),
         }
 
     def _ddp(self, *, unused: bool) -> None:
         """The gradients that the ranks average, in two steps and accumulated under no_sync."""
         program = self.program
-        model = _quiet(self.build())
+        model = quiet(self.build())
         wrapped = self.wrap(model, unused=unused)
         made = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
         before = set(dict(model.named_parameters(remove_duplicate=False)))
         found: dict[str, Any] = {}
         self.once(wrapped, program.shards[self.rank])
         found["late"] = sorted(set(dict(model.named_parameters())) - before)
-        gradients = _gradients_of(model)
-        found["gradients"] = {name: _digest(value) for name, value in gradients.items()}
+        gradients = gradients_of(model)
+        found["gradients"] = {name: digest(value) for name, value in gradients.items()}
         if self.rank == 0:
-            found["error"], found["ratio"], found["across"] = _compare(gradients, self.reference)
-            found["worst"] = _worst(gradients, self.reference)
+            found["error"], found["ratio"], found["across"] = compare(gradients, self.reference)
+            found["worst"] = worst_of(gradients, self.reference)
         if program.micro:
             wrapped.zero_grad(set_to_none=True)
             first, second = program.micro[self.rank]
             with wrapped.no_sync():  # type: ignore[operator]
                 self.once(wrapped, first, 0.5)
             self.once(wrapped, second, 0.5)
-            gathered = _gradients_of(model)
+            gathered = gradients_of(model)
             if self.rank == 0:
-                found["accumulated"], found["accumulated_ratio"], _ = _compare(gathered, self.micro)
+                found["accumulated"], found["accumulated_ratio"], _ = compare(gathered, self.micro)
         for _ in range(2):
             wrapped.zero_grad(set_to_none=True)
             self.once(wrapped, program.shards[self.rank])
             made.step()
-        found["parameters"] = _digests(model, buffers=False)
+        found["parameters"] = digests_of(model, buffers=False)
         self.leave(**found)
 
     def _consistency(self, *, unused: bool) -> None:
@@ -238,8 +238,8 @@ class _Rank(Rank):
         found: dict[str, Any] = {}
         model = self.build(seed=own)
         wrapped = self.wrap(model, unused=unused)
-        found["wrapped"] = _digests(model)
-        found["plain"] = _plain_digests(model)
+        found["wrapped"] = digests_of(model)
+        found["plain"] = plain_digests(model)
         with torch.no_grad():
             model.eval()
             seed_everything(program.seed)
@@ -252,7 +252,7 @@ class _Rank(Rank):
             fired: list[str] = []
             if active:
                 model.train()
-                _still_norms(model)
+                still_norms(model)
                 hooks = [
                     m.register_forward_hook(lambda *_, name=name: fired.append(name))
                     for name, m in model.named_modules()
@@ -262,7 +262,7 @@ class _Rank(Rank):
                 for offset in (0, 1):
                     seed_everything(own + offset)
                     batch = self.batch(program.full)
-                    digests.append(_output_digest(wrapped(*batch.args, **batch.kwargs)))
+                    digests.append(output_digest(wrapped(*batch.args, **batch.kwargs)))
                 for hook in hooks:
                     hook.remove()
                 found["noisy"] = digests
@@ -275,15 +275,12 @@ class _Rank(Rank):
         Kernels there may add in any order, so that two ranks with one model give other last digits.
         """
         if self.program.device == "cpu":
-            return _output_digest(output)
+            return output_digest(output)
         first = [{path: t.detach().cpu() for path, t in trees.tensors(output).items()}]
         own = first[0]
         dist.broadcast_object_list(first, src=0)
-        return _output_digest(
-            {
-                path: first[0][path] if _close(t, first[0].get(path)) else t
-                for path, t in own.items()
-            }
+        return output_digest(
+            {path: first[0][path] if close(t, first[0].get(path)) else t for path, t in own.items()}
         )
 
     def _alone(self) -> None:
@@ -307,7 +304,7 @@ class _Rank(Rank):
 
     def _alone_step(self) -> dict[str, Any]:
         model, wrapped, optimizer = self.step_model(unused=True)
-        with _seen(model) as seen:
+        with gradients_at_steps(model) as seen:
             self.user_step(wrapped, optimizer, self.program.full, self.program.seed)
         found = {"gradients": seen[0] if seen else None, "dtype": self.dtype}
         if self.program.uneven_full is not None:
@@ -317,7 +314,7 @@ class _Rank(Rank):
     def _first_gradients(self, batch: Batch, *, unused: bool) -> Gradients | None:
         """What the optimizer sees in the first of the user's steps, from a fresh model."""
         model, wrapped, optimizer = self.step_model(unused=unused)
-        with _seen(model) as seen:
+        with gradients_at_steps(model) as seen:
             self.user_step(wrapped, optimizer, batch, self.program.seed)
         return seen[0] if seen else None
 
@@ -327,7 +324,7 @@ class _Rank(Rank):
         model, wrapped, optimizer = self.step_model(unused=unused)
         before = set(dict(model.named_parameters(remove_duplicate=False)))
         found: dict[str, Any] = {"steps": [], "ties": ties(model)}
-        with _seen(model) as seen:
+        with gradients_at_steps(model) as seen:
             for step in range(STEPS):
                 shard = program.shards[(self.rank + step) % self.world]
                 count = len(seen)
@@ -337,10 +334,10 @@ class _Rank(Rank):
                 taken = seen[count] if len(seen) > count else None
                 found["steps"].append(
                     {
-                        "gradients": None if taken is None else {n: _digest(g) for n, g in taken.items()},
-                        "norm": None if taken is None else _norm(taken),
-                        "parameters": _digests(model, buffers=False),
-                        "buffers": _digests(model, parameters=False),
+                        "gradients": None if taken is None else {n: digest(g) for n, g in taken.items()},
+                        "norm": None if taken is None else norm_of(taken),
+                        "parameters": digests_of(model, buffers=False),
+                        "buffers": digests_of(model, parameters=False),
                     }
                 )  # fmt: skip
                 self.enter("steps")
@@ -354,13 +351,13 @@ class _Rank(Rank):
         ]
         reference = self.single.get("gradients")
         if reference and seen and self.single.get("dtype") == self.dtype:
-            found["error"], found["ratio"], found["across"] = _compare(seen[0], reference)
-            found["worst"] = _worst(seen[0], reference)
+            found["error"], found["ratio"], found["across"] = compare(seen[0], reference)
+            found["worst"] = worst_of(seen[0], reference)
         if program.uneven:
             taken = self._first_gradients(program.uneven[self.rank], unused=unused)
             alone = self.single.get("uneven")
             if taken and alone and self.single.get("dtype") == self.dtype:
-                found["uneven"] = _compare(taken, alone)[0]
+                found["uneven"] = compare(taken, alone)[0]
         self.leave(**found)
 
     def _epochs(self, *, unused: bool) -> None:
@@ -377,7 +374,7 @@ class _Rank(Rank):
 
     def _unused(self) -> None:
         """Two steps with DDP's own default, which does not look for unused parameters."""
-        wrapped = self.wrap(_quiet(self.build()), unused=False)
+        wrapped = self.wrap(quiet(self.build()), unused=False)
         for _ in range(2):
             self.once(wrapped, self.program.shards[self.rank])
         self.leave(held=True)

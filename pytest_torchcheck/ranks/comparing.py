@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 Gradients = dict[str, torch.Tensor]
 
 
-def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+def cast_to(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert a module's floating parameters and buffers to ``dtype``, and complex ones to complex128, in place."""
+
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_complex():
             return tensor.to(torch.complex128)
@@ -30,13 +32,14 @@ def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return made
 
 
-def _still_norms(model: nn.Module) -> None:
+def still_norms(model: nn.Module) -> None:
+    """Put every normalisation that tracks statistics into eval mode."""
     for module in model.modules():
         if isinstance(module, _NormBase) and module.track_running_stats:
             module.eval()
 
 
-def _quiet(model: nn.Module, *, pinned: bool = False) -> nn.Module:
+def quiet(model: nn.Module, *, pinned: bool = False) -> nn.Module:
     """Turn off dropout and batch statistics: with them, no two batches have comparable gradients."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -61,17 +64,18 @@ class _Still:
 
 
 @contextlib.contextmanager
-def _seen(model: nn.Module) -> Iterator[list[Gradients]]:
+def gradients_at_steps(model: nn.Module) -> Iterator[list[Gradients]]:
     """Note the gradients that stand when an optimizer steps."""
     seen: list[Gradients] = []
-    handle = register_optimizer_step_pre_hook(lambda *_: seen.append(_gradients_of(model)))
+    handle = register_optimizer_step_pre_hook(lambda *_: seen.append(gradients_of(model)))
     try:
         yield seen
     finally:
         handle.remove()
 
 
-def _gradients_of(model: nn.Module) -> Gradients:
+def gradients_of(model: nn.Module) -> Gradients:
+    """Return copies of a model's gradients as strided tensors, by the names of their parameters."""
     return {
         name: trees.dense(p.grad.detach()).clone()
         for name, p in model.named_parameters()
@@ -79,7 +83,8 @@ def _gradients_of(model: nn.Module) -> Gradients:
     }
 
 
-def _mean(parts: list[Gradients]) -> Gradients:
+def mean(parts: list[Gradients]) -> Gradients:
+    """Return the mean of several ranks' gradients."""
     total: Gradients = {}
     for part in parts:
         for name, value in part.items():
@@ -95,7 +100,7 @@ def _flat(gradients: Gradients, names: list[str], like: Gradients) -> torch.Tens
     return torch.view_as_real(flat).flatten() if flat.is_complex() else flat
 
 
-def _compare(found: Gradients, expected: Gradients) -> tuple[float, float, float]:
+def compare(found: Gradients, expected: Gradients) -> tuple[float, float, float]:
     """Return the relative distance, the length along the expected one, and what is left across it."""
     names = sorted({*found, *expected})
     a, b = _flat(found, names, expected), _flat(expected, names, found)
@@ -106,7 +111,9 @@ def _compare(found: Gradients, expected: Gradients) -> tuple[float, float, float
     return float((a - b).norm()) / size, ratio, float((a - ratio * b).norm()) / size
 
 
-def _worst(found: Gradients, expected: Gradients) -> list[str]:
+def worst_of(found: Gradients, expected: Gradients) -> list[str]:
+    """Return the names of gradients, those that differ most first."""
+
     def distance(name: str) -> float:
         a, b = found.get(name), expected.get(name)
         if a is None or b is None:
@@ -116,27 +123,32 @@ def _worst(found: Gradients, expected: Gradients) -> list[str]:
     return sorted({*found, *expected}, key=lambda n: (-distance(n), n))[:4]
 
 
-def _norm(gradients: Gradients) -> float:
+def norm_of(gradients: Gradients) -> float:
+    """Return the Euclidean norm over all gradients."""
     return float(sum(float(g.abs().pow(2).sum()) for g in gradients.values()) ** 0.5)
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def digest(tensor: torch.Tensor) -> str:
+    """Return a digest of a tensor's dtype, shape and bytes."""
     plain = trees.dense(tensor.detach()).cpu().contiguous().reshape(-1)
     plain = torch.view_as_real(plain).contiguous().reshape(-1) if plain.is_complex() else plain
     head = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
     return hashlib.sha256(head + plain.view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
 
-def _digests(model: nn.Module, *, parameters: bool = True, buffers: bool = True) -> dict[str, str]:
+def digests_of(
+    model: nn.Module, *, parameters: bool = True, buffers: bool = True
+) -> dict[str, str]:
+    """Return a digest of every parameter and buffer, by name."""
     found: dict[str, str] = {}
     if parameters:
         found |= {
-            n: _digest(p)
+            n: digest(p)
             for n, p in model.named_parameters(remove_duplicate=False)
             if not is_lazy(p)
         }
     if buffers:
-        found |= {n: _digest(b) for n, b in model.named_buffers() if not is_lazy(b)}
+        found |= {n: digest(b) for n, b in model.named_buffers() if not is_lazy(b)}
     return found
 
 
@@ -150,7 +162,7 @@ def ties(model: nn.Module) -> list[tuple[str, ...]]:
     return sorted(tuple(sorted(names)) for names in groups.values() if len(names) > 1)
 
 
-def _plain_digests(model: nn.Module) -> dict[str, str]:
+def plain_digests(model: nn.Module) -> dict[str, str]:
     """Tensors that are plain attributes: DDP sends neither these nor what stands in lists."""
     found = {}
     for prefix, module in model.named_modules():
@@ -159,16 +171,17 @@ def _plain_digests(model: nn.Module) -> dict[str, str]:
                 continue
             name = f"{prefix}.{key}" if prefix else key
             if isinstance(value, torch.Tensor):
-                found[name] = _digest(value)
+                found[name] = digest(value)
             elif isinstance(value, list | tuple | dict):
                 items = value.items() if isinstance(value, dict) else enumerate(value)
                 for at, item in items:
                     if isinstance(item, torch.Tensor):
-                        found[f"{name}[{at!r}]"] = _digest(item)
+                        found[f"{name}[{at!r}]"] = digest(item)
     return found
 
 
-def _close(tensor: torch.Tensor, other: torch.Tensor | None) -> bool:
+def close(tensor: torch.Tensor, other: torch.Tensor | None) -> bool:
+    """Say whether two tensors differ by no more than 4096 units of rounding at their scale."""
     if other is None or other.shape != tensor.shape or other.dtype != tensor.dtype:
         return False
     if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -181,11 +194,12 @@ def _close(tensor: torch.Tensor, other: torch.Tensor | None) -> bool:
     )
 
 
-def _output_digest(output: Any) -> dict[str, str]:
-    return {path: _digest(t) for path, t in trees.tensors(output).items()}
+def output_digest(output: Any) -> dict[str, str]:
+    """Return a digest of every tensor of an output, by path."""
+    return {path: digest(t) for path, t in trees.tensors(output).items()}
 
 
-def _sample_mean(output: Any, seed: int) -> torch.Tensor:
+def sample_mean(output: Any, seed: int) -> torch.Tensor:
     """Return a loss that is a mean over samples: one random direction for all of them."""
     generator = torch.Generator().manual_seed(seed)
     total: torch.Tensor | None = None
@@ -201,7 +215,7 @@ def _sample_mean(output: Any, seed: int) -> torch.Tensor:
     return total
 
 
-def _coupled(full: Any, parts: list[Any]) -> float:
+def coupled(full: Any, parts: list[Any]) -> float:
     """Return how far the outputs of shards differ from those in the full batch; NaN where unknown."""
     whole, pieces = trees.floats(full), [trees.floats(part) for part in parts]
     worst = float("nan")

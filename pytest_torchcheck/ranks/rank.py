@@ -14,16 +14,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_torchcheck.state import is_lazy, seed_everything
-from pytest_torchcheck.subject import default_optimizer, own_loss
+from pytest_torchcheck.subject.losses import own_loss
+from pytest_torchcheck.subject.optimizers import default_optimizer
 
 from ..declared.callables import loss_of
 from .batch_norms import plain
 from .comparing import (
     Gradients,
-    _cast,
-    _gradients_of,
-    _quiet,
-    _sample_mean,
+    cast_to,
+    gradients_of,
+    quiet,
+    sample_mean,
 )
 from .sending import Program, load
 
@@ -95,7 +96,7 @@ class Rank:
                 batch = program.full.clone()
                 model(*batch.args, **batch.kwargs)
         if double and self.dtype is not None:
-            model = _cast(model, self.dtype)
+            model = cast_to(model, self.dtype)
         return model.train()  # type: ignore[no-any-return]
 
     def batch(self, batch: Batch, *, double: bool = True) -> Batch:
@@ -111,7 +112,7 @@ class Rank:
         """Return the declared loss of an output, or a mean over its samples."""
         loss = self.program.loss
         if loss is None:
-            return _sample_mean(output, self.program.seed)
+            return sample_mean(output, self.program.seed)
         if loss == "output":
             return own_loss(output)
         value: torch.Tensor = loss_of(loss, output, batch.targets)
@@ -129,9 +130,9 @@ class Rank:
         self, batch: Batch, *, seed: int | None = None
     ) -> tuple[nn.Module, Gradients, Any]:
         """Return a fresh model, its gradients on a batch, and its output."""
-        model = _quiet(self.build())
+        model = quiet(self.build())
         output = self.once(model, batch) if seed is None else self._once_seeded(model, batch, seed)
-        return model, _gradients_of(model), output
+        return model, gradients_of(model), output
 
     def _once_seeded(self, model: nn.Module, batch: Batch, seed: int) -> Any:
         seed_everything(self.program.seed + seed)
@@ -142,7 +143,7 @@ class Rank:
 
     def step_model(self, *, unused: bool) -> tuple[nn.Module, nn.Module, Any]:
         """Return a fresh model, the same wrapped, and its optimizer: what the user's step is given."""
-        model = _quiet(self.build(), pinned=True)
+        model = quiet(self.build(), pinned=True)
         wrapped = self.wrap(model, unused=unused)
         return model, wrapped, self.optimizer(model)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from pytest_torchcheck.objects import trees
 
-from .comparing import _compare, _quiet, _worst, ties
+from .comparing import compare, quiet, ties, worst_of
 
 if TYPE_CHECKING:
     from .rank import Rank
@@ -22,9 +22,9 @@ Gradients = dict[str, torch.Tensor]
 def stage(rank: Rank) -> None:
     """Shard, step, save and load; each part leaves what it found, so that an error later hides nothing."""
     program = rank.program
-    plain = _quiet(rank.build())
+    plain = quiet(rank.build())
     before = ties(plain)
-    model = _quiet(rank.build())
+    model = quiet(rank.build())
     _shard(rank, model)
     units = [name for name, module in model.named_modules() if is_unit(module)]
     found: dict[str, Any] = {
@@ -49,14 +49,14 @@ def stage(rank: Rank) -> None:
     if rank.rank == 0:
         reference = {name: rank.reference[name] for name in rank.reference if name in gradients}
         found["missing"] = sorted(set(rank.reference) - set(gradients))
-        found["error"], found["ratio"], _ = _compare(gradients, reference)
-        found["worst"] = _worst(gradients, reference)
+        found["error"], found["ratio"], _ = compare(gradients, reference)
+        found["worst"] = worst_of(gradients, reference)
         wanted = {
             name: p.detach() - RATE * reference[name] if name in reference else p.detach()
             for name, p in plain.named_parameters()
         }
-        found["stepped"] = _compare(stepped, wanted)[0]
-        found["apart"] = _worst(stepped, wanted)
+        found["stepped"] = compare(stepped, wanted)[0]
+        found["apart"] = worst_of(stepped, wanted)
     rank.leave(**found)
     state = _full_state(model)
     found["keys"] = sorted(state)
@@ -64,10 +64,10 @@ def stage(rank: Rank) -> None:
         found["expected"] = sorted(plain.state_dict())
         current = {name: t for name, t in stepped.items() if name in state}
         found["lost"] = sorted(n for n, t in current.items() if not torch.equal(state[n].to(t), t))
-        fresh = _quiet(rank.build(seed=program.seed + 1))
+        fresh = quiet(rank.build(seed=program.seed + 1))
         told = fresh.load_state_dict(state, strict=False)
         found["unloadable"] = sorted([*told.missing_keys, *told.unexpected_keys])
-    other = _quiet(rank.build(seed=program.seed + 1))
+    other = quiet(rank.build(seed=program.seed + 1))
     _shard(rank, other)
     _load_full(other, state)
     restored = {name: _whole(p.detach()) for name, p in other.named_parameters()}
@@ -197,7 +197,7 @@ def _on_meta(rank: Rank, model: nn.Module, state: dict[str, torch.Tensor]) -> No
         made = program.model()
     if rank.dtype is not None:
         made = made.to(rank.dtype)
-    made = _quiet(made.train())
+    made = quiet(made.train())
     before = ties(made)
     _shard(rank, made)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from torch import nn
 from pytest_torchcheck.objects import trees
 
 from .batch_norms import plain
-from .comparing import _compare, _gradients_of, _sample_mean
+from .comparing import compare, gradients_of, sample_mean
 
 if TYPE_CHECKING:
     from .rank import Rank
@@ -48,7 +48,7 @@ def stage(rank: Rank) -> None:
     def once(model: nn.Module, called: nn.Module, batch: Any) -> Any:
         moved = rank.batch(batch)
         output = called(*moved.args, **moved.kwargs)
-        _sample_mean(output, program.seed).backward()
+        sample_mean(output, program.seed).backward()
         return output
 
     model = _without_dropout(rank.build(synchronised=True))
@@ -63,8 +63,8 @@ def stage(rank: Rank) -> None:
     found: dict[str, Any] = {"modules": synchronised(model)}
     if rank.rank == 0:
         whole = once(alone, alone, program.full)
-        gradients, expected = _gradients_of(model), _gradients_of(alone)
-        found["error"], found["ratio"], _ = _compare(gradients, expected)
+        gradients, expected = gradients_of(model), gradients_of(alone)
+        found["error"], found["ratio"], _ = compare(gradients, expected)
         found["output"] = _first_rows(output, whole)
         found["buffers"] = {
             name: _relative(buffer, dict(alone.named_buffers())[name])

@@ -8,13 +8,15 @@ import torch
 
 from .. import outcomes, verdicts
 from ..catalogue import catalogue
-from ..contracts import DEVICE_TYPES, Contract, DeclarationError
+from ..declared.limits import DEVICE_TYPES, DeclarationError
 from ..findings import Finding, Report
 from ..heard import say_again
 from ..text.nearest import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ..contracts import Contract
 
 from .running import Runner
 from .selection import cases, no_device, ordered

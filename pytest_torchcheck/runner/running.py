@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import warnings
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from .. import compiler, deadline, outcomes, sources, spending, verdicts
 from ..adapters import LoopUnavailableError
-from ..blame import compiled_by_itself, only_observed, raised_by_observer, unsupported_on
+from ..blame import compiled_by_itself, raised_by_observer, unsupported_on
 from ..codes import folding
-from ..codes.errors import FURTHER, explain_error, own_loss_line
+from ..codes.errors import FURTHER
 from ..declared.names import UnknownNameError
-from ..findings import Culprit, Finding, Location, Report
+from ..findings import Finding, Location, Report
 from ..late import resolve
 from ..state import is_device_error, isolated, repeatable
 from ..storage import artifacts
-from ..subject import NothingToDifferentiate, Subject, SubjectError, UnmeasurableError
+from ..subject import Subject
+from ..subject.errors import NothingToDifferentiate, SubjectError, UnmeasurableError
 from ..text.printable import message_of
+from .crashes import explained_error, line_of_phase, seen_only_by_recorders
 from .surroundings import environment
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from ..batches import Batch
     from ..contracts import Contract
-    from ..explanation import Explanation
     from ..heard import Heard
     from .selection import Case
 
@@ -261,7 +260,7 @@ class Runner:
                 return (verdicts.not_applicable(str(error.error)), *_acting(found))
             if lacking := unsupported_on(error.error, subject.device.type):
                 return (*_acting(found), verdicts.inconclusive(lacking, code="not-measurable"))
-            if self._only_observed(error, subject):
+            if seen_only_by_recorders(error, subject):
                 reason = compiled_by_itself(error)
                 return (*_acting(found), verdicts.inconclusive(reason, code="not-measurable"))
             if raised_by_observer(error.error):
@@ -295,12 +294,6 @@ class Runner:
             ),
         )
 
-    def _only_observed(self, error: SubjectError, subject: Subject) -> bool:
-        if subject._model is None or isinstance(error.error, UnknownNameError):
-            return False
-        with subject.pristine(steps=True):
-            return only_observed(error)
-
     def crash(self, case: Case, error: SubjectError, subject: Subject) -> Finding:
         """Explain an exception of the user's code, or point to the finding that did."""
         cause = error.error
@@ -322,12 +315,12 @@ class Runner:
                 root=root,
             )
         lost = subject.device.type != "cpu" and is_device_error(cause)
-        known = self._explanation(case, error, subject, lost)
+        known = explained_error(self.contract, error, subject, device=case.device, lost=lost)
         finding = verdicts.explained(
             known,
             location=known.location
             or next((c.location for c in known.culprits if c.location is not None), None)
-            or self._line_of(error.phase, subject)
+            or line_of_phase(self.contract, error.phase, subject)
             or self.contract.location,
             evidence={
                 **known.evidence,
@@ -343,53 +336,6 @@ class Runner:
         if lost:
             self._lost[case.device] = self._crashes[key]
         return finding
-
-    def _explanation(
-        self, case: Case, error: SubjectError, subject: Subject, lost: bool
-    ) -> Explanation:
-        """Say what the user's exception means; it stands without an explanation where explaining fails."""
-        cause, model = error.error, subject._model
-        if isinstance(cause, UnknownNameError):
-            return outcomes.misnamed(cause)
-        # what is run again to explain the error may train and write: it is put back too
-        kept = model is not None and not lost
-        try:
-            with subject.pristine(steps=True) if kept else contextlib.nullcontext():
-                known = explain_error(
-                    cause,
-                    phase=error.phase,
-                    model=model,
-                    batch=error.batch,
-                    rerun=error.rerun,
-                    device=case.device,
-                )
-            return known.replace(culprits=self._with_batch_line(known.culprits))
-        except Exception as failure:
-            found = outcomes.unexplained(cause, error.phase, failure)
-        return found.replace(location=sources.of_error(cause))
-
-    def _with_batch_line(self, culprits: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
-        """Point targets that no line of the failing call makes to what the contract's own batch function returns."""
-        batch = self.contract.batch
-        if not callable(batch) or all(c.kind != "target" or c.location for c in culprits):
-            return culprits
-        returned = sources.matches(batch, r"^\s*return\b")
-        place = returned[-1] if returned else sources.of_object(batch)
-        return tuple(
-            replace(c, location=place) if c.kind == "target" and c.location is None else c
-            for c in culprits
-        )
-
-    def _line_of(self, phase: str, subject: Subject) -> Location | None:
-        """Return the user's line that stands for a phase, for an error raised outside of their code."""
-        contract = self.contract
-        if phase == "step":
-            own = contract.train_step or contract.optimizer
-            return None if own is None else sources.of_object(own)
-        if subject._model is None or phase not in ("forward", "loss", "backward"):
-            return None
-        found = own_loss_line(subject) if phase != "forward" else None
-        return found or sources.of_own_class(subject._model)
 
     def _command(self, case: Case) -> str:
         arguments = [f'["{case.check.name}"]']

@@ -9,11 +9,12 @@ import torch
 
 from .. import spending, verdicts
 from ..catalogue import Check, catalogue
-from ..contracts import FULL_PRECISION, Contract
+from ..declared.limits import FULL_PRECISION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..contracts import Contract
     from ..findings import Finding
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..state import seed_everything
-from ..subject import clear_gradients
+from ..subject.gradients import clear_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable

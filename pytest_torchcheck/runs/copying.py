@@ -14,7 +14,7 @@ from torch import nn
 
 from ..objects import trees
 from ..state import seed_everything
-from ..subject import SubjectError
+from ..subject.errors import SubjectError
 from .outputs import Outputs, gap, outputs_of
 from .saving import perturb, registered
 

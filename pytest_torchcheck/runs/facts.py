@@ -17,7 +17,7 @@ from ..objects import trees
 from ..probes.holding.leaks import count_hooks
 from ..probes.holding.live_bytes import LiveBytes
 from ..state import is_lazy, seed_everything
-from ..subject import SubjectError
+from ..subject.errors import SubjectError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

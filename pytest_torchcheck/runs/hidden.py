@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from ..probes.holding.held_by_models import Holding, holdings
-from ..subject import Subject, optimizers_of
+from ..subject.optimizers import optimizers_of
 from .training.observation import observe
+
+if TYPE_CHECKING:
+    from ..subject import Subject
 
 _ON_PURPOSE = re.compile(
     r"teacher|ema|target|momentum|frozen|reference|vgg|lpips|percept|clip|pretrain|critic",

@@ -11,11 +11,14 @@ import torch
 from ..probes.choices import left_out_by_choice
 from ..probes.gradient.provenance import find_cut, find_zero_gradients
 from ..state import isolated, seed_everything
-from ..subject import Subject, SubjectError, clear_gradients, gradient_stats
+from ..subject.errors import SubjectError
+from ..subject.gradients import clear_gradients, gradient_stats
 from .again import forward_and_loss
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from ..subject import Subject
 
 REDRAWS = ((1, 1), (2, 2), (0, 3))  # (batch, seed) of the further looks at a dead gradient
 
@@ -23,7 +26,7 @@ REDRAWS = ((1, 1), (2, 2), (0, 3))  # (batch, seed) of the further looks at a de
 _ROUTES = 10  # further batches for parameters that a router may have passed by
 
 
-_STRUCTURAL = 1e-12  # CHECKS R9: below this share of the model's norm, in float64, a gradient is zero by structure
+STRUCTURAL = 1e-12  # CHECKS R9: below this share of the model's norm, in float64, a gradient is zero by structure
 
 
 _SHIFTS = ("cancels", "normalised")
@@ -136,21 +139,21 @@ def rounding_noise(subject: Subject, names: Collection[str]) -> set[str]:
     first = subject.gradients()
     largest = max((s.norm for s in first.stats.values() if math.isfinite(s.norm)), default=0.0)
     small = {name for name in names if 0.0 < first.stats[name].norm < 1e-5 * largest}
-    norms = _double_norms(subject, 0, 0) if small else None
+    norms = double_norms(subject, 0, 0) if small else None
     if norms is None:
         return set()
     top = max(norms.values(), default=0.0)
-    return {name for name in small if norms.get(name, top) < _STRUCTURAL * top}
+    return {name for name in small if norms.get(name, top) < STRUCTURAL * top}
 
 
-def _double_norms(subject: Subject, index: int, seed: int) -> dict[str, float] | None:
+def double_norms(subject: Subject, index: int, seed: int) -> dict[str, float] | None:
     """Gradient norms in float64, or None where the model does not run in it."""
     with subject.in_double() as model:
         clear_gradients(model)
-        return _norms_of(subject, model, index, seed)
+        return norms_of(subject, model, index, seed)
 
 
-def _norms_of(
+def norms_of(
     subject: Subject, model: torch.nn.Module, index: int, seed: int
 ) -> dict[str, float] | None:
     """Gradient norms of a model in float64, or None where it does not run in it."""

@@ -13,7 +13,8 @@ from ..objects import trees
 from ..probes.numbers.finiteness import find_nonfinite
 from ..specs.domains import Uniform
 from ..state import seed_everything
-from ..subject import SubjectError, clear_gradients
+from ..subject.errors import SubjectError
+from ..subject.gradients import clear_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable

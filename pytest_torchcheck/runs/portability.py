@@ -17,7 +17,8 @@ from ..objects import trees
 from ..probes.holding.held_by_models import Holding, holdings
 from ..probes.placement import Placement, Pretend, stray_attribute
 from ..state import seed_everything
-from ..subject import SubjectError, probe_loss
+from ..subject.errors import SubjectError
+from ..subject.losses import probe_loss
 from ..text.printable import message_of
 
 if TYPE_CHECKING:

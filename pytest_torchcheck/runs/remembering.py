@@ -10,7 +10,7 @@ import torch
 
 from ..objects import trees
 from ..state import seed_everything
-from ..subject import SubjectError
+from ..subject.errors import SubjectError
 from .facts import copied, forward_facts
 from .outputs import gap
 

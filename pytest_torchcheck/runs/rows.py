@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..subject import Subject, SubjectError
+from ..subject.errors import SubjectError
 from .facts import outputs
 
 if TYPE_CHECKING:
     from ..batches import Batch
+    from ..subject import Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

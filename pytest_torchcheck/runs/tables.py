@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..probes.numbers.activations import watch_activations
-from ..subject import SubjectError
+from ..subject.errors import SubjectError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..subject import GradStat, Subject
+    from ..subject import Subject
+    from ..subject.gradients import GradStat
 
 MOST = 500
 """Rows of a table that a report keeps."""

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..objects import trees
-from ..subject import Subject, SubjectError
+from ..subject.errors import SubjectError
 from .facts import outputs
 
 if TYPE_CHECKING:
     from ..batches import Batch
+    from ..subject import Subject
 
 _CLOSE = 1e-4
 

@@ -10,8 +10,9 @@ import pytest
 import pytest_torchcheck.runner
 from pytest_torchcheck.catalogue import Check
 from pytest_torchcheck.findings import Finding, Location
-from pytest_torchcheck.plugin import collection
-from pytest_torchcheck.plugin.collection import judge, plain, select
+from pytest_torchcheck.plugin.collection import select
+from pytest_torchcheck.plugin.collection.records import plain
+from pytest_torchcheck.plugin.collection.verdict import Verdict, judge
 from pytest_torchcheck.verdicts import inconclusive, not_applicable, passed, suspicious, violated
 
 if TYPE_CHECKING:
@@ -192,7 +193,8 @@ def test_outcomes(pytester: pytest.Pytester, findings: Any) -> None:
     )
     shown = result.stdout.str()
     assert "def runtest" not in shown  # no frame of ours
-    assert "collection.py" not in shown
+    assert "items.py" not in shown
+    assert "verdict.py" not in shown
 
 
 def test_strict_fails_what_is_open(pytester: pytest.Pytester, findings: Any) -> None:
@@ -326,7 +328,7 @@ def test_select() -> None:
 
 
 def test_judge_needs_something_that_held_to_pass() -> None:
-    assert judge([passed("x")], strict=True) == collection.Verdict()
+    assert judge([passed("x")], strict=True) == Verdict()
     assert judge([not_applicable("why")], strict=True).skipping == ("not applicable: why",)
     assert judge([inconclusive("why")], strict=False).skipping == ("inconclusive: why",)
     assert judge([BROKEN, inconclusive("why")], strict=False).skipping == ()

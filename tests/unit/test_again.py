@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract, Labels
-from pytest_torchcheck.subject import Again, Subject, SubjectError
+from pytest_torchcheck.subject import Subject
+from pytest_torchcheck.subject.errors import Again, SubjectError
 
 ASSERT = "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later"
 

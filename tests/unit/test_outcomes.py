@@ -13,7 +13,7 @@ from pytest_torchcheck import Contract, ContractViolation, assert_contract
 from pytest_torchcheck.catalogue import catalogue
 from pytest_torchcheck.findings import STATUSES, Finding, Report
 from pytest_torchcheck.outcomes import internal, skipped, strictly
-from pytest_torchcheck.plugin.collection import judge
+from pytest_torchcheck.plugin.collection.verdict import judge
 from pytest_torchcheck.render.html import render_html
 from pytest_torchcheck.verdicts import (
     inconclusive,

@@ -12,7 +12,7 @@ from pytest_torchcheck.data.relations import worker_agreement as agreement
 
 from ...codes import data as explain
 from ...verdicts import inconclusive, not_applicable, passed
-from .samples import _in_data, _pickle_failures, _unreadable, data_parts, surveys
+from .samples import data_parts, in_data, pickle_failures, surveys, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def dataset_pickling(subject: Subject) -> Iterator[Finding]:
     """Pickle as multiprocessing would, and name the smallest thing that refuses."""
     for part in data_parts(subject):
-        found = _pickle_failures(subject, part)
+        found = pickle_failures(subject, part)
         if found:
             yield explain.not_picklable(part, found)
         else:
@@ -40,7 +40,7 @@ def collate_pairing(subject: Subject) -> Iterator[Finding]:
         if not part.is_map_style or part.plan.collate_fn is None or not part.plan.makes_batches:
             yield not_applicable(f"{part.prefix}the loader declares no collate function")
         elif found.errors:
-            yield _unreadable(found)
+            yield unreadable(found)
         else:
             made = pairing.pairing_of(found)
             if made is None:
@@ -62,7 +62,7 @@ def worker_delivery(subject: Subject) -> Iterator[Finding]:
     for part in data_parts(subject):
         if part.plan.num_workers == 0:
             yield not_applicable(f"{part.prefix}the loader declares no workers")
-        elif _pickle_failures(subject, part):
+        elif pickle_failures(subject, part):
             yield inconclusive(
                 f"{part.prefix}{part.name} cannot be sent to a worker (see dataset-pickling)",
                 code="blocked",
@@ -71,7 +71,7 @@ def worker_delivery(subject: Subject) -> Iterator[Finding]:
         else:
             made = delivery.deliver(part, seed=subject.seed)
             if made.outcome == "delivered":
-                other = _in_data(agreement.disagreement, part, made.told, seed=subject.seed)
+                other = in_data(agreement.disagreement, part, made.told, seed=subject.seed)
                 if other is not None:
                     yield explain.differing(part, other)
                     continue
@@ -93,7 +93,7 @@ def _undelivered(subject: Subject, part: Part, made: delivery.Delivery) -> Findi
         return told
     found = next(each for each in surveys(subject) if each.part.role == part.role)
     if made.phase == "read" or not found.samples:
-        return _unreadable(found) if found.errors else told
+        return unreadable(found) if found.errors else told
     if any(leaf.attached for sample in found.samples for leaf in sample.leaves):
         return told.replace(root="samples-valid/sample-graph")
     failed = validity.try_collate(found) if part.is_map_style else None
@@ -115,7 +115,7 @@ def worker_sharding(subject: Subject) -> Iterator[Finding]:
                 f"{part.prefix}the loader declares {part.plan.num_workers} workers"
             )
         else:
-            found = _in_data(order.shards, part)
+            found = in_data(order.shards, part)
             if not found.items or found.repeated > found.items // 2:
                 yield inconclusive(f"{part.prefix}samples of {part.name} cannot be told apart")
             elif found.shared * 2 > found.items and (
@@ -141,9 +141,9 @@ def random_augmentation(subject: Subject) -> Iterator[Finding]:
             continue
         applies = True
         if survey.errors:
-            yield _unreadable(survey)
+            yield unreadable(survey)
             continue
-        found = _in_data(randomness.measure, part)
+        found = in_data(randomness.measure, part)
         if not found.comparable:
             yield inconclusive(
                 f"{part.prefix}items of {part.name} hold nothing that can be compared"
@@ -151,14 +151,14 @@ def random_augmentation(subject: Subject) -> Iterator[Finding]:
         elif (
             found.kept
             and keeping.is_judged(part)
-            and (same := _in_data(keeping.find_kept, part, subject.contract.location))
-        ) or (not found.random and (same := _in_data(keeping.find_cached_function, part))):
+            and (same := in_data(keeping.find_kept, part, subject.contract.location))
+        ) or (not found.random and (same := in_data(keeping.find_cached_function, part))):
             yield keeping.kept(part, same, promised=True)
         elif not found.random:
-            fixed = _in_data(randomness.find_reseeding, part)
+            fixed = in_data(randomness.find_reseeding, part)
             yield explain.not_random(part, found, fixed, subject.contract.location)
         elif not found.repeats:
-            yield explain.unseeded(part, found, *_in_data(randomness.find_divergence, part))
+            yield explain.unseeded(part, found, *in_data(randomness.find_divergence, part))
         elif found.duplicates:
             yield from explain.duplicated(part, found)
         else:
@@ -173,7 +173,7 @@ def random_augmentation(subject: Subject) -> Iterator[Finding]:
 def loader_order(subject: Subject) -> Iterator[Finding]:
     """Compare what the sampler draws from with the dataset; draw the indices of two epochs, and of the first again."""
     for part in data_parts(subject):
-        other = _in_data(order.reach, part) if part.is_map_style else None
+        other = in_data(order.reach, part) if part.is_map_style else None
         if other is not None:
             yield explain.reach_wrong(
                 part, other, _classes(subject, part), subject.contract.location
@@ -182,7 +182,7 @@ def loader_order(subject: Subject) -> Iterator[Finding]:
         if order.sampler_of(part) is None or not part.is_map_style:
             yield not_applicable(f"{part.prefix}the order is torch's own: it repeats with the seed")
             continue
-        found = _in_data(order.measure, part, seed=subject.seed)
+        found = in_data(order.measure, part, seed=subject.seed)
         bad = list(
             explain.order_wrong(part, found, order.sampler_of(part), subject.contract.location)
         )
@@ -213,7 +213,7 @@ def last_batch(subject: Subject) -> Iterator[Finding]:
         if not part.plan.declared or not part.is_map_style or not part.plan.makes_batches:
             yield not_applicable(f"{part.prefix}no loader that makes batches is declared")
             continue
-        found = _in_data(order.epoch_of, part, seed=subject.seed)
+        found = in_data(order.epoch_of, part, seed=subject.seed)
         bad = list(explain.last_batch_wrong(part, found, subject.contract.location))
         if not bad and not survey.errors and found.batches:
             bad = list(_small_batch(subject, part, found))

@@ -18,7 +18,7 @@ from pytest_torchcheck.data.relations import kept_draws as keeping
 from pytest_torchcheck.data.relations import mutation
 from pytest_torchcheck.data.relations import replayed_draws as replaying
 from pytest_torchcheck.specs import Labels, as_spec_tree
-from pytest_torchcheck.subject import Subject, SubjectError
+from pytest_torchcheck.subject.errors import SubjectError
 
 from ...codes import data as explain
 from ...verdicts import inconclusive, not_applicable, passed
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from pytest_torchcheck.batches import Batch
     from pytest_torchcheck.findings import Finding
+    from pytest_torchcheck.subject import Subject
 
 _IGNORED = -100  # what torch's losses ignore by default
 
@@ -42,13 +43,14 @@ def surveys(subject: Subject) -> tuple[Survey, ...]:
     key = ("data", "survey")
     if key not in subject.cache:
         subject.cache[key] = tuple(
-            _in_data(survey, part, seed=subject.seed) for part in data_parts(subject)
+            in_data(survey, part, seed=subject.seed) for part in data_parts(subject)
         )
     found: tuple[Survey, ...] = subject.cache[key]
     return found
 
 
-def _pickle_failures(subject: Subject, part: Part) -> list[pickling.Unpicklable]:
+def pickle_failures(subject: Subject, part: Part) -> list[pickling.Unpicklable]:
+    """Find what of a loader cannot be pickled for its workers; looked for once."""
     key = ("data", "pickling", part.role)
     if key not in subject.cache:
         subject.cache[key] = [
@@ -60,7 +62,7 @@ def _pickle_failures(subject: Subject, part: Part) -> list[pickling.Unpicklable]
     return found
 
 
-def _in_data(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def in_data(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call what reads the user's data, and say of its errors that they are the data's."""
     try:
         return function(*args, **kwargs)
@@ -138,9 +140,9 @@ def samples_unchanged(subject: Subject) -> Iterator[Finding]:
             yield not_applicable(f"{part.prefix}{part.name} is a stream: its samples have no index")
             continue
         if found.errors:
-            yield _unreadable(found)
+            yield unreadable(found)
             continue
-        again = _in_data(mutation.reread, part, seed=subject.seed)
+        again = in_data(mutation.reread, part, seed=subject.seed)
         if not again.comparable:
             yield inconclusive(
                 f"{part.prefix}samples of {part.name} hold nothing that can be compared"
@@ -149,17 +151,17 @@ def samples_unchanged(subject: Subject) -> Iterator[Finding]:
             yield explain.overwritten(
                 part, again, mutation.trace_buffer(part, again, seed=subject.seed)
             )
-        elif again.fills and (other := _in_data(confusing.find_confusion, part, seed=subject.seed)):
+        elif again.fills and (other := in_data(confusing.find_confusion, part, seed=subject.seed)):
             yield confusing.confused(part, other)
         elif (
             again.settles
             and not (part.evaluates or subject.contract.promised("RandomAugmentation"))
             and keeping.is_judged(part)
-            and (same := _in_data(keeping.find_kept, part, subject.contract.location))
+            and (same := in_data(keeping.find_kept, part, subject.contract.location))
         ):
             yield keeping.kept(part, same, promised=False)
         elif not again.differing and (
-            writes := _in_data(collating.find_writes, part, seed=subject.seed)
+            writes := in_data(collating.find_writes, part, seed=subject.seed)
         ):
             yield collating.written(part, writes)
         elif not again.differing or again.held_randomness:
@@ -178,11 +180,12 @@ def samples_unchanged(subject: Subject) -> Iterator[Finding]:
                 code="random",
             )
         else:
-            name, place = _in_data(randomness.find_divergence, part)
+            name, place = in_data(randomness.find_divergence, part)
             yield explain.not_repeatable(part, again, name, place)
 
 
-def _unreadable(found: Survey) -> Finding:
+def unreadable(found: Survey) -> Finding:
+    """Return the finding of a check that cannot go on where samples cannot be read."""
     return inconclusive(
         f"{found.part.prefix}sample {found.errors[0].index} cannot be read (see samples-valid)",
         code="blocked",
@@ -193,18 +196,18 @@ def _unreadable(found: Survey) -> Finding:
 def dataset_labels(subject: Subject) -> Iterator[Finding]:
     """Compare labels with what is declared, and with the dataset's own column of labels; see whether a replayed transform repeats."""
     if subject.contract.model is None or subject.contract.has_targets:
-        unlike = _in_data(naming.unlike_names, surveys(subject))
+        unlike = in_data(naming.unlike_names, surveys(subject))
         if unlike is not None:
             yield naming.differing(unlike, subject.contract.location)
     for found in surveys(subject):
         part = found.part
         if part.is_map_style and found.samples:
-            replay = _in_data(replaying.find_replay, part, seed=subject.seed)
+            replay = in_data(replaying.find_replay, part, seed=subject.seed)
             if replay is not None:
                 yield replaying.replayed_in_vain(part, replay)
         if not found.samples:
             yield (
-                _unreadable(found)
+                unreadable(found)
                 if found.errors
                 else inconclusive(f"{part.prefix}no sample was read")
             )
@@ -292,7 +295,7 @@ def split_hygiene(subject: Subject) -> Iterator[Finding]:
         )
         return
     for first, second in itertools.combinations(splits_, 2):
-        found = _in_data(splits.overlap, first, second, seed=subject.seed)
+        found = in_data(splits.overlap, first, second, seed=subject.seed)
         if found is None:
             yield inconclusive(f"{first.role} and {second.role} hold nothing that can be compared")
         elif found.shared:

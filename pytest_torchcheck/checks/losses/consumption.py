@@ -15,7 +15,7 @@ from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence,
 from ...runs.losses.in_steps import step_evidence
 from ...specs import Labels
 from ...state import seed_everything
-from ...subject import SubjectError
+from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
 from .targets import unread_by_step
 

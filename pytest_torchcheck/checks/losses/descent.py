@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...codes import gradients as explain
 from ...runs.losses import slopes
-from ...subject import optimizers_of
+from ...subject.optimizers import optimizers_of
 from ...verdicts import inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:

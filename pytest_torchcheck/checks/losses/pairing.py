@@ -13,7 +13,7 @@ from ...objects import trees
 from ...probes.loss.consumption import LossCall, LossWatch
 from ...runs.facts import evaluated
 from ...state import seed_everything
-from ...subject import SubjectError
+from ...subject.errors import SubjectError
 from ...text.printable import message_of
 from ...verdicts import inconclusive, not_applicable, passed
 

@@ -16,7 +16,7 @@ from ...probes.loss.slopes import LossOfOutput, Slopes
 from ...runs.facts import evaluated
 from ...runs.losses.consumption import loss_calls
 from ...specs import Labels
-from ...subject import SubjectError
+from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 
 from ... import sources
-from ...contracts import DTYPES
+from ...declared.limits import DTYPES
 from ...findings import Culprit, Finding
 from ...loop.recorder import trace_of
 from ...measure import parity

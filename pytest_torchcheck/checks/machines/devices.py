@@ -9,14 +9,14 @@ import torch
 from ... import sources
 from ...codes import devices as explain
 from ...codes.errors import explain_error
-from ...contracts import DTYPES, FULL_PRECISION
+from ...declared.limits import DTYPES, FULL_PRECISION
 from ...explanation import counted
 from ...findings import Culprit, Finding, Location
 from ...objects import trees
 from ...probes.device_rules import IMPLICIT_SYNCS
 from ...runs.portability import Portability, portability
 from ...state import seed_everything
-from ...subject import Subject, SubjectError
+from ...subject.errors import SubjectError
 from ...text.printable import message_of
 from ...verdicts import explained, inconclusive, not_applicable, passed, suspicious
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...probes.placement import Placement, Sync
+    from ...subject import Subject
 
 
 _LARGE_BYTES = 64 * 2**20

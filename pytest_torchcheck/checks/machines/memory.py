@@ -29,7 +29,8 @@ from pytest_torchcheck.probes.holding.tensor_caches import tensor_cache
 from pytest_torchcheck.probes.memory.fake import Unmeasurable
 from pytest_torchcheck.probes.memory.fake import explain as why_not
 from pytest_torchcheck.runs.facts import forward_facts
-from pytest_torchcheck.subject import Subject, SubjectError
+from pytest_torchcheck.subject import Subject
+from pytest_torchcheck.subject.errors import SubjectError
 from pytest_torchcheck.text.units import format_bytes, format_flops
 
 from ...codes import memory as explain

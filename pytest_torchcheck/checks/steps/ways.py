@@ -13,7 +13,7 @@ from pytest_torchcheck.loop import accumulation, resume
 from pytest_torchcheck.loop.recorder import record, trace_of
 from pytest_torchcheck.loop.replay import last_write
 from pytest_torchcheck.loop.traces.rebound_parameters import where_rebound
-from pytest_torchcheck.subject import SubjectError
+from pytest_torchcheck.subject.errors import SubjectError
 
 from ...codes import training as explain
 from ...runs.training.steps import STEPS as UPDATES

@@ -11,7 +11,7 @@ import torch
 from ...findings import Culprit
 from ..lines.layer_sizes import Origin, building_line, size_origin
 from ..lines.size_values import value_lines
-from .scene import dimension_lost, named_source
+from .shapes import dimension_lost, named_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -11,12 +11,13 @@ from ... import sources
 from ...explanation import Explanation
 from ...findings import Culprit
 from ...sources import edits
-from ..crashes.scene import Scene, named_source
+from ..crashes.shapes import named_source
 from ..crashes.table import entry
 
 if TYPE_CHECKING:
     from ...findings import Location
     from ..crashes.history import Fact, Op
+    from ..crashes.scene import Scene
 
 
 def _line(place: Location | None) -> str:

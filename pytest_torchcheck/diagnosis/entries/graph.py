@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from ... import sources
-from ...explanation import Explanation, describe, listed
+from ...explanation import Explanation, describe
 from ...findings import Culprit
-from ...probes.recorded.watch import nodes_of
 from ..crashes.inference_tensors import made_in_inference
 from ..crashes.table import entry
-from ..stored.graph_holders import Holder, holders, kept_attributes, kept_variables
+from .second_backward import loss_tensor_of, on_line
 
 if TYPE_CHECKING:
     import re
 
-    from ...findings import Location
-    from ..crashes.history import Fact, Op, Shared
+    from ..crashes.history import Fact, Op
     from ..crashes.scene import Scene
 
 _CUTS = frozenset({"detach", "detach_", "data", "item", "numpy", "tolist", "argmax", "argmin", "long", "int", "bool",
@@ -26,185 +21,6 @@ _CUTS = frozenset({"detach", "detach_", "data", "item", "numpy", "tolist", "argm
                    "__gt__", "__lt__", "__ge__", "__le__", "__eq__", "topk", "multinomial", "one_hot"})  # fmt: skip
 
 _STEPS = _CUTS - {"detach", "detach_", "data", "item", "numpy", "tolist", "tensor", "as_tensor"}
-
-
-def _line(place: Location | None) -> str:
-    return f" on line {place.line}" if place else ""
-
-
-def _loss_of(scene: Scene) -> torch.Tensor | None:
-    """Return the tensor that backward was called on, live."""
-    for frame, _ in reversed(scene.frames):
-        if frame.f_code.co_name == "backward":
-            for name in ("self", "tensors"):
-                value = frame.f_locals.get(name)
-                value = value[0] if isinstance(value, tuple) and value else value
-                if isinstance(value, torch.Tensor):
-                    return value
-    return None
-
-
-@entry(
-    r"Trying to backward through the graph a second time",
-    r"saved intermediate results have already been freed",
-)
-def second_backward(scene: Scene, match: re.Match[str]) -> Explanation | None:
-    """A graph that an earlier backward has freed."""
-    again = scene.replay()
-    place = scene.location
-    loss = _loss_of(scene)
-    graph = nodes_of(loss.grad_fn) if loss is not None else None
-    frames = [frame for frame, _ in scene.frames]
-    found: tuple[Holder, ...] = again.held if again is not None else ()
-    shared = again.shared if again is not None else None
-    if shared is not None and not found and not shared.is_loss:
-        return _in_one_run(scene, shared)
-    found = found or (holders(scene.model, frames, graph) if shared is None else ())
-    certain = bool(found)
-    # the state of the model is put back before an error is explained: then its source has to do
-    if shared is None:
-        found = found or kept_attributes(scene.model) or kept_variables(frames)
-    if found:
-        first = found[0]
-        line = _line(first.location)
-        return Explanation(
-            code="second-backward",
-            summary=(
-                f"{first.root} carries the graph of an earlier "
-                f"{'step' if shared is None else 'backward'} into backward"
-            ),
-            observed=f"{scene.phase}: backward runs into a graph that is already freed"
-            + (f"; {first.name} has grad_fn={first.grad_fn}" if first.grad_fn else ""),
-            cause=f"{first.root} is kept{line} with its graph, and used again "
-            + ("in the next step" if shared is None else "before a later backward")
-            if certain
-            else (
-                f"likely {listed([h.root for h in found])}, which is kept{line}, still has the "
-                "graph of the step before"
-            ),
-            because=(
-                (
-                    f"{first.name} is part of the loss's graph and outlives the "
-                    f"{'step' if shared is None else 'first backward'}; "
-                )
-                if certain
-                else ""
-            )
-            + scene.quote(90),
-            fix=f"keep {first.root.rpartition('.')[2]} without its graph: .detach(){line}",
-            culprits=tuple(
-                Culprit(
-                    kind="tensor",
-                    name=h.root,
-                    detail=f"grad_fn={h.grad_fn}" if h.grad_fn else "kept from step to step",
-                    location=h.location,
-                )
-                for h in found[:3]
-            )
-            + tuple(
-                Culprit(kind="call", name=h.caller.text, detail="hands it over", location=h.caller)
-                for h in found[:3]
-                if h.caller is not None
-            ),
-            location=first.location or place,
-        )
-    calls = [
-        op for op in (again.ops if again is not None else []) if op.name in ("backward", "grad")
-    ]
-    lines = [op.location.line for op in calls if op.location is not None]
-    return Explanation(
-        code="second-backward",
-        summary=f"{scene.at} runs backward a second time through one graph",
-        observed=f"backward was called {len(calls)} times, on lines {listed([str(n) for n in lines])}"
-        if len(calls) > 1
-        else scene.values(),
-        cause="two backward calls share a part of the graph: the first one frees it",
-        because=scene.quote(),
-        fix=f"add the losses and call backward once{_line(place)}, or detach what the second loss does not train",
-        culprits=scene.call_culprit(),
-        location=place,
-    )
-
-
-def _in_one_run(scene: Scene, shared: Shared) -> Explanation:
-    """Two backward calls of one run, of different losses, through one tensor that was made before the first."""
-    op, place = shared.made_by, scene.location
-    made = shared.assigned or (op.location if op is not None else None)
-    name = shared.name or (sources.assigned_name(made) if made is not None else "")
-    name = name or (f"the result of {op.name}" if op is not None else "a tensor")
-    first = shared.first.location
-    loops = (
-        first is not None
-        and place is not None
-        and (first.file, first.line) == (place.file, place.line)
-    )
-    source = _source(op) if op is not None and shared.assigned is None else None
-    came = source[0] if source is not None else None
-    if came is not None and made is not None and (came.file, came.line) == (made.file, made.line):
-        came = None
-    if loops:
-        cause = (
-            f"{name} is in what the backward{_line(place)} runs through both times: the first "
-            "time frees its graph, the second one needs it"
-        )
-        fix = f"make {name} without its graph: .detach(){_line(made)}" + (
-            f", or torch.no_grad(){_line(came)}" if came is not None else ""
-        )
-        fix += "; if it is to train, make it anew before each backward"
-    else:
-        cause = (
-            f"both losses contain {name}: the backward{_line(first)} frees its graph, and the "
-            f"one{_line(place)} needs it"
-        )
-        fix = (
-            f"add the losses and call backward once, or .detach() {name} in the loss that is "
-            f"not to train what made it{_line(made)}"
-        )
-    trained = f" of {source[1]}" if source is not None and source[1] else ""
-    return Explanation(
-        code="second-backward",
-        summary=(f"{scene.at} runs backward again through {name}, whose graph an earlier backward "
-            "of the same call has freed"),
-        observed=f"{scene.phase}: backward number {shared.count} of one call, on line {place.line if place else '?'}; "
-        f"{name} was made before the first one and has grad_fn={shared.grad_fn}",
-        cause=cause,
-        because=scene.quote(90),
-        fix=fix,
-        culprits=(
-            Culprit(kind="tensor", name=name, detail=f"made{_line(made)} with its graph", location=made),
-            *((Culprit(kind="tensor", name=sources.assigned_name(came) or name, detail=f"takes the graph{trained} here", location=came),)
-              if came is not None else ()),
-            *((Culprit(kind="call", name=place.text, detail="runs through it again", location=place),) if place else ()),
-        ),
-        location=made or place,
-    )  # fmt: skip
-
-
-def _source(op: Op) -> tuple[Location | None, str] | None:
-    """Return the line of an op's own function on which a graph comes in, and the module it is of."""
-    seen: set[int] = set()
-    queue, last = [op], None
-    while queue:
-        current = queue.pop(0)
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        for fact in current.inputs:
-            maker = fact.made_by
-            if not fact.requires_grad:
-                continue
-            if (
-                maker is None
-                or maker.module != op.module
-                or maker.frame is None
-                or op.frame is None
-                or maker.frame[2] != op.frame[2]
-            ):
-                module = maker.module if maker is not None else fact.name
-                last = last or (current.location, module)
-            else:
-                queue.append(maker)
-    return last
 
 
 def _cut(fact: Fact | None) -> Op | None:
@@ -226,7 +42,7 @@ def _cut(fact: Fact | None) -> Op | None:
 @entry(r"element (\d+) of tensors does not require grad")
 def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """Backward of a loss that nothing trainable leads to."""
-    loss = _loss_of(scene)
+    loss = loss_tensor_of(scene)
     place = scene.location
     op = scene.failing_op
     fact = op.inputs[0] if op is not None and op.inputs else None
@@ -267,9 +83,9 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
         holder = (at.function.rpartition("<locals>.")[2] if at else "") or cut.module or cut.name
         word = f".{cut.name}" if cut.name in _CUTS else cut.name
         why = (
-            f"{word}{_line(at)} gives a result without a graph"
+            f"{word}{on_line(at)} gives a result without a graph"
             if cut.name in _CUTS
-            else f"{word}{_line(at)} runs under no_grad (or inference_mode): it records nothing"
+            else f"{word}{on_line(at)} runs under no_grad (or inference_mode): it records nothing"
         )
         return Explanation(
             code="no-graph",
@@ -277,13 +93,13 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
             observed=observed,
             cause=why,
             because=f"an operand of {word} requires a gradient, its result does not; {scene.said}",
-            fix=f"take the call{_line(at)} out of no_grad"
+            fix=f"take the call{on_line(at)} out of no_grad"
             if cut.name not in _CUTS
-            else f"compute the loss from the values before {word}{_line(at)}: a comparison, a "
+            else f"compute the loss from the values before {word}{on_line(at)}: a comparison, a "
             "rounding or an index has no "
             "gradient (use the probabilities, or a straight-through estimator)"
             if cut.name in _STEPS
-            else f"drop {word}{_line(at)}",
+            else f"drop {word}{on_line(at)}",
             culprits=(
                 Culprit(kind="call", name=holder, detail=f"{word} cuts the graph", location=at),
                 Culprit(kind="loss", name="loss", detail="grad_fn=None"),
@@ -299,7 +115,7 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "NumPy) on its way to the loss"
         ),
         because=scene.said,
-        fix=f"compute the loss from the model's output with torch functions only{_line(place)}",
+        fix=f"compute the loss from the model's output with torch functions only{on_line(place)}",
         culprits=(Culprit(kind="loss", name="loss", detail="grad_fn=None", location=place),),
         location=place,
     )
@@ -317,8 +133,8 @@ def _no_second_graph(cut: Op, observed: str, scene: Scene) -> Explanation:
         cause="autograd.grad without create_graph=True gives a gradient that has no graph itself"
         if plain
         else "the derivative does not depend on anything trainable",
-        because=f"what autograd.grad{_line(at)} was given requires a gradient, its result does not; {scene.said}",
-        fix=f"pass create_graph=True to autograd.grad{_line(at)}"
+        because=f"what autograd.grad{on_line(at)} was given requires a gradient, its result does not; {scene.said}",
+        fix=f"pass create_graph=True to autograd.grad{on_line(at)}"
         if plain
         else "train on something that the parameters change",
         culprits=(
@@ -337,7 +153,7 @@ def _no_second_graph(cut: Op, observed: str, scene: Scene) -> Explanation:
 @entry(r"grad can be implicitly created only for (real )?scalar outputs")
 def not_scalar(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """Backward of a loss with more than one element."""
-    loss = _loss_of(scene)
+    loss = loss_tensor_of(scene)
     place = scene.location
     shape = list(loss.shape) if loss is not None else None
     kind = "complex" if match[1] else f"of shape {shape}" if shape is not None else "no scalar"
@@ -352,9 +168,9 @@ def not_scalar(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if match[1]
         else "the loss is not reduced (reduction='none'?), or the model's output is taken for the loss",
         because=scene.said,
-        fix=f"reduce it: loss.abs().mean(){_line(place)}"
+        fix=f"reduce it: loss.abs().mean(){on_line(place)}"
         if match[1]
-        else f"reduce it: loss.mean(){_line(place)}",
+        else f"reduce it: loss.mean(){on_line(place)}",
         culprits=(Culprit(kind="loss", name="loss", detail=str(shape or kind), location=place),),
         location=place,
     )
@@ -380,7 +196,7 @@ def not_a_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=f"type {kind}",
         cause=cause,
         because=scene.said.replace("torch said", "the error says"),
-        fix=f"return the scalar tensor itself{_line(place)}",
+        fix=f"return the scalar tensor itself{on_line(place)}",
         culprits=(Culprit(kind="loss", name="loss", detail=kind, location=place),),
         location=place,
     )
@@ -398,7 +214,7 @@ def numpy_call(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause="NumPy records no gradient"
         + (": what is computed from it could not train" if training else ""),
         because=scene.said,
-        fix=f"use the torch function instead{_line(place)}; .detach().numpy() is right only for logging",
+        fix=f"use the torch function instead{on_line(place)}; .detach().numpy() is right only for logging",
         culprits=scene.blame(),
         location=place,
     )
@@ -419,7 +235,7 @@ def unused(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "tensor than the one that was used"
         ),
         because=scene.quote(),
-        fix=f"differentiate by the very tensor that the output was computed from{_line(place)}",
+        fix=f"differentiate by the very tensor that the output was computed from{on_line(place)}",
         culprits=scene.blame(),
         location=place,
     )
@@ -439,7 +255,7 @@ def inference(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=scene.values(),
         cause="inference_mode makes tensors that autograd may never use",
         because=scene.quote(),
-        fix=f"write torch.no_grad() for inference_mode{_line(at)}"
+        fix=f"write torch.no_grad() for inference_mode{on_line(at)}"
         if at is not None
         else "make it under torch.no_grad() instead, or clone it first",
         culprits=(*made.culprits, *scene.blame()),

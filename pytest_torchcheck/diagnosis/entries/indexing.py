@@ -12,15 +12,16 @@ from torch import nn
 from ...explanation import Explanation, describe, dtype_word
 from ...findings import Culprit
 from ..crashes.layers import computed, size_values
-from ..crashes.scene import Scene, made_from, named_source
+from ..crashes.shapes import made_from, named_source
 from ..crashes.table import entry
 from ..lines.layer_sizes import building_line, size_origin
-from .dtypes import made_culprit
+from .dtype_pairs import made_culprit
 from .sizes.shapes import label
 
 if TYPE_CHECKING:
     from ...findings import Location
     from ..crashes.history import Fact
+    from ..crashes.scene import Scene
 
 _COUNTERS = frozenset({"arange", "cumsum", "range", "linspace"})
 

@@ -10,13 +10,14 @@ from torch import nn
 
 from ...explanation import Explanation, describe
 from ...findings import Culprit
-from ..crashes.scene import Scene, sized_by
+from ..crashes.shapes import sized_by
 from ..crashes.table import entry
 
 if TYPE_CHECKING:
     import re
 
     from ..crashes.history import Fact
+    from ..crashes.scene import Scene
 
 _LAYERS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 

@@ -21,7 +21,8 @@ from ...probes.recorded.recording import SWITCHES
 from ...probes.recorded.watch import name_of
 from ...record.modes import Observer
 from ...state import isolated, seed_everything
-from ...subject import SubjectError, optimizers_of
+from ...subject.errors import SubjectError
+from ...subject.optimizers import optimizers_of
 from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 from ..lines.conditions import deciding

@@ -11,7 +11,9 @@ from ...objects import trees
 from ...probes.recorded.watch import Watch
 from ...runs.training.steps import STEPS
 from ...state import seed_everything
-from ...subject import SubjectError, clear_gradients, optimizers_of
+from ...subject.errors import SubjectError
+from ...subject.gradients import clear_gradients
+from ...subject.optimizers import optimizers_of
 
 if TYPE_CHECKING:
     from ...findings import Location

@@ -10,7 +10,7 @@ import torch
 from ... import sources
 from ...record.lines import traced
 from ...state import seed_everything
-from ...subject import SubjectError
+from ...subject.errors import SubjectError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from ...probes.numbers.finiteness import find_nonfinite
 from ...probes.recorded.watch import Op, Watch, name_of, tensors_in
 from ...runs.losses.consumption import loss_calls
 from ...verdicts import suspicious, violated
-from ..gradient.missing import evidence_of, remedy, writers
+from ..gradient.non_finite import evidence_of, remedy, writers
 from .consumed import loss_line
 
 if TYPE_CHECKING:

@@ -13,325 +13,26 @@ from ...explanation import counted
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...probes.randomness import generators
-from ...probes.recorded.watch import Watch, name_of
 from ...record.tracing import find_line, line_of
 from ...specs.compare import mismatch
-from ...state import is_device_error, seed_everything
-from ...subject import SubjectError
-from ...text.printable import message_of
+from ...state import seed_everything
 from ...text.wording import have, names_text
-from ...verdicts import explained, inconclusive, suspicious, violated
-from ..crashes.explain import explain_error
-from ..crashes.place import Place
-from . import places
+from ...verdicts import suspicious, violated
+from . import eval_lines, places
+from .samples import forward_line
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from ...batches import Batch
-    from ...explanation import Explanation
     from ...findings import Location
-    from ...runs.rows import Rows
     from ...subject import Subject
-
-
-def _forward_line(subject: Subject) -> Any:
-    return sources.of_object(type(subject.model).forward)
-
-
-_SLIGHT = 1e-5
-"""Relative influence of the other samples below which it may be a tolerance: a solver's step size is one for all."""
-
-
-def mixed(
-    subject: Subject, batch: Batch, other: Batch, rows: Rows, gaps: dict[str, float]
-) -> Finding:
-    """Explain an output that changes when only other samples change."""
-    size = batch.sizes[subject.source.batch_symbol or ""]
-    place = places.mixing_line(subject)
-    path, gap = max(gaps.items(), key=lambda item: item[1])
-    if _only_batch_statistics(subject):
-        return suspicious(
-            "batch-statistics",
-            "samples are normalised over the batch in eval mode",
-            culprits=[] if place is None else place.culprits(),
-            location=None if place is None else place.location,
-            observed=f"{path} of the first sample changes by {gap:.3g} (relative) with its neighbours",
-            cause="a normalisation without running statistics uses those of the batch, also in eval mode",
-            because="track_running_stats is False",
-            fix="drop track_running_stats=False, so that the running statistics are used in eval mode",
-        )
-    made = suspicious if gap < _SLIGHT else violated
-    return made(
-        "samples-mixed",
-        f"{path} of one sample depends on the other samples of the batch",
-        culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="mixed")],
-        location=place.location if place else _forward_line(subject),
-        observed=(
-            f"the first of {size} samples kept its input, its neighbours changed: {path} moved "
-            f"by {gap:.3g} (relative)"
-        ),
-        cause=(place.cause if place else "")
-        or "an operation mixes the batch dimension with another one"
-        + (f" ({place.ran})" if place and place.op else ""),
-        because=place.fact
-        if place and place.fact
-        else "same shapes, same seed, eval mode: only the neighbours differed",
-        fix=(place.fix if place else "")
-        or "operate per sample on this line: check the dim argument, and reshape or view across the batch",
-        evidence={"gaps": dict(gaps)},
-    )
-
-
-def _only_batch_statistics(subject: Subject) -> bool:
-    kinds = torch.nn.modules.batchnorm._BatchNorm
-    return any(isinstance(m, kinds) and m.running_mean is None for m in subject.model.modules())
-
-
-def placed(
-    subject: Subject,
-    batch: Batch,
-    turned: Batch,
-    rows: Rows,
-    order: torch.Tensor,
-    gaps: dict[str, float],
-) -> Finding:
-    """Explain an output that depends on the place of its sample in the batch."""
-    path, gap = max(gaps.items(), key=lambda item: item[1])
-    place = places.mixing_line(subject)
-    if place is None or not place.cause:
-        place = places.place_dependence(subject, batch, turned)
-    if place is None and _only_batch_statistics(subject):
-        return mixed(subject, batch, turned, rows, gaps)
-    return violated(
-        "sample-order",
-        f"{path} of a sample depends on its place in the batch",
-        culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="order")],
-        location=place.location if place else _forward_line(subject),
-        observed=f"the same samples in another order: {path} moved by {gap:.3g} (relative)",
-        cause=(place.cause if place else "")
-        or "something indexed by position is applied along the batch dimension"
-        + (f" ({place.ran})" if place and place.op else ""),
-        because=place.fact
-        if place and place.fact
-        else "each sample kept its input; only the order differed",
-        fix=(place.fix if place else "")
-        or "index that dimension by sequence position, not by sample: check batch-first against time-first",
-        evidence={"gaps": dict(gaps)},
-    )
-
-
-def other_dim(subject: Subject, dim: int, gaps: dict[str, float]) -> Finding:
-    """Ask whether the batch lies along another dimension, where that one behaves as the batch does."""
-    path, gap = max(gaps.items(), key=lambda item: item[1])
-    place = places.mixing_line(subject)
-    return suspicious(
-        "batch-axis",
-        f"dimension {dim} behaves as the batch does, and dimension {subject.contract.batch_dim} does not: "
-        f"is batch_dim={dim}?",
-        culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="mixed")],
-        location=place.location if place else _forward_line(subject),
-        observed=f"along dimension {subject.contract.batch_dim} {path} of an entry moves by {gap:.3g} (relative) with "
-        f"the others; along dimension {dim} the entries keep their outputs",
-        cause=f"the inputs are time-first, or a layer takes dimension {dim} for the batch by mistake",
-        because=f"entries exchanged along dimension {dim} give their outputs in that order, and entry 0 keeps its "
-        "output when all others are replaced",
-        fix=f"declare batch_dim={dim}; or, if dimension {subject.contract.batch_dim} is the batch, check "
-        "batch_first and the dim arguments",
-    )
-
-
-def fixed_size(
-    subject: Subject, batch: Batch, size: int, error: SubjectError, *, groups: bool
-) -> Finding:
-    """Explain a model that raises at one sample less than the real batch has.
-
-    It is wrong where the line that raises spells the size out; a state of that size, kept on
-    purpose, raises too.
-
-    Args:
-        subject: The model.
-        batch: The real batch without its last sample.
-        size: How many samples the real batch has.
-        error: What the shorter one raised.
-        groups: Whether it runs with twice as many, so that it takes the samples in groups.
-    """
-    if is_device_error(error.error):
-        raise error
-    place = sources.of_error(error.error)
-    written = place is not None and re.search(rf"(?<![\w.]){size}(?![\w.])", place.text)
-    said = message_of(error.error).strip().partition("\n")[0][:140]
-    if place is None or not written or groups:
-        at = f" ({place.text})" if place is not None else ""
-        return inconclusive(
-            f"the model runs with {size} samples and not with {size - 1}{at}: {type(error.error).__name__}: {said}",
-            code="size-crash",
-            location=place,
-        )
-    return violated(
-        "size-crash",
-        f"the batch size is written into the model: {size} on line {place.line}",
-        culprits=[Culprit(kind="call", name=place.text[:80], location=place)],
-        location=place,
-        observed=f"the batch has {size} samples; without the last one the {error.phase} raises "
-        f"{type(error.error).__name__}: {said}",
-        cause=f"line {place.line} spells out {size} where the size of the batch is meant",
-        because=f"the model runs with {size} samples, and neither with {size - 1} nor with {2 * size}",
-        fix=f"take the size from the input, such as x.shape[{subject.contract.batch_dim or 0}], instead of {size}",
-        evidence={"sizes": dict(batch.sizes)},
-    )
-
-
-def size_crash(subject: Subject, batch: Batch, error: SubjectError) -> Finding:
-    """Explain a size within the declared range at which the model raises."""
-    if is_device_error(error.error):
-        raise error  # nothing runs on that device any more: told as a crash, replayed elsewhere
-    largest = _explained(subject, batch, error)
-    batch, error = _smallest(subject, batch, error)
-    known = _explained(subject, batch, error)
-    sizes = ", ".join(f"{name}={size}" for name, size in batch.sizes.items())
-    # what suffices for the smallest batch may not for the one that was met first
-    fix = largest.fix if largest.code == known.code else known.fix
-    return explained(
-        known,
-        code="size-crash" if known.code == "crash" else known.code,
-        summary=f"the model does not run at {sizes}: {known.summary}",
-        observed=f"{batch.describe()}; {known.observed}",
-        fix=fix + f" (or narrow the declared sizes if {sizes} is not meant to work)",
-        evidence={"sizes": dict(batch.sizes), "batch": batch.describe()},
-    )
-
-
-def _explained(subject: Subject, batch: Batch, error: SubjectError) -> Explanation:
-    with subject.pristine(steps=True) as model:
-        model.eval()  # as the run that raised
-        return explain_error(
-            error.error,
-            phase=error.phase,
-            model=model,
-            batch=batch,
-            rerun=error.rerun,
-            device=str(subject.device),
-        )
-
-
-def _smallest(subject: Subject, batch: Batch, error: SubjectError) -> tuple[Batch, SubjectError]:
-    """Shrink a batch at which the model raises, sizes first; return it with its own error."""
-    from ...strategies.minimise import minimise  # spares importing Hypothesis
-
-    raised = {_kind(error): error}
-
-    def fails(candidate: Batch) -> bool:
-        try:
-            subject.forward(subject.place(candidate))
-        except SubjectError as again:
-            if _kind(again) not in raised:
-                return False  # another failure than the one that is explained
-            raised[_kind(again)] = again
-            return True
-        return False
-
-    smallest = minimise(subject.source, fails, batch, budget=60)
-    fails(smallest)  # the last one tried need not be the smallest that failed
-    return smallest, raised[_kind(error)]
-
-
-def _kind(error: SubjectError) -> tuple[str, str]:
-    place = sources.of_error(error.error)
-    return type(error.error).__name__, f"{place.file}:{place.line}" if place else ""
-
-
-def single_shape(
-    subject: Subject, batch: Batch, path: str, wanted: list[int], got: list[int] | None
-) -> Finding:
-    """Explain an output that loses or keeps wrong dimensions for a batch of one."""
-    place = _squeezing_line(subject, batch)
-    return violated(
-        "batch-of-one",
-        f"{path} has shape {got} for a batch of one; {wanted} was expected",
-        culprits=place.culprits()
-        if place
-        else [Culprit(kind="output", name=path, detail=f"shape {got}")],
-        location=place.location if place else _forward_line(subject),
-        observed=f"{path}: {got} instead of {wanted}",
-        cause="an operation drops every dimension of size one, the batch among them"
-        if place
-        else "the shape of the output does not follow the batch",
-        because=place.fact if place else "the same output has a batch dimension for larger batches",
-        fix="name the dimension: squeeze(1) instead of squeeze()",
-    )
-
-
-def _squeezing_line(subject: Subject, batch: Batch) -> Place | None:
-    found: list[Place] = []
-
-    class Squeezes(Watch):
-        def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
-            bare = name_of(func).rpartition(".")[2]
-            if (
-                bare == "squeeze"
-                and len(args) == 1
-                and not kwargs
-                and isinstance(result, torch.Tensor)
-            ):
-                scope = self.scopes[-1].name if self.scopes else ""
-                fact = f"squeeze() turned {list(args[0].shape)} into {list(result.shape)}"
-                found.append(
-                    Place(op=name_of(func), location=self.locate(), module=scope, fact=fact)
-                )
-
-    with subject.pristine() as model, Squeezes(model):
-        places.eval_run(subject, batch)()
-    return found[-1] if found else None
-
-
-def size_dependent(
-    subject: Subject, batch: Batch, single: Batch, rows: Rows, gaps: dict[str, float]
-) -> Finding:
-    """Explain a sample whose output differs between alone and in a batch."""
-    path, gap = max(gaps.items(), key=lambda item: item[1])
-    size = batch.sizes[subject.source.batch_symbol or ""]
-    mixing = places.mixing_line(subject)
-    place = mixing if mixing is not None and mixing.cause else _size_line(subject, batch, single)
-    made = suspicious if gap < _SLIGHT else violated
-    return made(
-        "batch-size-dependent",
-        f"{path} of a sample differs between a batch of one and a batch of {size}",
-        culprits=place.culprits()
-        if place
-        else [Culprit(kind="output", name=path, detail="depends on the batch size")],
-        location=place.location if place else _forward_line(subject),
-        observed=f"{path} moved by {gap:.3g} (relative)",
-        cause=(place.cause if place else "")
-        or "an operation uses the size of the batch, or a statistic over it"
-        + (f" ({place.ran})" if place and place.op else ""),
-        because=place.fact
-        if place and place.fact
-        else "the same sample, seed and mode; only the number of samples differed",
-        fix=(place.fix if place else "") or "make the computation per sample",
-        evidence={"gaps": dict(gaps)},
-    )
-
-
-def _size_line(subject: Subject, batch: Batch, single: Batch) -> Place | None:
-    """Return the first operation whose result for a sample depends on how many samples there are."""
-    # the same sample twice tells a count; a mean or variance over the batch needs another one beside it
-    for rows in (torch.zeros(2, dtype=torch.int64), torch.arange(2)):
-        place = places.first_difference(
-            subject,
-            places.eval_run(subject, single),
-            places.eval_run(subject, subject.source.rows(batch, rows)),
-            allowed=1e-4,
-            align="prefix",
-        )
-        if place is not None:
-            return place
-    return None
+    from ..crashes.place import Place
 
 
 def impure(subject: Subject, changed: list[str], *, once: bool = False) -> Finding:
     """Explain buffers or parameters that an eval forward changes; ``once``: only the first forward does."""
-    place = places.writing_line(subject, changed[0])
+    place = eval_lines.writing_line(subject, changed[0])
     made = suspicious if once else violated
     return made(
         "eval-writes",
@@ -367,16 +68,16 @@ def not_repeatable(subject: Subject, moved: list[str]) -> Finding:
     """Explain an eval forward whose second call gives another output."""
     place = places.first_difference(
         subject,
-        places.eval_run(subject, subject.batch()),
-        places.eval_run(subject, subject.batch()),
+        eval_lines.eval_run(subject, subject.batch()),
+        eval_lines.eval_run(subject, subject.batch()),
     )
-    kept = places.keeping_lines(subject)[:3]
+    kept = eval_lines.keeping_lines(subject)[:3]
     return violated(
         "eval-not-repeatable",
         f"a second eval forward on the same input gives another {names_text(moved)}",
         culprits=[*kept, *(place.culprits() if place else ())]
         or [Culprit(kind="output", name=moved[0], detail="differs")],
-        location=kept[0].location if kept else place.location if place else _forward_line(subject),
+        location=kept[0].location if kept else place.location if place else forward_line(subject),
         observed="same input, same seed, nothing put back between the two calls",
         cause="the model keeps state from one call to the next",
         because=place.fact
@@ -466,7 +167,7 @@ _NAMES_A_DRAW = re.compile(r"rand|\bnp\b|numpy|shuffle|choice|uniform|normal|gau
 
 def unseeded(subject: Subject, moved: list[str]) -> Finding:
     """Explain a training forward that torch's seed does not repeat."""
-    place = places.drawing_line(subject, train=True, global_only=True)
+    place = eval_lines.drawing_line(subject, train=True, global_only=True)
     if place is not None:
         source = "np.random" if "numpy" in place.fact else "random"
         by_library = place.location is not None and (
@@ -494,7 +195,7 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
             culprits=[
                 Culprit(kind="call", name=f"{shared}.random" if shared == "numpy" else shared)
             ],
-            location=_forward_line(subject),
+            location=forward_line(subject),
             observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards under the same torch seed",
             cause=f"code outside of your files draws from {shared}, which has a global state of its own",
             because=f"the state of {shared}'s global generator differs before and after one forward",
@@ -502,8 +203,8 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
         )
     place = places.first_difference(
         subject,
-        places.eval_run(subject, subject.batch(), train=True),
-        places.eval_run(subject, subject.batch(), train=True),
+        eval_lines.eval_run(subject, subject.batch(), train=True),
+        eval_lines.eval_run(subject, subject.batch(), train=True),
     )
     return violated(
         "seed-ignored",
@@ -511,7 +212,7 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
         culprits=place.culprits()
         if place
         else [Culprit(kind="output", name=moved[0], detail="differs")],
-        location=place.location if place else _forward_line(subject),
+        location=place.location if place else forward_line(subject),
         observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards under the same seed",
         cause="uninitialised memory, time, hash order or a generator of its own decides a value",
         because=place.fact
@@ -524,7 +225,7 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
 def _global_generator(subject: Subject) -> str | None:
     """Return which global generator a training forward draws from, beside torch's: ``numpy`` or ``random``."""
     with subject.pristine():
-        run = places.eval_run(subject, subject.batch(), train=True)
+        run = eval_lines.eval_run(subject, subject.batch(), train=True)
         read = {name: state for name, state in generators().items() if name in ("numpy", "random")}
         seed_everything(subject.seed)
         run()  # it seeds first: what it leaves behind is compared with what seeding alone leaves
@@ -535,7 +236,7 @@ def _global_generator(subject: Subject) -> str | None:
 
 def reseeded(subject: Subject) -> Finding | None:
     """Explain a forward that seeds torch itself, so that every step draws the same numbers; None if it does not."""
-    found = places.seeding_line(subject)
+    found = eval_lines.seeding_line(subject)
     if found is None:
         return None
     make = (
@@ -574,7 +275,7 @@ def global_state(
         .removeprefix("is_")
         .removeprefix("are_")
     )
-    place = sources.search(type(subject.model), setter) or _forward_line(subject)
+    place = sources.search(type(subject.model), setter) or forward_line(subject)
     return violated(
         "global-state",
         f"the forward changes {name} from {before[name]} to {after[name]}",
@@ -613,7 +314,7 @@ def anomaly_left_on(subject: Subject, *, by_build: bool) -> Finding:
 def output_mismatch(subject: Subject, batch: Batch, output: Any) -> Finding | None:
     """Compare an output with its declared spec; None where it fits."""
     found = mismatch(subject.contract.output, output, batch.sizes)
-    where = _forward_line(subject)
+    where = forward_line(subject)
     if found is None:
         return _out_of_range(subject, batch, output)
     path, declared, got = found
@@ -643,7 +344,7 @@ def _regrouped(subject: Subject, batch: Batch, output: Any) -> Place | None:
         return None
     if not output.dim() or output.shape[0] == size:
         return None
-    return places.regrouping_line(subject, batch, size, output.shape[0])
+    return eval_lines.regrouping_line(subject, batch, size, output.shape[0])
 
 
 def _out_of_range(subject: Subject, batch: Batch, output: Any) -> Finding | None:
@@ -656,7 +357,7 @@ def _out_of_range(subject: Subject, batch: Batch, output: Any) -> Finding | None
             continue
         low, high = float(values.min()), float(values.max())
         if low < allowed[0] or high > allowed[1]:
-            where = _forward_line(subject)
+            where = forward_line(subject)
             return violated(
                 "output-range",
                 f"{path} reaches from {low:.4g} to {high:.4g}; the contract declares {allowed[0]:g} to {allowed[1]:g}",

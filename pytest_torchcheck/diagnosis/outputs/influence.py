@@ -13,11 +13,12 @@ from ...findings import Culprit, Finding, Location
 from ...probes.gradient.provenance import find_cut, find_zero_gradients
 from ...probes.gradient.recompute_divergence import find_recompute_divergence
 from ...state import seed_everything
-from ...subject import SubjectError, clear_gradients
+from ...subject.errors import SubjectError
+from ...subject.gradients import clear_gradients
 from ...text.wording import names_text
 from ...verdicts import violated
 from ..gradient import unused_results as unused
-from ..gradient.missing import LOSSES_OF_VALUES
+from ..gradient.zero import LOSSES_OF_VALUES
 from ..lines.omitted_arguments import edit, without_input
 from ..lines.overwritten import argument_overwritten
 

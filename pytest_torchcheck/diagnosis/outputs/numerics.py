@@ -13,13 +13,14 @@ from ...runs.numerics import Trouble, in_double, watched
 from ...state import seed_everything
 from ...verdicts import explained
 from ..crashes.explain import explain_error
-from ..gradient.missing import evidence_of, remedy, writers
+from ..gradient.non_finite import evidence_of, remedy, writers
 
 if TYPE_CHECKING:
     from ...batches import Batch
     from ...findings import Location, Status
     from ...probes.numbers.nonfinite import NonFinite
-    from ...subject import Subject, SubjectError
+    from ...subject import Subject
+    from ...subject.errors import SubjectError
 
 
 def overflowing(subject: Subject, batch: Batch) -> NonFinite | None:

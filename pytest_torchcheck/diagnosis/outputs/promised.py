@@ -13,8 +13,8 @@ from ...probes.positions.mask_axes import find_query_mask
 from ...state import seed_everything
 from ...verdicts import violated
 from ..crashes.place import Place
+from . import mask_lines, places
 from . import padding as padded
-from . import places
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ def future(
 ) -> Finding:
     """Explain an output that depends on later inputs."""
     length = batch.tensors()[path].shape[promise.dim]
-    place = places.leaking_line(subject, batch, changed, length=length)
+    place = mask_lines.leaking_line(subject, batch, changed, length=length)
     line = place.location if place else sources.of_object(type(subject.model).forward)
     return violated(
         "future-leak",
@@ -85,7 +85,7 @@ def padding(
     length = batch.tensors()[path].shape[promise.dim]
     place = None
     if refilled is not None:
-        place = places.leaking_line(
+        place = mask_lines.leaking_line(
             subject, extended, {length: refilled}, length=length + extra, side=promise.side
         )
     if place is None and not contents:

@@ -12,7 +12,7 @@ from ...probes.perturbing import find_perturbations
 from ...state import seed_everything
 from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
-from . import places
+from . import eval_lines
 
 if TYPE_CHECKING:
     from ...findings import Finding
@@ -37,7 +37,7 @@ def random_in_eval(subject: Subject, moved: list[str], gap: float) -> Finding:
     disturbed = _perturbations(subject)
     if disturbed:
         return _still_on(disturbed[0], observed)
-    place = places.drawing_line(subject)
+    place = eval_lines.drawing_line(subject)
     op = place.op if place else ""
     where = place.location if place else None
     culprits = []

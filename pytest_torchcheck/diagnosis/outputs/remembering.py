@@ -10,7 +10,7 @@ from ...runs.facts import forward_facts
 from ...runs.remembering import remembered
 from ...text.wording import names_text
 from ...verdicts import violated
-from .places import keeping_lines
+from .eval_lines import keeping_lines
 
 if TYPE_CHECKING:
     from ...subject import Subject

@@ -12,12 +12,12 @@ from ... import sources
 from ...explanation import listed
 from ...findings import Culprit, Finding
 from ...probes.holding.held_by_models import holdings
-from ...runs.training.steps import checksums
+from ...runs.training.digests import checksums
 from ...state import seed_everything
-from ...subject import SubjectError
+from ...subject.errors import SubjectError
 from ...text.printable import message_of
 from ...verdicts import suspicious, violated
-from ..outputs.places import keeping_lines
+from ..outputs.eval_lines import keeping_lines
 
 if TYPE_CHECKING:
     from collections.abc import Collection

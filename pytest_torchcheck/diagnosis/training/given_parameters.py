@@ -14,10 +14,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
-from ...findings import Culprit
 from ..lines.assigned import called, holds
-from .making import making
-from .used_up_iterators import used_up
+from .given_syntax import (
+    COMPREHENSIONS,
+    FUNCTIONS,
+    last_line,
+    looped,
+    own_nodes,
+    parameters,
+    parts_of,
+    scopes,
+    tests_of,
+    written,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,15 +34,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ...findings import Location
-    from ...subject import Subject
     from .making import Making
-    from .used_up_iterators import UsedUp
 
 _DEPTH = 6
-_MOST = 3
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp)
-_GROWS = ("append", "extend", "insert", "update", "add", "setdefault", "add_param_group")
+MOST = 3
 _TRAINABLE = re.compile(r"(lambda \w+: )?(not )?[\w.]+\.requires_grad")
 _LISTS = (
     "parameters",
@@ -134,14 +138,14 @@ class _Search:
         elif isinstance(value, ast.Call):
             self._call(value, file, depth)
         else:
-            for part in _parts(value):
+            for part in parts_of(value):
                 self.follow(part, file, depth - 1)
 
     def written_out(self, argument: ast.expr, place: Location) -> None:
         """Note the statement of a constructor that is given more than a name."""
         tree = sources.tree_of(place.file)
-        for scope in _scopes(tree, place.line) if tree is not None else ():
-            around = [n for n in _own_nodes(scope) if isinstance(n, ast.stmt) and holds(n, place.line)]  # fmt: skip
+        for scope in scopes(tree, place.line) if tree is not None else ():
+            around = [n for n in own_nodes(scope) if isinstance(n, ast.stmt) and holds(n, place.line)]  # fmt: skip
             if around:
                 self._note(around[-1], place.file, scope, argument, _DEPTH)
                 return
@@ -149,19 +153,19 @@ class _Search:
 
     def _name(self, name: ast.Name | ast.Attribute, file: str, depth: int) -> None:
         tree, text = sources.tree_of(file), ast.unparse(name)
-        for scope in _scopes(tree, name.lineno) if tree is not None else ():
+        for scope in scopes(tree, name.lineno) if tree is not None else ():
             writers = [
                 (node, value)
-                for node in _own_nodes(scope)
+                for node in own_nodes(scope)
                 if isinstance(node, ast.stmt)
                 and (scope is tree or self._when(file, node) is not None)
-                for value in _written(node, text)
+                for value in written(node, text)
             ]
             for node, value in writers:
                 self._note(node, file, scope, value, depth)
             if writers:
                 return
-            if isinstance(scope, _FUNCTIONS) and text in (names := _parameters(scope)):
+            if isinstance(scope, FUNCTIONS) and text in (names := parameters(scope)):
                 self._callers(scope, names.index(text), text, depth)
                 return
 
@@ -172,7 +176,7 @@ class _Search:
                 self.follow(argument, file, depth - 1)
             return
         where, node = function
-        for inner in _own_nodes(node):
+        for inner in own_nodes(node):
             if isinstance(inner, ast.Return | ast.Expr) and self._when(where, inner) is not None:
                 value = inner.value
                 if isinstance(value, ast.Yield | ast.YieldFrom):
@@ -206,7 +210,7 @@ class _Search:
                     or (file, call.lineno) not in self.ran
                 ):
                     continue
-                bound = isinstance(call.func, ast.Attribute) and _parameters(function)[:1] in (
+                bound = isinstance(call.func, ast.Attribute) and parameters(function)[:1] in (
                     ["self"],
                     ["cls"],
                 )
@@ -230,17 +234,17 @@ class _Search:
         self, node: ast.stmt, file: str, scope: ast.AST | None, value: ast.expr, depth: int
     ) -> None:
         """Note a statement, with the loops around it and the conditions that choose in it, and follow its value."""
-        loops = [n for n in _own_nodes(scope) if isinstance(n, ast.For) and holds(n, node.lineno)]
-        last = _last_line(value)
+        loops = [n for n in own_nodes(scope) if isinstance(n, ast.For) and holds(n, node.lineno)]
+        last = last_line(value)
         tests = [
             *self._tests_within(value),
-            *(t for loop in loops if self._looks(loop.iter) for t in _tests(loop, node)),
+            *(t for loop in loops if self._looks(loop.iter) for t in tests_of(loop, node)),
         ]
         lines = dict.fromkeys(t.lineno for t in tests if not _TRAINABLE.fullmatch(ast.unparse(t)))
         self.found[file, node.lineno] = Given(
             location=sources.of_line(file, max(node.lineno, last), getattr(scope, "name", "")),
             statement=node,
-            adds=self._adds(value) or bool(_looped(value, loops)),
+            adds=self._adds(value) or bool(looped(value, loops)),
             conditions=[sources.of_line(file, n, getattr(scope, "name", "")) for n in lines],
             loops=loops,
         )
@@ -259,15 +263,15 @@ class _Search:
         ):
             return False
         return (
-            isinstance(value, _COMPREHENSIONS)
-            or not (parts := _parts(value))
+            isinstance(value, COMPREHENSIONS)
+            or not (parts := parts_of(value))
             or any(map(self._adds, parts))
         )
 
     def _tests_within(self, value: ast.expr) -> Iterator[ast.expr]:
         """Yield the conditions of the comprehensions and filters of an expression that looked at the parameter."""
         for node in ast.walk(value):
-            if isinstance(node, _COMPREHENSIONS) and self._looks(node.generators[0].iter):
+            if isinstance(node, COMPREHENSIONS) and self._looks(node.generators[0].iter):
                 yield from (test for g in node.generators for test in g.ifs)
             elif (
                 called(node) == "filter"
@@ -291,188 +295,3 @@ class _Search:
             known = next((p for i in range(len(path)) if (p := ".".join(path[i:])) in whole), "")
             return not known or self.name.startswith(f"{known}.")
         return True
-
-
-def _parts(value: ast.expr) -> list[ast.expr]:
-    """Return the expressions from which another one takes its parameters."""
-    if isinstance(value, ast.List | ast.Tuple | ast.Set):
-        return value.elts
-    if isinstance(value, ast.Dict):
-        named = [
-            v
-            for k, v in zip(value.keys, value.values, strict=True)
-            if isinstance(k, ast.Constant) and k.value == "params"
-        ]
-        return named or value.values
-    if isinstance(value, _COMPREHENSIONS):
-        return [value.elt, *(generator.iter for generator in value.generators)]
-    if isinstance(value, ast.BinOp):
-        return [value.left, value.right]
-    if isinstance(value, ast.IfExp):
-        return [value.body, value.orelse]
-    if isinstance(value, ast.Starred | ast.Subscript | ast.NamedExpr | ast.Await):
-        return [value.value]
-    return []
-
-
-def _written(node: ast.stmt, name: str) -> Iterator[ast.expr]:
-    """Yield what a statement writes into a variable."""
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            if (
-                isinstance(target, ast.Tuple)
-                and isinstance(node.value, ast.Tuple)
-                and len(target.elts) == len(node.value.elts)
-            ):
-                yield from (
-                    v
-                    for t, v in zip(target.elts, node.value.elts, strict=True)
-                    if name in _bases(t)
-                )
-            elif name in _bases(target) or (
-                isinstance(target, ast.Tuple) and any(name in _bases(t) for t in target.elts)
-            ):
-                yield node.value
-    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
-        if name in _bases(node.target) and node.value is not None:
-            yield node.value
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        call = node.value
-        if (
-            isinstance(call.func, ast.Attribute)
-            and call.func.attr in _GROWS
-            and name in _bases(call.func.value)
-        ):
-            yield from call.args[-1:]
-
-
-def _bases(node: ast.expr) -> set[str]:
-    """Return the variable of ``groups``, ``groups[0]`` or ``groups[0]["params"]``; of a choice of two both."""
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    if isinstance(node, ast.IfExp):
-        return _bases(node.body) | _bases(node.orelse)
-    return {ast.unparse(node)}
-
-
-def _scopes(tree: ast.Module, line: int) -> list[ast.AST]:
-    """Return the functions around a line, the innermost first, and the module."""
-    around = [n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS) and holds(n, line)]
-    return [*sorted(around, key=lambda n: -n.lineno), tree]
-
-
-def _parameters(function: ast.AST) -> list[str]:
-    if not isinstance(function, _FUNCTIONS):
-        return []
-    given = function.args
-    return [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
-
-
-def _own_nodes(scope: ast.AST | None) -> Iterator[ast.AST]:
-    """Walk a scope without the functions and classes within it, in the order of the source."""
-    pending = [] if scope is None else list(ast.iter_child_nodes(scope))
-    while pending:
-        node = pending.pop(0)
-        yield node
-        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
-            pending = [*ast.iter_child_nodes(node), *pending]
-
-
-def _tests(loop: ast.For, node: ast.stmt) -> Iterator[ast.expr]:
-    """Yield the conditions in a loop that decide whether it comes to a statement."""
-    for inner in _own_nodes(loop):
-        if isinstance(inner, ast.If) and (
-            holds(inner, node.lineno) or any(isinstance(n, ast.Continue) for n in _own_nodes(inner))
-        ):
-            yield inner.test
-
-
-def _looped(value: ast.expr, loops: list[ast.For]) -> set[str]:
-    """Return the variables of an expression that loops give their values, other than loops over what a name holds."""
-    targets = {
-        n.id
-        for loop in loops
-        if not isinstance(loop.iter, ast.Name | ast.Attribute)
-        for n in ast.walk(loop.target)
-        if isinstance(n, ast.Name)
-    }
-    return targets & {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
-
-
-def _last_line(value: ast.expr) -> int:
-    """Return the line of the last element of a list that is written out, and 0 for another expression."""
-    return value.elts[-1].lineno if isinstance(value, ast.List | ast.Tuple) and value.elts else 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """Where a parameter would have to be added.
-
-    Attributes:
-        location: The line.
-        words: What the line does, as a clause.
-        culprits: It and the other lines that give the optimizer parameters, and the one that makes it.
-        fix: The edit, where another one than to add the parameter there is called for.
-    """
-
-    location: Location
-    words: str
-    culprits: tuple[Culprit, ...]
-    fix: str = ""
-
-
-def left_out(subject: Subject, name: str) -> LeftOut | None:
-    """Return where a parameter that no optimizer holds would have to be added; None where the source does not say.
-
-    That is the condition that chooses among parameters of which it is one, else the last statement
-    that adds any.
-    """
-    made = making(subject)
-    every = given_to_optimizers(made, subject.model, name)
-    if (spent := _spent(made, every)) is not None:
-        return LeftOut(
-            location=spent.made, words=spent.cause, culprits=spent.culprits, fix=spent.fix
-        )
-    found = [g for g in every if g.adds]
-    if not found:
-        return None
-    choosing = next((g for g in found if g.conditions), None)
-    first = choosing or found[-1]
-    words = "a condition chooses them" if choosing else "the last line that adds any"
-    culprits: dict[tuple[str, int], Culprit] = {}
-    for given in (first, *reversed(found)):
-        detail = "a condition chooses" if given.conditions else "gives it parameters"
-        for line in given.conditions[:2] or [given.place]:
-            at = (line.file, line.line)
-            culprits.setdefault(
-                at, Culprit(kind="call", name="parameters", detail=detail, location=line)
-            )
-    kept = list(culprits.values())[:_MOST]
-    for line in made.optimizers[-1:]:
-        if (line.file, line.line) not in culprits:
-            kept.append(
-                Culprit(kind="optimizer", name="optimizer", detail="is made here", location=line)
-            )
-    return LeftOut(
-        location=first.place, words=f"{words}: line {first.place.line}", culprits=tuple(kept)
-    )
-
-
-def spent_of(subject: Subject, name: str) -> UsedUp | None:
-    """Return the iterator through which a parameter was chosen after nothing was left in it, or None."""
-    made = making(subject)
-    return _spent(made, given_to_optimizers(made, subject.model, name))
-
-
-def _spent(made: Making, found: list[Given]) -> UsedUp | None:
-    """Return an iterator that was used up in a function that gave the optimizer parameters, and read again there."""
-    lines = {(p.file, p.line) for p in made.lines}
-    for given in found:
-        file = given.location.file
-
-        def ran(node: ast.stmt, file: str = file) -> bool:
-            return any((file, n) in lines for n in range(node.lineno, (node.end_lineno or 0) + 1))
-
-        if spent := used_up(file, given.statement.lineno, ran):
-            return spent[0]
-    return None

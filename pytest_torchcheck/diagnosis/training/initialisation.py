@@ -15,7 +15,7 @@ from ...findings import Culprit, Finding
 from ...objects import trees
 from ...runs.layers import BURST, FADED, FADING
 from ...verdicts import suspicious, violated
-from ..loss.consumed import initialisation_line
+from ..loss.at_start import initialisation_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

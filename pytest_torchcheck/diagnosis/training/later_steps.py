@@ -11,7 +11,7 @@ from ...culprits import parameter
 from ...runs.training.later_steps import STEPS, moving_without
 from ...text.wording import names_text
 from ...verdicts import suspicious, violated
-from ..outputs.places import keeping_lines
+from ..outputs.eval_lines import keeping_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable

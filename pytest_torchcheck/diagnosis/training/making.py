@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ... import sources
 from ...record.tracing import find_line, line_of
 from ...state import seed_everything
-from ...subject import SubjectError
+from ...subject.errors import SubjectError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

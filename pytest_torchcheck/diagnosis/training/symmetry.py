@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from ... import sources
 from ...findings import Culprit
-from ...runs.overfitting.stuck import _STEPS
+from ...runs.overfitting.stuck import STEPS
 from ...verdicts import violated
-from ..loss.consumed import initialisation_line
+from ..loss.at_start import initialisation_line
 
 if TYPE_CHECKING:
     from ...findings import Finding, Location
@@ -48,7 +48,7 @@ def rows_stay_equal(subject: Subject, name: str, dim: int) -> Finding:
         location=place,
         observed=f"the slices of {name} {shape} along dimension {dim} are equal, and so are those "
         "of its gradient on two "
-        f"batches, and the slices after {_STEPS} steps",
+        f"batches, and the slices after {STEPS} steps",
         cause="all rows start with the same values, and the model treats them alike, so that nothing tells them apart",
         because="equal rows with equal gradients make equal steps: all of them do the work of one",
         fix=f"initialise {name} at random{line}: nn.init.trunc_normal_(..., std=0.02)",

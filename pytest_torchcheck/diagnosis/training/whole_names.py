@@ -13,7 +13,8 @@ from ...findings import Culprit, Finding
 from ...loop.closures import functions_of
 from ...record.tracing import find_line
 from ...state import seed_everything
-from ...subject import SubjectError, optimizers_of
+from ...subject.errors import SubjectError
+from ...subject.optimizers import optimizers_of
 from ...verdicts import violated
 from ..lines.assigned import holds
 from .name_tests import rebinds

@@ -17,7 +17,7 @@ from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.probes.recorded.watch import readable
 from pytest_torchcheck.record.tracing import line_of
 from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject import SubjectError
+from pytest_torchcheck.subject.errors import SubjectError
 
 from ...verdicts import suspicious, violated
 from ..patches import listening

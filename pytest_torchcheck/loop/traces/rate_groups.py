@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pytest_torchcheck import sources
 from pytest_torchcheck.codes.training import optimizer_line
 from pytest_torchcheck.findings import Culprit
-from pytest_torchcheck.subject import optimizers_of
+from pytest_torchcheck.subject.optimizers import optimizers_of
 
 from ...verdicts import violated
 from ..closures import functions_of

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pytest_torchcheck.record.tracing import find_line, line_of
 from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject import optimizers_of, schedulers_of
+from pytest_torchcheck.subject.optimizers import optimizers_of, schedulers_of
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck.objects import trees
 from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject import SubjectError, clear_gradients
+from pytest_torchcheck.subject.errors import SubjectError
+from pytest_torchcheck.subject.gradients import clear_gradients
 
 from ..replay import replay
 

@@ -13,7 +13,7 @@ import torch
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.probes.randomness import DrawWatch, generators
 from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject import SubjectError
+from pytest_torchcheck.subject.errors import SubjectError
 
 from ...verdicts import suspicious, violated
 from ..steps import StepWatch, take_steps

@@ -12,7 +12,7 @@ from ...change.tree import ENV, Tree, UnreadableReferenceError, find_reference
 from ...change.version import UnavailableError
 from ...late import resolve
 from .. import markers, options
-from ..collection import EXTRA, CheckItem, ContractNode
+from ..collection.items import EXTRA, CheckItem, ContractNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

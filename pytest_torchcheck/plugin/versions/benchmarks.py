@@ -9,7 +9,7 @@ import pytest
 
 from ...late import resolve
 from .. import markers, options
-from ..collection import ITEMS, ContractNode
+from ..collection.items import ITEMS, ContractNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable

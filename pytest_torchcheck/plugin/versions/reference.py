@@ -13,9 +13,9 @@ import torch
 
 from ...change.serving import Served
 from ...change.tree import is_installed
-from ...subject import SubjectError
+from ...subject.errors import SubjectError
 from ...text.printable import message_of
-from ..collection import ContractNode
+from ..collection.items import ContractNode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

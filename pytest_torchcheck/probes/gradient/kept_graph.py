@@ -15,7 +15,7 @@ from ... import sources
 from ...objects import trees
 from ...record.modes import Observer
 from ...state import seed_everything
-from ...subject import SubjectError
+from ...subject.errors import SubjectError
 from ..recorded.watch import nodes_of, tensors_in
 
 if TYPE_CHECKING:

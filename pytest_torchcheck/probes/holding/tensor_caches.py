@@ -17,7 +17,8 @@ from torch import Tensor
 from pytest_torchcheck import sources
 from pytest_torchcheck.measure.plain_step import plain_step
 from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject import SubjectError, clear_gradients
+from pytest_torchcheck.subject.errors import SubjectError
+from pytest_torchcheck.subject.gradients import clear_gradients
 
 from ...record.lines import traced
 

@@ -9,7 +9,7 @@ import torch
 
 from ...objects import trees
 from ...state import seed_everything
-from ...subject import SubjectError
+from ...subject.errors import SubjectError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from ...objects import trees
 from ...probes.loss.consumption import LossWatch
 from ...probes.recorded.watch import tensors_in
 from ...state import seed_everything
-from ...subject import SubjectError
+from ...subject.errors import SubjectError
 from .consumption import LossEvidence, describe, stretched
 
 if TYPE_CHECKING:

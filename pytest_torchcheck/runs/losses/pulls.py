@@ -8,7 +8,7 @@ import torch
 
 from ...objects import trees
 from ...state import seed_everything
-from ...subject import SubjectError
+from ...subject.errors import SubjectError
 
 if TYPE_CHECKING:
     from ...batches import Batch

@@ -13,7 +13,8 @@ from ...objects import trees
 from ...probes.gradient.surrogates import Held, held_between
 from ...probes.recorded.watch import nodes_of
 from ...state import ModuleState, seed_everything
-from ...subject import SubjectError, clear_gradients
+from ...subject.errors import SubjectError
+from ...subject.gradients import clear_gradients
 from ..double import jittered
 
 if TYPE_CHECKING:

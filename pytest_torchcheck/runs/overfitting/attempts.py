@@ -11,13 +11,9 @@ from torch import nn
 
 from ...objects.peek import attribute
 from ...state import seed_everything
-from ...subject import (
-    SubjectError,
-    UnmeasurableError,
-    clear_gradients,
-    optimizers_of,
-    schedulers_of,
-)
+from ...subject.errors import SubjectError, UnmeasurableError
+from ...subject.gradients import clear_gradients
+from ...subject.optimizers import optimizers_of, schedulers_of
 from ...text.printable import message_of
 from .one_batch import Floor, follow, remaining, small_batch, steepness
 
@@ -25,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...batches import Batch
-    from ...contracts import Overfit
+    from ...declared.limits import Overfit
     from ...subject import Subject
     from .one_batch import Budget, Look
 

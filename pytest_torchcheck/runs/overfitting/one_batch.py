@@ -11,7 +11,8 @@ import torch
 from ...objects import trees
 from ...probes.loss import floors
 from ...state import seed_everything
-from ...subject import SubjectError, clear_gradients
+from ...subject.errors import SubjectError
+from ...subject.gradients import clear_gradients
 
 if TYPE_CHECKING:
     from torch import nn

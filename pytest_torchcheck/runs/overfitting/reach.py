@@ -9,7 +9,8 @@ import torch
 
 from ...objects import trees
 from ...state import seed_everything
-from ...subject import SubjectError, clear_gradients
+from ...subject.errors import SubjectError
+from ...subject.gradients import clear_gradients
 from ..double import jittered
 from .one_batch import FORWARD
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ...objects import trees
-from ...subject import SubjectError
+from ...subject.errors import SubjectError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ _TWINS = (
 _MOVED = 1e-3  # the same of rows after steps, over the way that they went
 
 
-_STEPS = 3
+STEPS = 3
 
 
 _HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
@@ -98,7 +98,7 @@ def _still_equal(subject: Subject, suspects: set[tuple[str, int]]) -> set[tuple[
         model.train()
         try:
             optimizer = subject.make_optimizer(model)
-            for index in range(_STEPS):
+            for index in range(STEPS):
                 subject.train_step(model, optimizer, subject.batch(index).clone())
         except SubjectError:
             return set()  # told by others

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from ...objects import trees
 from ...state import seed_everything
-from ...subject import SubjectError, gradient_stats, schedulers_of
+from ...subject.errors import SubjectError
+from ...subject.gradients import gradient_stats
+from ...subject.optimizers import schedulers_of
 from ..remembering import kept_value, put_value
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ...probes.gradient.recomputation import watch_checkpointing
 from ...probes.holding.held_by_models import Holding, graph_leaves, holdings
 from ...probes.numbers.signals import SignalWatch
 from ...state import seed_everything
-from ...subject import clear_gradients
+from ...subject.gradients import clear_gradients
 from ..losses.consumption import LossSight
 from ..pieces import Piece, differing, pieces
 

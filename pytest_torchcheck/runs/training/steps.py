@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from ...data.contents import raw_bytes
 from ...functions.discovery import is_compiled
 from ...loop.checkpoints import keep_checkpoint
 from ...loop.closures import carried_graphs
@@ -23,20 +21,17 @@ from ...probes.holding.live_bytes import LiveBytes
 from ...probes.recorded.watch import version_of
 from ...state import seed_everything
 from ...stepping import take_step
-from ...subject import (
-    Subject,
-    SubjectError,
-    clear_gradients,
-    gradient_stats,
-    optimizers_of,
-    schedulers_of,
-)
+from ...subject.errors import SubjectError
+from ...subject.gradients import clear_gradients, gradient_stats
+from ...subject.optimizers import optimizers_of, schedulers_of
+from .digests import checksums, digests, largest_of, number_of
 from .observation import Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...batches import Batch
+    from ...subject import Subject
 
 STEPS = 3
 
@@ -283,7 +278,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
             except SubjectError as raised:
                 error = raised
                 break
-            losses.append(_number(value))
+            losses.append(number_of(value))
             del value
             seeds.append(torch.initial_seed() == subject.seed + step)
             rebinding.look()
@@ -321,8 +316,8 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
                 continue
             if parameter.is_meta:
                 continue  # a shape alone: nothing that could move
-            moved[name] = _largest(trees.dense(parameter) - trees.dense(before))
-            sizes[name] = _largest(trees.dense(before))
+            moved[name] = largest_of(trees.dense(parameter) - trees.dense(before))
+            sizes[name] = largest_of(trees.dense(before))
         buffers = tuple(
             name
             for name, buffer in model.named_buffers()
@@ -361,49 +356,6 @@ def _uncounted(counter: LiveBytes) -> Callable[[Any, Callable[[], torch.Tensor]]
             take_step(optimizer, closure)
 
     return apply
-
-
-def checksums(model: nn.Module) -> dict[str, int]:
-    """Return a checksum of the bits of every parameter and buffer."""
-    return digests(dict((*model.named_parameters(), *model.named_buffers())))
-
-
-def digests(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
-    """Return a checksum of the bits of every strided tensor on the CPU."""
-    return {
-        name: zlib.crc32(raw_bytes(tensor), hash((tensor.dtype, tensor.shape)) & 0xFFFFFFFF)
-        for name, tensor in tensors.items()
-        if tensor.device.type == "cpu" and tensor.layout == torch.strided
-    }
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, torch.Tensor):
-        return float(value.detach().float().mean()) if value.numel() else math.nan
-    if isinstance(value, int | float):
-        return float(value)
-    return math.nan
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    if not tensor.numel():
-        return 0.0
-    if tensor.is_complex():
-        return float(tensor.abs().max())
-    low, high = torch.aminmax(tensor)  # NaN wins both
-    return max(abs(float(low)), abs(float(high)))
-
-
-_CHUNK = 2**22
-"""Elements that are compared at a time: the difference of two large tensors is as large as they are."""
-
-
-def _change(after: torch.Tensor, before: torch.Tensor) -> float:
-    """Return ``max|after - before|``."""
-    if not after.numel() or not (after.is_contiguous() and before.is_contiguous()):
-        return _largest(after - before)
-    pairs = zip(after.view(-1).split(_CHUNK), before.view(-1).split(_CHUNK), strict=True)
-    return float(torch.stack([(now - then).abs().max() for now, then in pairs]).max())
 
 
 def _raise_rates(optimizers: list[torch.optim.Optimizer]) -> bool:

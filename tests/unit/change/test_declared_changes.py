@@ -15,7 +15,7 @@ from pytest_torchcheck.change.check import against
 from pytest_torchcheck.change.lines import Edits
 from pytest_torchcheck.change.sketch import sketch
 from pytest_torchcheck.change.tree import Reference, Tree
-from pytest_torchcheck.contracts import DeclarationError
+from pytest_torchcheck.declared.limits import DeclarationError
 from pytest_torchcheck.subject import Subject
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pytest_torchcheck.diagnosis.crashes.scene import Scene
-from pytest_torchcheck.diagnosis.gradient.missing import remedy
+from pytest_torchcheck.diagnosis.gradient.non_finite import remedy
 from pytest_torchcheck.explanation import clipped, counted
 from pytest_torchcheck.probes.numbers.finiteness import find_nonfinite
 

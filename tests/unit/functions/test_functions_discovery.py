@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from pytest_torchcheck.functions.coverage import NEVER, rows_of, table, unchecked
-from pytest_torchcheck.functions.discovery import defined_in, record_functions, recording
+from pytest_torchcheck.functions.defined import defined_in
+from pytest_torchcheck.functions.discovery import record_functions, recording
 
 
 class Net(nn.Module):

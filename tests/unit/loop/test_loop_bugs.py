@@ -10,7 +10,8 @@ import torch
 from pytest_torchcheck import Contract, promises
 from pytest_torchcheck.checks.steps import averages, loop
 from pytest_torchcheck.checks.steps import ways as training
-from pytest_torchcheck.subject import Subject, SubjectError
+from pytest_torchcheck.subject import Subject
+from pytest_torchcheck.subject.errors import SubjectError
 
 if TYPE_CHECKING:
     from pytest_torchcheck.findings import Finding

@@ -7,7 +7,7 @@ import rank_bugs
 import torch
 
 from pytest_torchcheck import ContractViolation, assertions
-from pytest_torchcheck.contracts import DeclarationError
+from pytest_torchcheck.declared.limits import DeclarationError
 
 BATCH = (torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3)
 

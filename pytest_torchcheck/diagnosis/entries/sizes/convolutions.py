@@ -17,13 +17,14 @@ from ...crashes.layers import (
     size_values,
     where_decided,
 )
-from ...crashes.scene import Scene, dimension_lost, named_source
+from ...crashes.shapes import dimension_lost, named_source
 from ...crashes.table import entry
 
 if TYPE_CHECKING:
     import re
 
     from ....findings import Location
+    from ...crashes.scene import Scene
 
 _CONVOLUTIONS = (
     nn.Conv1d,

@@ -9,15 +9,8 @@ from torch import nn
 
 from ....explanation import Explanation, describe, times
 from ....findings import Culprit
-from ...crashes.layers import (
-    edit,
-    input_fact,
-    input_of,
-    or_declared,
-    size_values,
-    where_decided,
-)
-from ...crashes.scene import Scene, flattened_from, single_sample
+from ...crashes.layers import edit, input_fact, input_of, or_declared, size_values, where_decided
+from ...crashes.shapes import flattened_from, single_sample
 from ...crashes.table import entry
 
 if TYPE_CHECKING:
@@ -26,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...crashes.history import Fact, Op
+    from ...crashes.scene import Scene
 
 
 @entry(r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)",

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+from typing import TYPE_CHECKING
 
 from ....explanation import Explanation, clipped, numbers
 from ....sources import edits
 from ...crashes.layers import dropped
-from ...crashes.scene import Scene, made_from, named_source
+from ...crashes.shapes import made_from, named_source
 from ...crashes.table import entry
 from .shapes import label
+
+if TYPE_CHECKING:
+    from ...crashes.scene import Scene
 
 _MIXERS = frozenset(
     {

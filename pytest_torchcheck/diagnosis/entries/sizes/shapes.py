@@ -10,7 +10,7 @@ from .... import sources
 from ....explanation import Explanation, listed, numbers
 from ....findings import Culprit, Location
 from ...crashes.layers import dropped
-from ...crashes.scene import Scene, named_source
+from ...crashes.shapes import named_source
 from ...crashes.table import entry
 from ..regression import regression_shape
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ...crashes.history import Fact
     from ...crashes.layers import Dropped
+    from ...crashes.scene import Scene
 
 
 def operands(scene: Scene) -> tuple[Fact, ...]:

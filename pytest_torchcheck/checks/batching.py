@@ -1,0 +1,331 @@
+"""Samples keep to themselves, and batches of other sizes work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ..codes import behaviour as explain
+from ..late import Late
+from ..objects import trees
+from ..runs.facts import forward_facts, outputs
+from ..runs.rows import Rows, floating_from, output_rows
+from ..runs.time_first import other_batch_dim
+from ..state import seed_everything
+from ..subject.errors import SubjectError
+from ..verdicts import inconclusive, not_applicable, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..batches import Batch
+    from ..findings import Finding
+    from ..subject import Subject
+
+
+examples = Late("strategies.sequence:examples")
+"""Draws batches of other sizes; a run that draws none does not import Hypothesis."""
+
+
+EXACT = 1e-9
+"""Largest relative difference in float64 that reordering of sums explains (CHECKS R2)."""
+
+
+ROUNDING = 3e-4
+"""The same in float32, for models that do not run in float64."""
+
+
+_ROUNDED = 1e-5
+"""What other kernels for other sizes make of float32: 1.4e-6 was measured (CHECKS E2), more in deep models."""
+
+
+_QUANTIZED = ("quantized", "ao.nn")
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Say whether a module is quantized: its scales follow the whole batch by design."""
+    return any(any(word in type(m).__module__ for word in _QUANTIZED) for m in model.modules())
+
+
+def is_stochastic(subject: Subject) -> bool:
+    """Say whether the contract declares randomness in eval mode."""
+    return bool(subject.contract.promised("Stochastic"))
+
+
+def batch_independence(subject: Subject) -> Iterator[Finding]:
+    """Replace the neighbours of the first sample, and change the order of the samples."""
+    subject.batch()  # where it cannot be made, that is what is told
+    if subject.contract.batch_dim is None or subject.source.batch_symbol is None:
+        yield not_applicable("the inputs have no batch dimension")
+        return
+    if is_quantized(subject.model):
+        yield not_applicable("the activations of quantized modules share one scale over the batch")
+        return
+    batch = subject.batch()
+    symbol = subject.source.batch_symbol
+    size = batch.sizes.get(symbol, 0)
+    if size < 2:
+        yield inconclusive("the batch holds one sample, which has no neighbours")
+        return
+    rows = output_rows(subject)
+    if rows is None or not rows.dims:
+        asks = "; dimension 1 behaves as the batch does: is batch_dim=1?"
+        yield inconclusive(
+            "no output could be split into samples" + (asks if other_batch_dim(subject) else "")
+        )
+        return
+    keep = torch.arange(size) == 0
+    try:
+        mixed = _replace(subject, batch, subject.batch(1), keep)
+        outputs(subject, mixed)
+    except SubjectError:  # sizes or an order among the samples that the model relies on
+        mixed = _replace(subject, batch, floating_from(batch, subject.batch(1)), keep)
+    if not _differs(subject, batch, mixed):
+        yield inconclusive("the neighbours' inputs could not be changed: all samples are equal")
+        return
+    leaks = _compare(
+        subject,
+        batch,
+        mixed,
+        rows,
+        torch.zeros(1, dtype=torch.int64),
+        torch.zeros(1, dtype=torch.int64),
+    )
+    if leaks is not None:
+        dim = other_batch_dim(subject)
+        yield (
+            explain.mixed(subject, batch, mixed, rows, leaks)
+            if dim is None
+            else (explain.other_dim(subject, dim, leaks))
+        )
+        return
+    if forward_facts(subject).consumed:
+        yield passed(
+            f"the first of {size} samples is unchanged by other neighbours; the output is random in eval mode"
+        )
+        return
+    order = torch.arange(size).roll(1)
+    turned = subject.source.rows(batch, order)
+    try:
+        leaks = _compare(subject, batch, turned, rows, order, torch.arange(size))
+    except SubjectError as error:
+        yield passed(
+            f"the first of {size} samples is unchanged by other neighbours; in another order the forward "
+            f"raises {type(error.error).__name__}, as one does that needs samples sorted by length"
+        )
+        return
+    if leaks is not None and _draws_in_eval(subject):
+        yield passed(
+            f"the first of {size} samples is unchanged by other neighbours; the output is random in eval mode, "
+            "so that another order gives samples other numbers"
+        )
+        return
+    if leaks is not None:
+        dim = other_batch_dim(subject)
+        yield (
+            explain.placed(subject, batch, turned, rows, order, leaks)
+            if dim is None
+            else (explain.other_dim(subject, dim, leaks))
+        )
+        return
+    yield passed(
+        f"{len(rows.dims)} outputs: the first of {size} samples is unchanged by other neighbours, "
+        "and samples keep their outputs in another order"
+    )
+
+
+def _draws_in_eval(subject: Subject) -> bool:
+    """Say whether the output in eval mode follows the seed, whichever generator draws: torch's, one made in forward."""
+    first, other = outputs(subject), outputs(subject, seed=1)
+    return any(path not in other or not trees.same(t, other[path]) for path, t in first.items())
+
+
+def _replace(subject: Subject, batch: Batch, other: Batch, keep: torch.Tensor) -> Batch:
+    """Return the batch with the samples not in ``keep`` taken from another one."""
+    axes = subject.source.axes(subject.source.batch_symbol or "")
+    others = other.tensors()
+
+    def change(path: str, leaf: object) -> object:
+        if not isinstance(leaf, torch.Tensor) or path not in axes:
+            return leaf
+        fresh = others[path]
+        shape = [1] * leaf.dim()
+        shape[axes[path]] = len(keep)
+        mask = keep.view(shape).to(leaf.device)
+        return torch.where(mask, leaf.detach(), fresh.detach().to(leaf.device))
+
+    return batch.map(change)
+
+
+def _differs(subject: Subject, a: Batch, b: Batch) -> bool:
+    theirs = dict(b.input_leaves())
+    return any(
+        isinstance(leaf, torch.Tensor) and not trees.same(leaf, theirs[path])
+        for path, leaf in a.input_leaves()
+    )
+
+
+def _compare(
+    subject: Subject,
+    a: Batch,
+    b: Batch,
+    rows: Rows,
+    of_a: torch.Tensor,
+    of_b: torch.Tensor,
+    small: Batch | None = None,
+) -> dict[str, float] | None:
+    """Compare samples ``of_a`` of one run with samples ``of_b`` of another: None where they agree.
+
+    Bits first; where those differ, float64 decides, and rounding in the subject's own dtype where the
+    model does not run in float64.
+
+    Args:
+        small: Fewer samples of ``a``, ``of_a`` among them, which float64 runs instead where the
+            difference
+            is as small as rounding makes it.
+    """
+    mine = outputs(subject, a)
+    gaps = _gaps(mine, outputs(subject, b), rows, of_a, of_b)
+    if all(gap == 0.0 for gap in gaps.values()):
+        return None
+    narrow = all(t.dtype != torch.float64 for t in mine.values())
+    if small is not None and narrow and all(gap <= _ROUNDED for gap in gaps.values()):
+        a = small  # at the full size rounding explains it; float64 has to confirm the principle
+    bound = ROUNDING
+    try:
+        wide_a, wide_b = a.to(dtype=torch.float64), b.to(dtype=torch.float64)
+        with subject.in_double() as model, torch.no_grad():
+            model.eval()
+            seed_everything(subject.seed)
+            first = trees.tensors(subject.call(model, wide_a.clone()))
+            seed_everything(subject.seed)
+            second = trees.tensors(subject.call(model, wide_b.clone()))
+        gaps, bound = _gaps(first, second, rows, of_a, of_b), EXACT
+    except SubjectError:
+        pass  # hard-wired float32: judged by rounding in the model's own dtype
+    wrong = {path: gap for path, gap in gaps.items() if beyond_rounding(subject, a, gap, bound)}
+    return wrong or None
+
+
+def beyond_rounding(subject: Subject, batch: Batch, gap: float, bound: float) -> bool:
+    """Say whether a relative difference is more than rounding makes.
+
+    A forward that casts to float32 in between (a softmax, a norm) rounds to that in float64 as
+    well; it is looked at
+    only where that decides.
+
+    Args:
+        subject: The model.
+        batch: A batch that it runs.
+        gap: The difference.
+        bound: What rounding explains in the dtype in which it was measured.
+    """
+    if gap <= bound:
+        return False
+    if bound != EXACT or not gap <= ROUNDING:
+        return True
+    if "computes-narrow" not in subject.cache:
+        subject.cache["computes-narrow"] = explain.computes_narrow(subject, batch)
+    return not subject.cache["computes-narrow"]
+
+
+def _gaps(
+    first: dict[str, torch.Tensor],
+    second: dict[str, torch.Tensor],
+    rows: Rows,
+    of_a: torch.Tensor,
+    of_b: torch.Tensor,
+) -> dict[str, float]:
+    gaps = {}
+    for path, dim in rows.dims.items():
+        if path not in second:
+            gaps[path] = float("inf")
+            continue
+        x = trees.dense(first[path]).index_select(dim, of_a.to(first[path].device))
+        y = trees.dense(second[path]).index_select(dim, of_b.to(second[path].device))
+        gaps[path] = 0.0 if trees.same(x, y) else trees.worst(x, y) / max(trees.scale(x), 1e-30)
+    return gaps
+
+
+def batch_sizes(subject: Subject) -> Iterator[Finding]:
+    """Run the declared sizes, edges first, in eval mode, and a batch of one sample."""
+    tried = 0
+    crash = None
+    if subject.source.declared_sizes:
+        for drawn in examples(subject.source, subject.examples, subject.seed):
+            batch = subject.place(drawn)
+            tried += 1
+            try:
+                subject.forward(batch)
+            except SubjectError as error:
+                crash = (batch, error)
+                break
+        if crash is not None:
+            yield explain.size_crash(subject, *crash)
+            return
+    batch = subject.batch()
+    symbol = subject.source.batch_symbol
+    rows = output_rows(subject)
+    if symbol is None or rows is None or not rows.dims or is_quantized(subject.model):
+        if tried:
+            yield passed(f"{tried} batches of other sizes ran")
+        elif (fixed := _fixed_size(subject, batch, symbol)) is not None:
+            yield fixed
+        else:
+            yield inconclusive("neither sizes are declared nor can samples be taken from the batch")
+        return
+    single = subject.source.rows(batch, torch.zeros(1, dtype=torch.int64))
+    full = outputs(subject)
+    try:
+        alone = outputs(subject, single)
+    except SubjectError as error:
+        yield explain.size_crash(subject, single, error)
+        return
+    for path, dim in rows.dims.items():
+        wanted = list(full[path].shape)
+        wanted[dim] = 1
+        if path not in alone or list(alone[path].shape) != wanted:
+            got = list(alone[path].shape) if path in alone else None
+            yield explain.single_shape(subject, single, path, wanted, got)
+            return
+    first = torch.zeros(1, dtype=torch.int64)
+    pair = subject.source.rows(batch, torch.arange(2)) if batch.sizes[symbol] > 2 else None
+    gaps = (
+        None
+        if is_stochastic(subject)
+        else _compare(subject, batch, single, rows, first, first, small=pair)
+    )
+    if gaps is not None and forward_facts(subject).consumed:
+        gaps = None  # the random numbers of a batch of one are others; eval-determinism judges that
+    if gaps is not None:
+        yield explain.size_dependent(subject, batch, single, rows, gaps)
+        return
+    yield passed(
+        f"{tried} batches of other sizes ran; the first sample gives the same alone and in the batch"
+    )
+
+
+def _fixed_size(subject: Subject, batch: Batch, symbol: str | None) -> Finding | None:
+    """Say that the model runs at the size of the real batch alone, where one sample less shows it."""
+    size = batch.sizes.get(symbol or "", 0)
+    if symbol is None or size < 2:
+        return None
+    shorter = subject.source.rows(batch, torch.arange(size - 1))
+    try:
+        outputs(subject, shorter)
+    except SubjectError as error:
+        return explain.fixed_size(
+            subject, shorter, size, error, groups=_runs_twice(subject, batch, size)
+        )
+    return None
+
+
+def _runs_twice(subject: Subject, batch: Batch, size: int) -> bool:
+    """Say whether the model takes the samples of a batch twice, as one that reads them in groups does."""
+    try:
+        outputs(subject, subject.source.rows(batch, torch.arange(2 * size) % size))
+    except SubjectError:
+        return False
+    return True

@@ -1,0 +1,188 @@
+"""Limits that a contract declares: memory, growth, devices, dtypes, ranks and seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from ..text.nearest import unknown
+from ..text.units import parse_bytes
+from .speeds import Kind, Speed, speeds_of
+
+DEVICE_TYPES: Final = ("cpu", "cuda", "meta", "xpu", "mps")
+
+
+DTYPES: Final = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+"""What ``dtypes`` may name; complex models keep their complex parts at the matching width."""
+
+
+FULL_PRECISION: Final = ("float32", "float64")
+
+
+PHASES: Final = ("forward", "loss", "backward", "optimizer", "total")
+
+
+CATEGORIES: Final = (
+    "parameters", "buffers", "inputs", "activations", "temporaries", "gradients", "optimizer_state",
+)  # fmt: skip
+
+
+class DeclarationError(ValueError):
+    """A contract was declared in a way that makes no sense; the message says what is allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overfit:
+    """How hard to try to overfit one batch.
+
+    Attributes:
+        steps: Most plain training steps that the check may spend, everything included.
+        ratio: What part of the distance between the first loss and its floor may remain.
+    """
+
+    steps: int = 40
+    ratio: float = 0.1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise DeclarationError(
+                f"Overfit(steps=) must be an int of at least 1; got {self.steps!r}"
+            )
+        if not isinstance(self.ratio, int | float) or not 0 < self.ratio < 1:
+            raise DeclarationError(
+                f"Overfit(ratio=) must be between 0 and 1, both excluded; got {self.ratio!r}"
+            )
+
+
+def share_or_size(field: str, parse: Callable[[Any], int], value: Any) -> int:
+    """Return a number as ``parse`` reads it, or raise with the name of the field."""
+    try:
+        return parse(value)
+    except (TypeError, ValueError) as error:
+        said = str(error)
+        raise DeclarationError(said if said.startswith(field) else f"{field}: {said}") from None
+
+
+def checked_speed(speed: Any) -> dict[Kind, Speed]:
+    """Return what is declared of the time beside another model, by what is timed."""
+    try:
+        return speeds_of(speed)
+    except ValueError as error:
+        raise DeclarationError(str(error)) from None
+
+
+def checked_memory(memory: Any) -> dict[str, int]:
+    """Return bytes by phase or category; a single ceiling is that of the total."""
+    if memory is None:
+        return {}
+    if not isinstance(memory, Mapping):
+        return {"total": share_or_size("memory", parse_bytes, memory)}
+    allowed = (*PHASES, *CATEGORIES)
+    for name in memory:
+        if name not in allowed:
+            raise DeclarationError(unknown("memory", name, allowed))
+    if not memory:
+        raise DeclarationError(
+            f"memory: the mapping is empty; allowed keys are: {', '.join(allowed)}"
+        )
+    return {
+        name: share_or_size(f"memory[{name!r}]", parse_bytes, value)
+        for name, value in memory.items()
+    }
+
+
+def checked_growth(growth: Any) -> dict[str, float]:
+    """Return the largest power allowed for each symbol."""
+    if growth is None:
+        return {}
+    if not isinstance(growth, Mapping):
+        raise DeclarationError(
+            f'growth: must map symbols to powers, such as {{"B": 1, "T": 2}}; got {growth!r}'
+        )
+    for symbol, power in growth.items():
+        if isinstance(power, bool) or not isinstance(power, int | float) or power < 0:
+            raise DeclarationError(
+                f"growth[{symbol!r}]: must be a power of at least 0; got {power!r}"
+            )
+    return dict(growth)
+
+
+def checked_devices(devices: Any) -> tuple[str, ...] | None:
+    """Return names of devices of known types, or None where none are declared."""
+    if devices is None:
+        return None
+    if isinstance(devices, str | torch.device):
+        devices = (devices,)
+    made = []
+    for device in devices:
+        text = str(device)
+        kind, _, index = text.partition(":")
+        if kind not in DEVICE_TYPES or (index and not index.isdigit()):
+            raise DeclarationError(
+                f"devices: {text!r} is not a valid device; choose from {', '.join(DEVICE_TYPES)}, "
+                "and an index as in 'cuda:1'"
+            )
+        made.append(text)
+    if not made:
+        raise DeclarationError(f"devices: is empty; allowed are {', '.join(DEVICE_TYPES)}")
+    return tuple(dict.fromkeys(made))
+
+
+def checked_dtypes(dtypes: Any) -> tuple[str, ...] | None:
+    """Return names of floating dtypes, or None where none are declared."""
+    if dtypes is None:
+        return None
+    if isinstance(dtypes, str | torch.dtype):
+        dtypes = (dtypes,)
+    made = []
+    for dtype in dtypes:
+        text = str(dtype).removeprefix("torch.")
+        if text not in DTYPES:
+            raise DeclarationError(unknown("dtypes", text, tuple(DTYPES)))
+        made.append(text)
+    if not made:
+        raise DeclarationError(f"dtypes: is empty; allowed are {', '.join(DTYPES)}")
+    return tuple(dict.fromkeys(made))
+
+
+def checked_ranks(ranks: Any) -> int | None:
+    """Return how many ranks, at least 1, or None."""
+    if ranks is not None and (
+        isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= 16
+    ):
+        raise DeclarationError(f"ranks: must be an int from 1 to 16; got {ranks!r}")
+    return ranks
+
+
+def checked_budget(budget: Any) -> float | None:
+    """Return how many training steps the checks may take, or None."""
+    if budget is None:
+        return None
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < math.inf:
+        raise DeclarationError(
+            f"budget: must be a number of plain training steps above 0, such as 30; got {budget!r}"
+        )
+    return float(budget)
+
+
+def checked_range(value: Any) -> tuple[float, float] | None:
+    """Return the lowest and highest value allowed, or None."""
+    if value is None:
+        return None
+    if (
+        not isinstance(value, Sequence)
+        or len(value) != 2
+        or not all(isinstance(v, int | float) for v in value)
+        or not value[0] < value[1]
+    ):
+        raise DeclarationError(f"output_range: must be (low, high) with low < high; got {value!r}")
+    return float(value[0]), float(value[1])

@@ -1,0 +1,201 @@
+"""A second backward through a graph whose buffers are freed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ... import sources
+from ...explanation import Explanation, listed
+from ...findings import Culprit
+from ...probes.recorded.watch import nodes_of
+from ..crashes.table import entry
+from ..stored.graph_holders import Holder, holders, kept_attributes, kept_variables
+
+if TYPE_CHECKING:
+    import re
+
+    from ...findings import Location
+    from ..crashes.history import Op, Shared
+    from ..crashes.scene import Scene
+
+
+def on_line(place: Location | None) -> str:
+    """Say on which line, after a space; nothing where that is not known."""
+    return f" on line {place.line}" if place else ""
+
+
+def loss_tensor_of(scene: Scene) -> torch.Tensor | None:
+    """Return the tensor that backward was called on, live."""
+    for frame, _ in reversed(scene.frames):
+        if frame.f_code.co_name == "backward":
+            for name in ("self", "tensors"):
+                value = frame.f_locals.get(name)
+                value = value[0] if isinstance(value, tuple) and value else value
+                if isinstance(value, torch.Tensor):
+                    return value
+    return None
+
+
+@entry(
+    r"Trying to backward through the graph a second time",
+    r"saved intermediate results have already been freed",
+)
+def second_backward(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A graph that an earlier backward has freed."""
+    again = scene.replay()
+    place = scene.location
+    loss = loss_tensor_of(scene)
+    graph = nodes_of(loss.grad_fn) if loss is not None else None
+    frames = [frame for frame, _ in scene.frames]
+    found: tuple[Holder, ...] = again.held if again is not None else ()
+    shared = again.shared if again is not None else None
+    if shared is not None and not found and not shared.is_loss:
+        return _in_one_run(scene, shared)
+    found = found or (holders(scene.model, frames, graph) if shared is None else ())
+    certain = bool(found)
+    # the state of the model is put back before an error is explained: then its source has to do
+    if shared is None:
+        found = found or kept_attributes(scene.model) or kept_variables(frames)
+    if found:
+        first = found[0]
+        line = on_line(first.location)
+        return Explanation(
+            code="second-backward",
+            summary=(
+                f"{first.root} carries the graph of an earlier "
+                f"{'step' if shared is None else 'backward'} into backward"
+            ),
+            observed=f"{scene.phase}: backward runs into a graph that is already freed"
+            + (f"; {first.name} has grad_fn={first.grad_fn}" if first.grad_fn else ""),
+            cause=f"{first.root} is kept{line} with its graph, and used again "
+            + ("in the next step" if shared is None else "before a later backward")
+            if certain
+            else (
+                f"likely {listed([h.root for h in found])}, which is kept{line}, still has the "
+                "graph of the step before"
+            ),
+            because=(
+                (
+                    f"{first.name} is part of the loss's graph and outlives the "
+                    f"{'step' if shared is None else 'first backward'}; "
+                )
+                if certain
+                else ""
+            )
+            + scene.quote(90),
+            fix=f"keep {first.root.rpartition('.')[2]} without its graph: .detach(){line}",
+            culprits=tuple(
+                Culprit(
+                    kind="tensor",
+                    name=h.root,
+                    detail=f"grad_fn={h.grad_fn}" if h.grad_fn else "kept from step to step",
+                    location=h.location,
+                )
+                for h in found[:3]
+            )
+            + tuple(
+                Culprit(kind="call", name=h.caller.text, detail="hands it over", location=h.caller)
+                for h in found[:3]
+                if h.caller is not None
+            ),
+            location=first.location or place,
+        )
+    calls = [
+        op for op in (again.ops if again is not None else []) if op.name in ("backward", "grad")
+    ]
+    lines = [op.location.line for op in calls if op.location is not None]
+    return Explanation(
+        code="second-backward",
+        summary=f"{scene.at} runs backward a second time through one graph",
+        observed=f"backward was called {len(calls)} times, on lines {listed([str(n) for n in lines])}"
+        if len(calls) > 1
+        else scene.values(),
+        cause="two backward calls share a part of the graph: the first one frees it",
+        because=scene.quote(),
+        fix=f"add the losses and call backward once{on_line(place)}, or detach what the second loss does not train",
+        culprits=scene.call_culprit(),
+        location=place,
+    )
+
+
+def _in_one_run(scene: Scene, shared: Shared) -> Explanation:
+    """Two backward calls of one run, of different losses, through one tensor that was made before the first."""
+    op, place = shared.made_by, scene.location
+    made = shared.assigned or (op.location if op is not None else None)
+    name = shared.name or (sources.assigned_name(made) if made is not None else "")
+    name = name or (f"the result of {op.name}" if op is not None else "a tensor")
+    first = shared.first.location
+    loops = (
+        first is not None
+        and place is not None
+        and (first.file, first.line) == (place.file, place.line)
+    )
+    source = _source(op) if op is not None and shared.assigned is None else None
+    came = source[0] if source is not None else None
+    if came is not None and made is not None and (came.file, came.line) == (made.file, made.line):
+        came = None
+    if loops:
+        cause = (
+            f"{name} is in what the backward{on_line(place)} runs through both times: the first "
+            "time frees its graph, the second one needs it"
+        )
+        fix = f"make {name} without its graph: .detach(){on_line(made)}" + (
+            f", or torch.no_grad(){on_line(came)}" if came is not None else ""
+        )
+        fix += "; if it is to train, make it anew before each backward"
+    else:
+        cause = (
+            f"both losses contain {name}: the backward{on_line(first)} frees its graph, and the "
+            f"one{on_line(place)} needs it"
+        )
+        fix = (
+            f"add the losses and call backward once, or .detach() {name} in the loss that is "
+            f"not to train what made it{on_line(made)}"
+        )
+    trained = f" of {source[1]}" if source is not None and source[1] else ""
+    return Explanation(
+        code="second-backward",
+        summary=(f"{scene.at} runs backward again through {name}, whose graph an earlier backward "
+            "of the same call has freed"),
+        observed=f"{scene.phase}: backward number {shared.count} of one call, on line {place.line if place else '?'}; "
+        f"{name} was made before the first one and has grad_fn={shared.grad_fn}",
+        cause=cause,
+        because=scene.quote(90),
+        fix=fix,
+        culprits=(
+            Culprit(kind="tensor", name=name, detail=f"made{on_line(made)} with its graph", location=made),
+            *((Culprit(kind="tensor", name=sources.assigned_name(came) or name, detail=f"takes the graph{trained} here", location=came),)
+              if came is not None else ()),
+            *((Culprit(kind="call", name=place.text, detail="runs through it again", location=place),) if place else ()),
+        ),
+        location=made or place,
+    )  # fmt: skip
+
+
+def _source(op: Op) -> tuple[Location | None, str] | None:
+    """Return the line of an op's own function on which a graph comes in, and the module it is of."""
+    seen: set[int] = set()
+    queue, last = [op], None
+    while queue:
+        current = queue.pop(0)
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        for fact in current.inputs:
+            maker = fact.made_by
+            if not fact.requires_grad:
+                continue
+            if (
+                maker is None
+                or maker.module != op.module
+                or maker.frame is None
+                or op.frame is None
+                or maker.frame[2] != op.frame[2]
+            ):
+                module = maker.module if maker is not None else fact.name
+                last = last or (current.location, module)
+            else:
+                queue.append(maker)
+    return last

@@ -1,0 +1,80 @@
+"""Which line writes to the inputs of a forward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import sources
+from ...explanation import counted
+from ...findings import Culprit, Finding
+from ...probes.holding.aliasing import find_alias
+from ...probes.recorded.watch import Watch, name_of
+from ...state import seed_everything
+from ...subject.errors import SubjectError
+from ...text.wording import have, names_text
+from ...verdicts import violated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...probes.holding.aliasing import Alias
+    from ...subject import Subject
+
+
+def changed_inputs(subject: Subject, changed: list[str], *, train: bool) -> Iterator[Finding]:
+    """Explain inputs that the forward writes to."""
+    location, op = _writer(subject, changed[0], train=train)
+    alias = _alias(subject, changed[0], location, train=train)
+    yield violated(
+        "input-mutated",
+        f"the forward changes its input {names_text(changed)} in place",
+        culprits=[
+            Culprit(kind="input", name=name, detail="changed", location=location)
+            for name in changed
+        ]
+        + ([alias.culprit(changed[0])] if alias is not None else []),
+        location=location or sources.of_object(type(subject.model).forward),
+        observed=(
+            f"{counted(len(changed), 'input')} {have(changed, 'differs')} after a forward in "
+            f"{'train' if train else 'eval'} mode"
+        ),
+        cause="an operation writes into the tensor that the caller handed over"
+        + (f" ({op})" if op else ""),
+        because="the values before and after the call are not bit-equal",
+        fix=alias.fix
+        if alias is not None
+        else "write to a new tensor: x = x + y instead of x += y, or clone the input first",
+    )
+
+
+def _alias(subject: Subject, path: str, write: Any, *, train: bool) -> Alias | None:
+    """Find the line by which an input gets the name that is written to."""
+    batch = subject.batch().clone()
+    with subject.pristine() as model, torch.no_grad():
+        model.train(train)
+        seed_everything(subject.seed)
+        return find_alias(lambda: subject.call(model, batch), dict(batch.tensors())[path], write)
+
+
+def _writer(subject: Subject, path: str, *, train: bool) -> tuple[Any, str]:
+    """Find the line that first changes an input, by watching its values after every operation."""
+    batch = subject.batch().clone()
+    target = dict(batch.tensors())[path]
+    version = target._version
+    found: list[tuple[Any, str]] = []
+
+    class Writer(Watch):
+        def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+            if not found and target._version != version:
+                found.append((self.locate(), name_of(func)))
+
+    with subject.pristine() as model, torch.no_grad(), Writer(model):
+        model.train(train)
+        seed_everything(subject.seed)
+        try:
+            subject.call(model, batch)
+        except SubjectError:
+            return None, ""
+    return found[0] if found else (None, "")

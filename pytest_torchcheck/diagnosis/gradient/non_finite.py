@@ -1,0 +1,195 @@
+"""Where NaN and infinite gradients come from."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ...culprits import parameter
+from ...explanation import counted, on_line
+from ...findings import Culprit, Finding
+from ...probes.numbers.finiteness import find_nonfinite
+from ...runs.again import forward_and_loss
+from ...runs.tables import layer_rows
+from ...state import seed_everything
+from ...text.wording import names_text
+from ...verdicts import violated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ...probes.numbers.nonfinite import NonFinite
+    from ...subject import Subject
+
+
+def non_finite(
+    subject: Subject, *, outputs: list[str], grads: list[str], loss: float | None
+) -> Iterator[Finding]:
+    """Explain NaN and infinity in outputs, loss or gradients by the first operation that makes them."""
+    run = forward_and_loss(subject, backward=True) if loss is not None else _forward_only(subject)
+    with subject.pristine():
+        at = find_nonfinite(run, subject.model)
+    with subject.pristine():
+        layers = layer_rows(subject, run)
+    forward = loss is None or not math.isfinite(loss)
+    what = "the loss" if loss is not None and not math.isfinite(loss) else ""
+    if not what:
+        what = f"the gradient of {names_text(grads)}" if grads else f"{names_text(outputs)}"
+    culprits = [parameter(subject, name, "non-finite gradient") for name in grads[:8]]
+    if at is not None and at.module:
+        culprits.insert(
+            0, Culprit(kind="module", name=at.module, detail=str(at.op or ""), location=at.location)
+        )
+    culprits = [*writers(at), *culprits]
+    observed = (
+        f"loss {loss:.4g}; {counted(len(grads), 'gradient')} not finite"
+        if loss is not None
+        else "NaN or infinity in the output"
+    )
+    cause, fix = remedy(at, forward=forward)
+    yield violated(
+        "non-finite-forward" if forward else "non-finite-gradient",
+        f"{what} is NaN or infinite on an ordinary batch",
+        culprits=culprits,
+        location=None if at is None else at.location,
+        observed=observed,
+        cause=cause,
+        because=evidence_of(at),
+        fix=fix,
+        evidence={"parameters": list(grads), "outputs": list(outputs), "layers": layers},
+    )
+
+
+_REMEDIES: dict[str, tuple[str, str, str]] = {
+    "sqrt": ("the square root of a negative number", "the derivative of a square root at 0 is infinite",
+             "add eps inside the square root"),
+    "rsqrt": ("the inverse square root of 0 or less", "the derivative of an inverse square root at 0 is infinite",
+              "add eps inside the square root"),
+    "log": ("the logarithm of 0 or less", "the derivative of a logarithm at 0 is infinite",
+            "clamp the argument from below (clamp(min=eps)), or use log1p or log_softmax"),
+    "div": ("a division by zero", "the derivative of a division by zero is infinite", "add eps to the denominator"),
+    "reciprocal": ("a division by zero", "the derivative of 1/x at 0 is infinite", "add eps to the denominator"),
+    "norm": ("a norm that overflows", "the derivative of a norm at 0 does not exist", "take sqrt(sum of squares + eps)"),
+    "std": ("a deviation of a single value", "the derivative of a deviation of equal values is infinite",
+            "take (var + eps).sqrt()"),
+    "pow": ("a power outside of its domain", "the derivative of this power at 0 is infinite", "add eps to the base"),
+    "acos": ("acos outside of -1..1", "the derivative of acos at -1 and 1 is infinite", "clamp the argument to -1 + eps..1 - eps"),
+    "exp": ("exp overflows", "exp overflows", "subtract the largest value first, or use log_softmax or logsumexp"),
+}  # fmt: skip
+"""What makes an operation infinite, in the forward and in the backward, and the edit."""
+
+
+def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
+    """Return the cause by its name, and the edit, for the operation at which numbers stop being finite."""
+    line = f" on line {at.location.line}" if at is not None and at.location is not None else ""
+    bare = at.op.name.rpartition(".")[2].strip("_") if at is not None else ""
+    written = next((w.location for w in writers(at)), None)
+    if at is not None and "all -inf" in at.fact:
+        return (
+            "every entry of a row is masked with -inf, and a softmax over nothing is 0/0",
+            (
+                f"leave one entry of every row unmasked{on_line(written)}, or set fully masked "
+                f"rows to 0 with torch.where{line}"
+            ),
+        )
+    if at is not None and (constant := at if at.origin == "constant" else at.written) is not None and constant.kind == "inf":  # fmt: skip
+        return _mended_infinity(at, constant, forward=forward)
+    if at is not None and at.hidden is not None and not forward:
+        dropping = at.hidden.name
+        where = on_line(at.hidden.location) if at.hidden.location != at.location else ""
+        cause = (
+            f"{at.op.name} is computed for elements whose result {dropping}{where} drops; the gradient of 0 that they "
+            "get back, times a derivative that is not finite, is NaN"
+        )
+        fix = (
+            f"give {at.op.name} a safe argument at these elements{line} (torch.where on its "
+            "input), then drop the result"
+        )
+        return cause, fix
+    if at is not None and "negative number" in at.fact:
+        forward = True  # what was measured is outside of the domain, not at its edge
+    known = next(
+        (
+            words
+            for key, words in _REMEDIES.items()
+            if bare == key
+            or bare
+            in (
+                f"{key}2",
+                f"{key}10",
+                f"true_{key}",
+                f"__true{key}__",
+                f"vector_{key}",
+                f"linalg_{key}",
+            )
+        ),
+        None,
+    )
+    if known is not None:
+        return known[0 if forward else 1], known[2] + line
+    what = at.op.name if at is not None else "an operation"
+    if at is not None and at.fact.startswith("0 * inf"):
+        return (
+            f"{what} multiplies zeros by infinity",
+            f"write the infinity with masked_fill or torch.where, which multiply nothing{line}",
+        )
+    return (
+        f"{what} gives a value that is not finite"
+        if forward
+        else f"the derivative of {what} is not finite at this input",
+        f"keep the argument of {what} away from where it is infinite{line}",
+    )
+
+
+def _mended_infinity(at: NonFinite, source: NonFinite, *, forward: bool) -> tuple[str, str]:
+    """Return cause and edit for an infinity that was written on purpose, or given, and is then computed with."""
+    sign, limit = ("inf", "max") if source.upward else ("-inf", "min")
+    here = on_line(at.location)
+    finite = f"a large finite number such as torch.finfo(dtype).{limit}"
+    if source is at:
+        return (
+            f"{at.op.name} writes {sign} on purpose, and it reaches the result",
+            f"fill {finite}{here}, or leave these entries out of what follows",
+        )
+    part = at.op.name if forward else f"the backward of {at.op.name}"
+    if source.origin == "constant":
+        where = f"{source.op.name} writes {sign} on purpose{on_line(source.location)}"
+        fix = f"fill {finite}{on_line(source.location)}"
+    else:
+        where, fix = f"{sign} is handed in", f"hand in {finite}"
+    return (
+        f"{where}, and {part} makes NaN of it",
+        f"{fix}, or keep the masked entries out of {at.op.name}{here}",
+    )
+
+
+def writers(at: NonFinite | None) -> list[Culprit]:
+    """Return the operation that wrote the infinity of which another line made a NaN."""
+    source = at.written if at is not None else None
+    if at is None or source is None or source.location in (None, at.location):
+        return []
+    detail = "writes inf" if source.upward else "writes -inf"
+    if source.origin == "given":
+        detail = source.fact
+    return [Culprit(kind="call", name=source.op.name, detail=detail, location=source.location)]
+
+
+def evidence_of(at: NonFinite | None) -> str:
+    """Return what was measured where numbers stop being finite, and where the infinity came from."""
+    if at is None:
+        return "no single operation could be singled out"
+    source = at.written
+    if source is None or source.origin == "computed" or "all -inf" in at.fact:
+        return at.fact
+    return (
+        f"{at.fact}; {source.fact}{on_line(source.location) if source.origin == 'constant' else ''}"
+    )
+
+
+def _forward_only(subject: Subject) -> Callable[[], Any]:
+    def run() -> Any:
+        batch = subject.batch().clone()
+        seed_everything(subject.seed)
+        return subject.call(subject.model, batch)
+
+    return run

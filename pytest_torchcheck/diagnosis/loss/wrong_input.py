@@ -1,0 +1,233 @@
+"""Losses that are given something else than they are defined for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ... import sources
+from ...findings import Culprit, Finding, Location
+from ...verdicts import suspicious, violated
+from ..crashes.losses_called import criterion_culprits
+from ..lines.returns import forward_returned
+
+if TYPE_CHECKING:
+    from ...probes.loss.consumption import LogOf
+    from ...runs.losses.consumption import Consumed
+    from ...subject import Subject
+
+from .consumed import culprit, loss_line
+
+_WRONG_INPUT = {
+    "double-softmax": (
+        "{function} is given probabilities: softmax is applied twice",
+        "{function} applies log_softmax itself and expects logits",
+        "the input of {function} has no negative element and its rows sum to one",
+        "return the logits: drop the softmax on this line",
+    ),
+    "relu-logits": (
+        "{function} is given the output of a ReLU as logits",
+        "logits must be able to be negative; a ReLU cuts every vote against a class",
+        "the input of {function} has no negative element and {zeros:.0%} are exactly zero",
+        "drop the ReLU after the last layer",
+    ),
+    "sigmoid-logits": (
+        "{function} is given the output of a sigmoid as logits",
+        "{function} expects logits; values within 0 and 1 cannot tell classes apart",
+        "every element of the input lies within 0 and 1",
+        "drop the sigmoid, or use binary_cross_entropy for independent classes",
+    ),
+    "double-sigmoid": (
+        "{function} is given probabilities: sigmoid is applied twice",
+        "{function} applies the sigmoid itself and expects logits",
+        "every element of the input lies within 0 and 1, made by {made}",
+        "drop the sigmoid on this line, or use binary_cross_entropy",
+    ),
+    "nll-without-log": (
+        "{function} is given values that are no log-probabilities",
+        "{function} expects the output of log_softmax",
+        "the exponentials of the input's rows do not sum to one",
+        "apply log_softmax first, or use cross_entropy on the logits",
+    ),
+    "kl-without-log": (
+        "{function} is given probabilities where it expects log-probabilities",
+        "kl_div expects its first argument in log space",
+        "the input has no negative element and its rows sum to one",
+        "pass log_softmax(...) as the first argument",
+    ),
+    "kl-of-logits": (
+        "{function} is given logits where it expects log-probabilities",
+        "{function} does not normalise its first argument",
+        "the input has positive elements, and the loss falls for ever as all of a row rise together",
+        "pass log_softmax(...) as the first argument",
+    ),
+    "rate-as-log": (
+        "{function} is given a rate where it expects the logarithm of one",
+        "with log_input=True, the default, {function} takes the exponential of its input itself",
+        "no element of the input is negative, made by {made}: the optimum is log(count), not count",
+        "pass log_input=False, or drop {made}",
+    ),
+    "log-as-rate": (
+        "{function} is given negative values where it expects rates",
+        "with log_input=False {function} takes the logarithm of its input",
+        "the input has negative elements",
+        "pass log_input=True, or make the output positive (softplus, exp)",
+    ),
+}
+
+
+def wrong_input(subject: Subject, code: str, used: Consumed) -> Finding:
+    """Explain a loss function that gets another kind of values than it expects."""
+    function = used.function.removeprefix("F.").removeprefix("torch.")
+    made = used.producer
+    place = (made.op.location if made is not None else None) or (
+        _module_line(subject, made.op.module) if made is not None and made.op.module else None
+    )
+    place = place or used.place or loss_line(subject)
+    words = {
+        "function": used.criterion or function,
+        "zeros": used.zeros,
+        "made": made.op.name if made is not None else "?",
+    }
+    summary, cause, because, fix = (text.format(**words) for text in _WRONG_INPUT[code])
+    culprits = []
+    if made is not None:
+        culprits.append(
+            Culprit(
+                kind="module",
+                name=made.op.module or type(subject.model).__name__,
+                detail=made.op.name,
+                # torch's own layer is dropped where it is built, not where it runs
+                location=(_module_line(subject, made.op.module) if made.op.module else None)
+                or place,
+            )
+        )
+    if code == "nll-without-log" and (left := forward_returned(subject)) is not None:
+        culprits.append(
+            Culprit(kind="output", name="output", detail="without log_softmax", location=left)
+        )
+    culprits.append(culprit(subject, function, used.place))
+    culprits += criterion_culprits(used.place, used.criterion)
+    return violated(
+        code,
+        summary,
+        culprits=culprits,
+        location=place,
+        observed=f"input {list(used.shape)} of {function}"
+        + (f", made by {made.op}" if made is not None else "")
+        + f"; standard deviation {used.spread:.3g}",
+        cause=cause,
+        because=because,
+        fix=fix,
+    )
+
+
+def labels_as_numbers(subject: Subject, classes: int, used: Consumed) -> Finding:
+    """Warn of a regression on class indices."""
+    function = used.function.removeprefix("F.")
+    place = used.place or loss_line(subject)
+    return suspicious(
+        "labels-as-numbers",
+        f"{function} compares the output with class indices as if they were quantities",
+        culprits=[culprit(subject, f"{function} of class indices", place)],
+        location=place,
+        observed=f"output {list(used.shape)} against labels of the same shape, all whole numbers below {classes}",
+        cause="a regression loss gives the classes an order and distances, which their numbers do not mean",
+        because=f"the targets are declared as Labels(classes={classes})",
+        fix=(
+            f"give the model {classes} outputs and use cross_entropy, or declare the targets "
+            "as Ints if their order is meant"
+        ),
+    )
+
+
+_UNLIKE = {
+    "several": (
+        "targets with several classes in one row",
+        "softmax makes the classes of a row compete, so that no more than one can become likely",
+        "a row of the targets, all of which are 0 or 1, holds more than one 1",
+        "use binary_cross_entropy_with_logits, or divide each row by its sum where classes are to compete",
+    ),
+    "negative": (
+        "targets that are no class probabilities",
+        "float targets are taken for probabilities of the classes, which these are not",
+        "a row of the targets holds negative numbers beside others",
+        "use a regression loss such as mse_loss, or give class indices",
+    ),
+    "batch": (
+        "one number per sample",
+        "an input of one dimension is one sample with so many classes: the softmax runs over the batch",
+        "the targets, one per sample, do not sum to one over the batch",
+        "use binary_cross_entropy_with_logits for 0 and 1, mse_loss for quantities",
+    ),
+}
+"""What cross entropy is given, the cause, what was measured, and the edit, by :attr:`Consumed.unlike`."""
+
+
+def no_class_probabilities(subject: Subject, used: Consumed) -> Finding:
+    """Warn of a cross entropy with float targets that are no class probabilities."""
+    what, cause, because, fix = _UNLIKE[used.unlike]
+    place = _loss_place(subject, used)
+    line = f" on line {place.line}" if place is not None else ""
+    return suspicious(
+        "targets-no-distribution",
+        f"cross_entropy is given {what}",
+        culprits=[culprit(subject, f"cross_entropy of {what}", place)],
+        location=place,
+        observed=f"input {list(used.shape)}, float targets of the same shape",
+        cause=cause,
+        because=because,
+        fix=f"{fix}{line}",
+    )
+
+
+def arguments_swapped(subject: Subject, used: Consumed) -> Finding:
+    """Explain a binary cross entropy that takes the targets for the output."""
+    function = used.function.removeprefix("F.")
+    place = _loss_place(subject, used)
+    line = f" on line {place.line}" if place is not None else ""
+    return violated(
+        "loss-arguments-swapped",
+        f"{function} is given the targets first and the output second",
+        culprits=[culprit(subject, f"{function}(targets, output)", place)],
+        location=place,
+        observed=(
+            f"input {list(used.shape)}: 0 and 1 alone, as the targets of the batch; target: "
+            "what requires a gradient"
+        ),
+        cause="the output is taken for the targets, and the targets for the output",
+        because="the first argument was computed from the batch's targets, the second one from the model's output",
+        fix=f"write {function}(output, targets){line}",
+    )
+
+
+def _loss_place(subject: Subject, used: Consumed) -> Location | None:
+    """Return the line that calls a loss function; where it is one of torch's as it is, the line that declares it."""
+    line = loss_line(subject)
+    if callable(subject.contract.loss) and (line is None or sources.rank(line.file) < 2):
+        return subject.contract.location
+    return used.place or line
+
+
+def unstable_log(subject: Subject, log: LogOf) -> Finding:
+    """Warn of a logarithm of probabilities that a sure model takes of 0."""
+    kind = log.squash.name.rpartition(".")[2]
+    place = log.op.location or log.squash.location or loss_line(subject)
+    line = f" on line {place.line}" if place is not None else ""
+    return suspicious(
+        "log-of-probabilities",
+        f"the loss takes the logarithm of a {kind}: it is infinite as soon as the model is sure",
+        culprits=[culprit(subject, f"{log.op.name} of {log.squash.name}", place)],
+        location=place,
+        observed=f"{log.op.name} of what {log.squash} gave; the loss is finite on this batch",
+        cause=f"a {kind} rounds small probabilities to 0, and the logarithm of 0 is -inf",
+        because=f"with its input spread further, the {kind} gives 0 and the loss is not finite",
+        fix=(
+            f"use F.log_softmax, or F.cross_entropy on the logits,{line}"
+            if kind == "softmax"
+            else f"use F.binary_cross_entropy_with_logits on the logits, or F.logsigmoid,{line}"
+        ).rstrip(","),
+    )
+
+
+def _module_line(subject: Subject, name: str) -> Location | None:
+    return sources.of_parameter(subject.model, name)

@@ -1,0 +1,235 @@
+"""Lines of a forward that draw, seed, write and keep."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import sources
+from ...findings import Culprit
+from ...probes.randomness import find_draws
+from ...probes.recorded.watch import Watch, name_of, tensors_in
+from ...record.tracing import find_line, line_of
+from ...state import seed_everything
+from ...subject.errors import SubjectError
+from ..crashes.place import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import FrameType
+
+    from ...batches import Batch
+    from ...findings import Location
+    from ...probes.randomness import Draw
+    from ...subject import Subject
+
+
+def eval_run(
+    subject: Subject, batch: Batch, *, seed: int = 0, train: bool = False
+) -> Callable[[], Any]:
+    """Return a function that runs one forward, for probes; call it inside ``pristine``."""
+
+    def run() -> Any:
+        copy = batch.clone()
+        seed_everything(subject.seed + seed)
+        with torch.no_grad():
+            subject.model.train(train)
+            return subject.call(subject.model, copy)
+
+    return run
+
+
+def _draws(subject: Subject, *, train: bool) -> tuple[Draw, ...]:
+    """List what one forward draws and seeds; the seeding before it is not part of it."""
+    copy = subject.batch().clone()
+    with subject.pristine() as model, torch.no_grad():
+        model.train(train)
+        seed_everything(
+            subject.seed + 12345
+        )  # a seed that no forward sets by itself, so that setting one shows
+        return find_draws(lambda: subject.call(model, copy), model)
+
+
+def drawing_line(
+    subject: Subject, *, train: bool = False, global_only: bool = False
+) -> Place | None:
+    """Return the first line of the forward that draws random numbers.
+
+    Args:
+        subject: The model.
+        train: Mode of the model.
+        global_only: Only draws from the generators of numpy and random count.
+    """
+    for draw in _draws(subject, train=train):
+        if draw.kind != "draw" or (global_only and draw.generator not in ("numpy", "random")):
+            continue
+        return Place(
+            op=draw.op,
+            location=draw.location,
+            module=draw.module,
+            fact=f"this line draws from {_GENERATORS.get(draw.generator, draw.generator)}",
+        )
+    return None
+
+
+def seeding_line(subject: Subject) -> Place | None:
+    """Return the first line of a training forward that seeds a generator, or None."""
+    for draw in _draws(subject, train=True):
+        if draw.kind == "reseed":
+            fact = f"this line seeds {_GENERATORS.get(draw.generator, draw.generator)}"
+            return Place(op=draw.op, location=draw.location, module=draw.module, fact=fact)
+    return None
+
+
+_GENERATORS = {
+    "torch": "torch's generator",
+    "numpy": "numpy's global generator",
+    "random": "Python's random",
+}
+
+
+def writing_line(subject: Subject, name: str) -> Place | None:
+    """Return the first line of an eval forward that changes a buffer or parameter."""
+    with subject.pristine() as model:
+        tensors = dict((*model.named_buffers(), *model.named_parameters()))
+        target = tensors[name]
+        before = target.detach().clone()
+        owner_name, _, leaf = name.rpartition(".")
+        owner = model.get_submodule(owner_name)
+        found: list[Place] = []
+        bound: list[bool] = []
+
+        class Writer(Watch):
+            def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+                if found or bound:
+                    return
+                if getattr(owner, leaf, target) is not target:
+                    bound.append(True)  # by a statement that ran before this operation
+                elif not torch.equal(target, before):
+                    scope = self.scopes[-1].name if self.scopes else ""
+                    found.append(
+                        Place(
+                            op=name_of(func),
+                            location=self.locate(),
+                            module=scope,
+                            fact=f"{name} differs after this line",
+                            settings=_callers(self.frames()),
+                        )
+                    )
+
+        try:
+            with Writer(model):
+                eval_run(subject, subject.batch())()
+        except SubjectError:
+            return None
+    if bound and (line := _binding_line(subject, name)) is not None:
+        fact = f"this line puts another tensor in the place of {name}"
+        return Place(op="", location=line, module="", fact=fact)
+    return found[0] if found else None
+
+
+def _binding_line(subject: Subject, name: str) -> Location | None:
+    return next((c.location for c in keeping_lines(subject) if c.name == name), None)
+
+
+def _callers(frames: Iterable[FrameType]) -> tuple[Culprit, ...]:
+    """Return the lines, up to the module's forward, that call the helper which is running."""
+    own = [f for f in frames if sources.rank(f.f_code.co_filename) == 2]
+    depth = next((n for n, f in enumerate(own) if f.f_code.co_name == "forward"), 0)
+    return tuple(
+        Culprit(
+            kind="call",
+            name=inner.f_code.co_name,
+            detail="called",
+            location=sources.of_frame(outer),
+        )
+        for inner, outer in pairwise(own[: min(depth, 2) + 1])
+    )
+
+
+def regrouping_line(subject: Subject, batch: Batch, size: int, wrong: int) -> Place | None:
+    """Return the operation that reads as many samples as the batch has and gives another number of them.
+
+    Args:
+        subject: Whose forward.
+        batch: On which the output has a wrong number of samples.
+        size: How many samples it has.
+        wrong: How many the output has.
+    """
+    found: list[Place] = []
+
+    class Regrouping(Watch):
+        def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+            if found or not isinstance(result, torch.Tensor) or not self.scopes:
+                return
+            read = [t for t in tensors_in((args, kwargs)) if t.dim() and t.shape[0] == size]
+            if read and result.dim() and result.shape[0] == wrong:
+                before, after = list(read[0].shape), list(result.shape)
+                found.append(
+                    Place(
+                        op=name_of(func),
+                        location=self.locate(),
+                        module=self.scopes[-1].name,
+                        fact=f"{name_of(func)} makes {after} of {before}",
+                    )
+                )
+
+    with subject.pristine() as model:
+        try:
+            with Regrouping(model):
+                eval_run(subject, batch)()
+        except SubjectError:
+            return None
+    return found[0] if found else None
+
+
+def keeping_lines(subject: Subject, *, train: bool = False) -> list[Culprit]:
+    """Return the attributes that a forward binds anew or lengthens, and the lines that do."""
+    found: dict[str, Culprit] = {}
+    with subject.pristine() as model:
+        seen = _attributes(model)
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            if event == "call":
+                return False
+            for path, (value, size) in _attributes(model).items():
+                known = seen.get(path)
+                if known is None or known[0] is not value or known[1] != size:
+                    seen[path] = (value, size)
+                    found[path] = Culprit(
+                        kind="tensor",
+                        name=path,
+                        detail="kept from one call to the next",
+                        location=line_of(frame.f_code, line),
+                    )
+            return False
+
+        run = eval_run(subject, subject.batch())
+        find_line(functools.partial(_training, subject, model) if train else run, watcher)
+    return list(found.values())
+
+
+def _training(subject: Subject, model: torch.nn.Module) -> None:
+    model.train()
+    seed_everything(subject.seed)
+    subject.call(model, subject.batch().clone())
+
+
+_TORCHS_OWN = frozenset(vars(torch.nn.Module()))
+
+
+def _attributes(model: torch.nn.Module) -> dict[str, tuple[Any, int]]:
+    """Return every plain attribute and buffer of the modules by its path, with the length of containers."""
+    found: dict[str, tuple[Any, int]] = {}
+    for name, module in model.named_modules():
+        own = {k: v for k, v in vars(module).items() if k not in _TORCHS_OWN} | dict(
+            module._buffers
+        )
+        for key, value in own.items():
+            size = len(value) if isinstance(value, list | dict | set | deque) else 0
+            found[f"{name}.{key}" if name else key] = (value, size)
+    return found

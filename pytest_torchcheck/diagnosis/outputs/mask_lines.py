@@ -1,0 +1,200 @@
+"""Masks that a forward makes or is given, and the line that mixes what they hide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from ... import sources
+from ...findings import Culprit
+from ...probes.recorded.divergence import (
+    first_spread,
+)
+from ..crashes.place import Place
+from .mask_hiding import not_hidden
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...batches import Batch
+    from ...probes.recorded.operations import Trace
+    from ...probes.recorded.watch import Op
+    from ...subject import Subject
+
+from .places import recorded, told_by
+
+
+def leaking_line(
+    subject: Subject,
+    batch: Batch,
+    changed: Mapping[int, Batch],
+    *,
+    length: int,
+    side: Literal["right", "left"] = "right",
+) -> Place | None:
+    """Return the operation through which changed positions reach those that were kept.
+
+    Args:
+        subject: The model.
+        batch: The unchanged batch.
+        changed: By number of kept positions, the batch with all later (or earlier) ones changed.
+        length: Length of the sequence.
+        side: Which side changed.
+    """
+    (base, *runs), allowed = recorded(subject, [batch, *changed.values()])
+    found = first_spread(
+        base, dict(zip(changed, runs, strict=True)), length, side=side, allowed=allowed
+    )
+    place = told_by(found, subject.model, "positions")
+    if place is None or found is None or place.cause:
+        return place
+    masked = not_hidden(base, found.op, place, kept=found.kept, length=length, side=side)
+    if masked is not None:
+        return masked
+    settings = _masks(base, found.op, subject.model)
+    place = replace(place, settings=settings)
+    for operand in reversed(found.operands):
+        if operand.location is not None and operand.name.rpartition(".")[2] in _SHAPERS:
+            # the operation itself is innocent: what was prepared for it lets the change through
+            fact = f"{place.fact}; it read what {operand.name} made"
+            reading = Culprit(
+                kind="call", name=found.op.name, detail="reads it", location=found.op.location
+            )
+            settings += (*_given_masks(base, operand), *([reading] if reading.location else []))
+            cause, fix = _either(found.op.name, operand.name)
+            return Place(
+                cause=cause,
+                fix=fix,
+                op=operand.name,
+                location=operand.location,
+                module=operand.module or place.module,
+                module_class=operand.module_class if operand.module else place.module_class,
+                fact=fact,
+                settings=settings,
+            )
+    return place
+
+
+def _masks(trace: Trace, op: Op, model: torch.nn.Module) -> tuple[Culprit, ...]:
+    """Return what makes the mask that an operation, or what it read, was given.
+
+    A value that depends on no input and no parameter is a constant of the forward; one that equals a
+    buffer (or the corner of one) was made where the buffer is.
+    """
+    step = next((step for step in trace.steps if step.op is op), None)
+    if step is None:
+        return ()
+    near = [step, *(trace.makers[p] for p in step.operands if p in trace.makers)]
+    places = [p for each in near for p in each.operands]
+    found: dict[str, Culprit] = {}
+    for place in places:
+        maker = _mask_maker(trace, place)
+        if maker is not None and maker.location is not None:
+            found.setdefault(
+                str(maker.location),
+                Culprit(kind="call", name=maker.name, detail="the mask", location=maker.location),
+            )
+            continue
+        values = _unmade(trace, place)
+        for name, buffer in model.named_buffers():
+            if values is not None and _is_corner(values, buffer):
+                line = sources.of_parameter(model, name)
+                found.setdefault(
+                    name, Culprit(kind="buffer", name=name, detail="the mask", location=line)
+                )
+    return tuple(found.values())[:2]
+
+
+def _given_masks(trace: Trace, op: Op) -> tuple[Culprit, ...]:
+    """Return what made the masks, of truth values, that an operation was given."""
+    step = next((step for step in trace.steps if step.op is op), None)
+    makers = [
+        trace.makers[p].op
+        for p in (step.operands if step is not None else ())
+        if p in trace.makers and _is_mask(trace.values[p].values)
+    ]
+    return tuple(
+        Culprit(kind="call", name=made.name, detail="the mask", location=made.location)
+        for made in makers[:1]
+        if made.location is not None
+    )
+
+
+def _is_mask(values: torch.Tensor | None) -> bool:
+    return values is not None and values.dtype == torch.bool
+
+
+def _mask_maker(trace: Trace, place: int) -> Op | None:
+    """Return the triangle (or comparison) that a constant value comes from, or None if it is no constant."""
+    ops: list[Op] = []
+    seen, stack = {place}, [place]
+    while stack:
+        step = trace.makers.get(stack.pop())
+        if step is None or len(seen) > 64:
+            return None  # an input, a parameter or a buffer
+        ops.append(step.op)
+        for operand in step.operands:
+            if operand not in seen:
+                seen.add(operand)
+                stack.append(operand)
+    for wanted in (("tril", "triu", "tril_", "triu_"), ("lt", "le", "gt", "ge", "eq", "ne")):
+        for made in ops:
+            if made.name.rpartition(".")[2].strip("_") in {w.strip("_") for w in wanted}:
+                return made
+    return None
+
+
+def _unmade(trace: Trace, place: int) -> torch.Tensor | None:
+    """Return the only value that no operation made behind a place, such as a buffer that was cut to size."""
+    seen, stack, given = {place}, [place], set()
+    while stack and len(seen) <= 64:
+        at = stack.pop()
+        step = trace.makers.get(at)
+        if step is None:
+            given.add(at)
+            continue
+        for operand in step.operands:
+            if operand not in seen:
+                seen.add(operand)
+                stack.append(operand)
+    return trace.values[given.pop()].values if len(given) == 1 else None
+
+
+def _is_corner(values: torch.Tensor, buffer: torch.Tensor) -> bool:
+    """Say whether a value is a buffer of a mask's shape: square in its last two dimensions."""
+    return (
+        buffer.dim() >= 2
+        and buffer.shape[-1] == buffer.shape[-2] > 1
+        and values.shape == buffer.shape
+        and values.dtype.is_floating_point == buffer.dtype.is_floating_point
+        and bool(torch.equal(values, buffer.to(values.dtype)))
+    )
+
+
+def _either(op: str, prepared: str) -> tuple[str, str]:
+    """Return cause and edit where a mask before a softmax or the softmax itself may be wrong: both fit what was seen."""
+    if "softmax" not in op or "masked_fill" not in prepared:
+        return "", ""
+    cause = (
+        f"{op} reads positions that are to be hidden: {prepared} leaves them visible, or the softmax runs over "
+        "another dimension than the mask hides"
+    )
+    return (
+        cause,
+        "compare the dim of the softmax with the dimension of the keys, and the mask with a lower triangle",
+    )
+
+
+_SHAPERS = (
+    "pad",
+    "roll",
+    "flip",
+    "tril",
+    "triu",
+    "masked_fill",
+    "masked_fill_",
+    "cat",
+    "constant_pad_nd",
+)

@@ -1,0 +1,197 @@
+"""Tensors that outlive a step, and graphs that grow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pytest_torchcheck.findings import Culprit, Finding, Location
+from pytest_torchcheck.text.units import format_bytes
+
+from ...measure.evidence import short
+from ...verdicts import suspicious, violated
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_torchcheck.loop.carried_graphs import Carried
+    from pytest_torchcheck.probes.holding.leaks import Leak
+    from pytest_torchcheck.probes.holding.tensor_caches import TensorCache
+
+
+def leaks(
+    leak: Leak,
+    *,
+    kind: str,
+    root: str | None = None,
+    certain: bool = True,
+    given: Sequence[tuple[str, Location]] = (),
+) -> Finding:
+    """Explain what grows with every step.
+
+    Args:
+        leak: What was found.
+        kind: ``training step`` or ``call``.
+        root: The finding that this one repeats, if any.
+        certain: Whether it breaks a promise, or only looks like it.
+        given: The variables with a graph that the line which keeps it reads, and the lines that
+            bound them.
+    """
+    first = leak.tensors[0] if leak.tensors else None
+    each = f"{format_bytes(leak.bytes_per_step)} per {kind}" if leak.bytes_per_step else ""
+    if leak.kind == "hooks":
+        assert leak.hooks is not None
+        name, count = next(iter(leak.hooks.items()))
+        code = "leak-hooks"
+        summary = f"{name} gets {count} more hook{'s' if count > 1 else ''} with every {kind}"
+        cause = "a hook is registered in every step and never removed"
+        fix = "register it once in __init__, or keep the handle and call handle.remove()"
+        culprit = Culprit(
+            kind="module", name=name, detail=f"+{count} hooks per {kind}", location=leak.location
+        )
+    else:
+        holder = leak.holder or "something"
+        code = "leak-graph" if leak.kind == "graph" else "leak-tensors"
+        summary = f"{holder} keeps {each} alive"
+        cause = (
+            "tensors are kept together with their graph, so that everything backward needed stays too"
+            if leak.kind == "graph"
+            else "tensors are kept and never dropped"
+        )
+        fix = (
+            f"keep .detach() or .item() of it, or drop it after the step (line {leak.location.line})"
+            if leak.kind == "graph" and leak.location is not None
+            else "keep .detach() or .item() of it, or drop it after the step"
+            if leak.kind == "graph"
+            else "bound it (deque(maxlen=...)), or clear it after each step"
+        )
+        culprit = Culprit(kind="tensor", name=holder, detail=each, location=leak.location)
+    made = violated if certain else suspicious
+    return made(
+        code,
+        summary,
+        culprits=(
+            culprit,
+            *(
+                Culprit(kind="tensor", name=name, detail="brings its graph", location=place)
+                for name, place in given[:2]
+            ),
+        ),
+        location=leak.location or (first.location if first is not None else None),
+        observed=(
+            f"live bytes after each {kind}, from the first: {', '.join(map(str, leak.live_bytes))}"
+            if any(leak.live_bytes)
+            else "live bytes stay constant"
+        )
+        + (
+            f"; hooks per {kind}: {', '.join(f'{n} +{c}' for n, c in leak.hooks.items())}"
+            if leak.hooks
+            else ""
+        ),
+        cause=cause,
+        because=_stays(leak, kind) + _brought(leak, given),
+        fix=fix,
+        evidence={
+            "live_bytes": list(leak.live_bytes),
+            "bytes_per_step": leak.bytes_per_step,
+            **({"holders": list(leak.chain)} if leak.chain else {}),
+            "tensors": [
+                {
+                    "shape": list(t.shape),
+                    "dtype": t.dtype,
+                    "bytes per step": t.bytes_per_step,
+                    "made by": t.op,
+                    "module": t.module,
+                    "line": short(t.location),
+                }
+                for t in leak.tensors[:10]
+            ],
+        },
+    ).replace(root=root)
+
+
+def cached(
+    leak: Leak, cache: TensorCache, *, kind: str, root: str | None = None, certain: bool = False
+) -> Finding:
+    """Explain a cached function that is called with tensors made anew, and so keeps every one of them."""
+    told = leaks(leak, kind=kind, root=root, certain=certain or cache.bounded is None)
+    many = f"{cache.per_step} more entr{'y' if cache.per_step == 1 else 'ies'} with every {kind}"
+    line = f"line {cache.called.line}" if cache.called is not None else f"the {kind}"
+    each = f"{format_bytes(leak.bytes_per_step)} per {kind}"
+    return told.replace(
+        summary=f"{cache.name} caches by tensors that are made anew: it keeps {each} alive and never hits",
+        culprits=(
+            Culprit(kind="call", name=cache.name, detail="called here with a tensor made anew", location=cache.called),
+            Culprit(kind="call", name=cache.name, detail="keeps what it was called with" + ("" if cache.bounded is None else f", up to {cache.bounded} times"),
+                    location=cache.made),
+        ),
+        location=cache.called or cache.made,
+        cause="a tensor is hashed by its identity: one with the same values is another key",
+        because=(f"0 hits and {many}, {cache.kept} by now; {line} gives it a tensor made anew each "
+            f"time; {_stays(leak, kind)}"),
+        fix=f"cache {cache.name} by numbers and shapes, not by tensors, or not at all",
+    )  # fmt: skip
+
+
+def _brought(leak: Leak, given: Sequence[tuple[str, Location]]) -> str:
+    if not given or leak.location is None:
+        return ""
+    name, place = given[0]
+    return f"; line {leak.location.line} reads {name}, which line {place.line} makes with its graph"
+
+
+def _stays(leak: Leak, kind: str) -> str:
+    parts = []
+    if leak.tensors:
+        first = leak.tensors[0]
+        made = f" made at line {first.location.line}" if first.location is not None else ""
+        parts.append(
+            f"a {first.dtype} tensor {list(first.shape)}{made} "
+            + (
+                f"stays per {kind}"
+                if first.count_per_step
+                else f"grows by {first.bytes_per_step} bytes per {kind}"
+            )
+        )
+    if len(leak.chain) > 1:
+        parts.append(" <- ".join(leak.chain))
+    if leak.hooks:
+        parts.append("the number of hooks was counted after every step")
+    return (
+        "; ".join(parts)
+        or "live bytes grew in every one of the steps, also after a garbage collection"
+    )
+
+
+def longer_graph(
+    name: str, nodes: Sequence[int], carried: Carried, *, code: str = "leak-graph"
+) -> Finding:
+    """Explain a tensor that is kept between steps and whose graph every step makes longer."""
+    place = carried.location
+    first, *others = carried.culprits() or (Culprit(kind="tensor", name=name),)
+    kept = name.startswith("model.")
+    at = f" on line {place.line}" if place is not None else ""
+    given = next(iter(carried.given), None)
+    read = f"; {given[0]}, which line {place.line} reads, has one too" if given and place else ""
+    handed = given is not None and place is not None and given[1].function != place.function
+    return violated(
+        code,
+        f"{name} keeps the graph of every training step",
+        culprits=[replace(first, detail=f"{nodes[-1]} nodes"), *others],
+        location=place,
+        observed=f"the graph behind {name} has {', '.join(map(str, nodes))} nodes after {len(nodes)} steps",
+        cause=f"the new value is computed{at} from the old one, with gradients"
+        if kept
+        else "what is handed over is kept together with its graph"
+        if handed
+        else "a loss is added up together with its graph",
+        because=f"{name} has a grad_fn after each step{read}"
+        if kept
+        else f"{name} has a grad_fn, and each step hangs the graph of its loss on it",
+        fix=f"detach what is stored{at}, or update it under torch.no_grad()"
+        if kept
+        else f"pass {given[0]}.detach(), or .item() of a loss, where line {given[1].line} hands it over"
+        if handed and given is not None
+        else "add the number: total += loss.item()",
+        evidence={"nodes": list(nodes)},
+    )

@@ -1,0 +1,245 @@
+"""Why buffers or frozen parameters change in a training step."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from ... import sources
+from ...findings import Culprit, Finding, Location
+from ...probes.recorded.watch import Watch, name_of, tensors_in
+from ...state import seed_everything
+from ...subject.errors import SubjectError
+from ...text.wording import names_text
+from ...verdicts import violated
+from ..gradient import freezing
+from ..gradient.zero_gradients import zero_at_step
+from ..lines.dropped_results import dropped_result
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...runs.training.steps import Trajectory
+    from ...subject import Subject
+
+from .optimizers import optimizer_line
+
+
+def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
+    """Explain frozen parameters that a step moves."""
+    parameters = subject.named_parameters()
+    name = names[0]
+    trainable = parameters[name].requires_grad
+    place = optimizer_line(subject, name) or sources.of_parameter(subject.model, name)
+    held = name in made.coverage.frozen or name not in made.coverage.missing
+    entry = _entry(subject, name)
+    writes = entry is not None and entry.kind == "call" and entry.detail == "writes to it"
+    if writes and entry is not None:
+        place = entry.location or place
+    thawed = freezing.switched_on(subject, name) if held and not writes else None
+    cause = (
+        "it still requires a gradient, and the optimizer moves it"
+        if trainable
+        else "the step writes to it"
+    )
+    if writes:
+        cause = "the step writes to it"
+    elif name in made.coverage.frozen:
+        cause = "the optimizer holds it, and moves it by decay or momentum"
+    shared = [
+        other
+        for other in subject.aliases()[id(parameters[name])]
+        if other != name and subject.is_promised("Frozen", other)
+    ]
+    if shared and not subject.is_promised("Frozen", name):
+        cause = f"{shared[0]} and {name} are one tensor: to train the one is to move the other"
+        place = sources.of_parameter(subject.model, shared[0]) or place
+    because = f"requires_grad is {trainable}, and {'an' if held else 'no'} optimizer holds it"
+    fix = f"call requires_grad_(False) on it and keep it out of the optimizer, or drop {name!r} from Frozen(...)"
+    further = [] if entry is None else [entry]
+    if thawed is not None:
+        place = thawed
+        cause = "its gradient is switched on again, and the optimizer moves it"
+        because = (
+            f"requires_grad was False before line {thawed.line}, and is True as the optimizer steps"
+        )
+        fix = f"leave it out at line {thawed.line}, or drop {name!r} from Frozen(...)"
+        further = [
+            Culprit(
+                kind="call", name="requires_grad", detail="switched on again here", location=thawed
+            )
+        ]
+    zeroed = zero_at_step(subject, names) if trainable and not writes and held else None
+    if zeroed is not None:
+        cause = "its gradient is zero when the optimizer steps, not None: " + (
+            "weight decay moves it all the same"
+            if zeroed.decay
+            else "the optimizer moves it all the same"
+        )
+        because = f"the gradient of {name} is all zeros in each of {zeroed.steps} steps" + (
+            f"; with weight_decay=0 instead of {zeroed.decay:g} it stays" if zeroed.decay else ""
+        )
+        fix = f"set the gradient to None{_on(zeroed.location)}: an optimizer skips that; or requires_grad_(False)"
+        place = zeroed.location or place
+        further = [
+            Culprit(
+                kind="optimizer",
+                name="weight_decay",
+                detail=f"{zeroed.decay:g}",
+                location=optimizer_line(subject, name),
+            )
+        ]
+    elif trainable and not writes and thawed is None and (whole := whole_module(subject, names)):
+        further.append(
+            Culprit(
+                kind="module",
+                name=whole,
+                detail="all of its parameters require a gradient",
+                location=sources.of_parameter(subject.model, whole),
+            )
+        )
+        fix = f"call requires_grad_(False) on {whole} and keep it out of the optimizer, or drop it from Frozen(...)"
+    idle = dropped_result(subject.model, name) if trainable and not writes and not thawed else None
+    if idle is not None:
+        place, because = idle.location, f"{because}; {idle.why}"
+        cause = f"the result of {idle.method} is dropped, so that {name} is as it was before"
+        fix = f"assign what it returns on line {place.line}"
+    return violated(
+        "frozen-moved",
+        (
+            f"{names_text(names)} {'is' if len(names) == 1 else 'are'} promised to be frozen "
+            f"but {'moves' if len(names) == 1 else 'move'}"
+        ),
+        culprits=[
+            Culprit(
+                kind="parameter",
+                name=n,
+                detail=f"moved by up to {made.moved[n]:.3g}",
+                location=place,
+            )
+            for n in names
+        ]
+        + [
+            Culprit(
+                kind="parameter",
+                name=other,
+                detail=f"is {name}",
+                location=sources.of_parameter(subject.model, other),
+            )
+            for other in shared
+        ]
+        + further
+        + (
+            freezing.culprits_of(freezing.switches(subject)[:2]) if trainable and not writes else []
+        ),
+        location=place,
+        observed=f"max|after - before| = {made.moved[name]:.3g} after {len(made.losses)} steps",
+        cause=cause,
+        because=because,
+        fix=fix,
+        evidence={"parameters": list(names)},
+    )
+
+
+def _on(place: Location | None) -> str:
+    return "" if place is None else f" on line {place.line}"
+
+
+def whole_module(subject: Subject, names: list[str]) -> str:
+    """Return the largest module of which these are all the parameters, or empty; the model itself does not count."""
+    found = ""
+    parts = names[0].split(".")
+    for depth in range(1, len(parts)):
+        path = ".".join(parts[:depth])
+        inside = subject.model.get_submodule(path).named_parameters()
+        if len(names) > 1 and {f"{path}.{name}" for name, _ in inside} == set(names):
+            found = found or path
+    return found
+
+
+def _entry(subject: Subject, name: str) -> Culprit | None:
+    """Return the line of the user's step that writes to a parameter, or through which it gets its gradient."""
+    step = subject.contract.train_step
+    if step is not None and not inspect.isfunction(step):
+        return None
+    code = step.__code__ if step is not None else None
+    found: dict[str, Culprit] = {}
+
+    class Entry(Watch):
+        """Follows one parameter through a step."""
+
+        target: torch.Tensor
+        version: int
+
+        def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+            frames = [f for f in self.frames() if f.f_code is code]
+            if code is not None and not frames:
+                return
+            line = (
+                sources.of_line(code.co_filename, frames[-1].f_lineno, code.co_qualname)
+                if code is not None
+                else self.locate()
+            )
+            if self.target._version != self.version:
+                self.version = self.target._version
+                found.setdefault("writes to it", self._culprit("writes to it", func, line))
+            elif any(t is self.target for t in tensors_in((args, kwargs))):
+                culprit = self._culprit("its gradient comes from here", func, line)
+                for made in tensors_in(result):
+                    if made.requires_grad and not made.is_leaf:
+                        # a use that is detached later passes nothing back
+                        made.register_hook(
+                            lambda _, c=culprit: found.setdefault(c.detail, c) and None
+                        )
+
+        def _culprit(self, detail: str, func: Any, line: Location | None) -> Culprit:
+            return Culprit(kind="call", name=name_of(func), detail=detail, location=line)
+
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        made = subject.make_optimizer(model)
+        watch = Entry(model)
+        watch.target = dict(model.named_parameters(remove_duplicate=False))[name]
+        watch.version = watch.target._version
+        try:
+            with watch:
+                subject.train_step(model, made, subject.batch().clone())
+        except SubjectError:
+            return None
+    return found.get("its gradient comes from here") or found.get("writes to it")
+
+
+def statistics(subject: Subject, names: list[str]) -> Finding:
+    """Explain buffers of frozen modules that training steps change."""
+    owner_name = names[0].rpartition(".")[0]
+    owner = subject.model.get_submodule(owner_name)
+    place = _mode_line(subject, owner_name) or sources.of_parameter(
+        subject.model, owner_name or names[0]
+    )
+    return violated(
+        "frozen-statistics",
+        f"{names_text(names)} of a frozen part {'drifts' if len(names) == 1 else 'drift'} during training",
+        culprits=[
+            Culprit(kind="buffer", name=name, detail="changed by training steps", location=place)
+            for name in names
+        ],
+        location=place,
+        observed=f"{len(names)} buffers differ after a few training steps",
+        cause=f"{type(owner).__name__} {owner_name} runs in training mode, so that it updates its statistics",
+        because=f"{owner_name}.training is True after model.train(); freezing weights does not freeze statistics",
+        fix="keep the frozen part in eval mode: override train() to call .eval() on it",
+        evidence={"buffers": list(names)},
+    )
+
+
+def _mode_line(subject: Subject, qualified: str) -> Location | None:
+    """Return the line of an overridden ``train`` that switches a module, from the nearest owner up."""
+    parts = qualified.split(".") if qualified else []
+    for depth in range(len(parts), -1, -1):
+        owner = subject.model.get_submodule(".".join(parts[:depth]))
+        method = type(owner).train
+        place = sources.of_object(method)
+        if place is not None and sources.rank(place.file):
+            return sources.search(method, r"super\(\)\.train|\.train\(") or place
+    return None

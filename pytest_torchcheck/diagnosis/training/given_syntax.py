@@ -1,0 +1,132 @@
+"""Scopes, conditions and writes in the source that gathers parameters."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ..lines.assigned import holds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp)
+
+
+_GROWS = ("append", "extend", "insert", "update", "add", "setdefault", "add_param_group")
+
+
+def parts_of(value: ast.expr) -> list[ast.expr]:
+    """Return the expressions from which another one takes its parameters."""
+    if isinstance(value, ast.List | ast.Tuple | ast.Set):
+        return value.elts
+    if isinstance(value, ast.Dict):
+        named = [
+            v
+            for k, v in zip(value.keys, value.values, strict=True)
+            if isinstance(k, ast.Constant) and k.value == "params"
+        ]
+        return named or value.values
+    if isinstance(value, COMPREHENSIONS):
+        return [value.elt, *(generator.iter for generator in value.generators)]
+    if isinstance(value, ast.BinOp):
+        return [value.left, value.right]
+    if isinstance(value, ast.IfExp):
+        return [value.body, value.orelse]
+    if isinstance(value, ast.Starred | ast.Subscript | ast.NamedExpr | ast.Await):
+        return [value.value]
+    return []
+
+
+def written(node: ast.stmt, name: str) -> Iterator[ast.expr]:
+    """Yield what a statement writes into a variable."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if (
+                isinstance(target, ast.Tuple)
+                and isinstance(node.value, ast.Tuple)
+                and len(target.elts) == len(node.value.elts)
+            ):
+                yield from (
+                    v
+                    for t, v in zip(target.elts, node.value.elts, strict=True)
+                    if name in _bases(t)
+                )
+            elif name in _bases(target) or (
+                isinstance(target, ast.Tuple) and any(name in _bases(t) for t in target.elts)
+            ):
+                yield node.value
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+        if name in _bases(node.target) and node.value is not None:
+            yield node.value
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        call = node.value
+        if (
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr in _GROWS
+            and name in _bases(call.func.value)
+        ):
+            yield from call.args[-1:]
+
+
+def _bases(node: ast.expr) -> set[str]:
+    """Return the variable of ``groups``, ``groups[0]`` or ``groups[0]["params"]``; of a choice of two both."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.IfExp):
+        return _bases(node.body) | _bases(node.orelse)
+    return {ast.unparse(node)}
+
+
+def scopes(tree: ast.Module, line: int) -> list[ast.AST]:
+    """Return the functions around a line, the innermost first, and the module."""
+    around = [n for n in ast.walk(tree) if isinstance(n, FUNCTIONS) and holds(n, line)]
+    return [*sorted(around, key=lambda n: -n.lineno), tree]
+
+
+def parameters(function: ast.AST) -> list[str]:
+    """Return the names of a function's positional and keyword parameters; none for anything else."""
+    if not isinstance(function, FUNCTIONS):
+        return []
+    given = function.args
+    return [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+
+
+def own_nodes(scope: ast.AST | None) -> Iterator[ast.AST]:
+    """Walk a scope without the functions and classes within it, in the order of the source."""
+    pending = [] if scope is None else list(ast.iter_child_nodes(scope))
+    while pending:
+        node = pending.pop(0)
+        yield node
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            pending = [*ast.iter_child_nodes(node), *pending]
+
+
+def tests_of(loop: ast.For, node: ast.stmt) -> Iterator[ast.expr]:
+    """Yield the conditions in a loop that decide whether it comes to a statement."""
+    for inner in own_nodes(loop):
+        if isinstance(inner, ast.If) and (
+            holds(inner, node.lineno) or any(isinstance(n, ast.Continue) for n in own_nodes(inner))
+        ):
+            yield inner.test
+
+
+def looped(value: ast.expr, loops: list[ast.For]) -> set[str]:
+    """Return the variables of an expression that loops give their values, other than loops over what a name holds."""
+    targets = {
+        n.id
+        for loop in loops
+        if not isinstance(loop.iter, ast.Name | ast.Attribute)
+        for n in ast.walk(loop.target)
+        if isinstance(n, ast.Name)
+    }
+    return targets & {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
+
+
+def last_line(value: ast.expr) -> int:
+    """Return the line of the last element of a list that is written out, and 0 for another expression."""
+    return value.elts[-1].lineno if isinstance(value, ast.List | ast.Tuple) and value.elts else 0

@@ -1,0 +1,76 @@
+"""What the runner says of an exception of the user's code: its explanation, and the line that stands for it."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .. import outcomes, sources
+from ..blame import only_observed
+from ..codes.errors import explain_error, own_loss_line
+from ..declared.names import UnknownNameError
+
+if TYPE_CHECKING:
+    from ..contracts import Contract
+    from ..explanation import Explanation
+    from ..findings import Culprit, Location
+    from ..subject import Subject
+    from ..subject.errors import SubjectError
+
+
+def seen_only_by_recorders(error: SubjectError, subject: Subject) -> bool:
+    """Say whether the user's code raises under a recorder of ours and not without it."""
+    if subject._model is None or isinstance(error.error, UnknownNameError):
+        return False
+    with subject.pristine(steps=True):
+        return only_observed(error)
+
+
+def explained_error(
+    contract: Contract, error: SubjectError, subject: Subject, *, device: str, lost: bool
+) -> Explanation:
+    """Say what the user's exception means; it stands without an explanation where explaining fails."""
+    cause, model = error.error, subject._model
+    if isinstance(cause, UnknownNameError):
+        return outcomes.misnamed(cause)
+    # what is run again to explain the error may train and write: it is put back too
+    kept = model is not None and not lost
+    try:
+        with subject.pristine(steps=True) if kept else contextlib.nullcontext():
+            known = explain_error(
+                cause,
+                phase=error.phase,
+                model=model,
+                batch=error.batch,
+                rerun=error.rerun,
+                device=device,
+            )
+        return known.replace(culprits=_with_batch_line(contract, known.culprits))
+    except Exception as failure:
+        found = outcomes.unexplained(cause, error.phase, failure)
+    return found.replace(location=sources.of_error(cause))
+
+
+def _with_batch_line(contract: Contract, culprits: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
+    """Point targets that no line of the failing call makes to what the contract's own batch function returns."""
+    batch = contract.batch
+    if not callable(batch) or all(c.kind != "target" or c.location for c in culprits):
+        return culprits
+    returned = sources.matches(batch, r"^\s*return\b")
+    place = returned[-1] if returned else sources.of_object(batch)
+    return tuple(
+        replace(c, location=place) if c.kind == "target" and c.location is None else c
+        for c in culprits
+    )
+
+
+def line_of_phase(contract: Contract, phase: str, subject: Subject) -> Location | None:
+    """Return the user's line that stands for a phase, for an error raised outside of their code."""
+    if phase == "step":
+        own = contract.train_step or contract.optimizer
+        return None if own is None else sources.of_object(own)
+    if subject._model is None or phase not in ("forward", "loss", "backward"):
+        return None
+    found = own_loss_line(subject) if phase != "forward" else None
+    return found or sources.of_own_class(subject._model)

@@ -1,0 +1,74 @@
+"""What a model must be before it can be run: hashable, with values, on one device and in one dtype."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ..state import is_lazy
+from .errors import UnmeasurableError
+
+
+def require_hashable(model: nn.Module) -> None:
+    """Check what ``parameters()``, ``modules()`` and every optimizer need: that modules can be in a set.
+
+    Raises:
+        TypeError: The class of a module has no usable ``__hash__``.
+    """
+    stack, seen = [model], set()
+    while stack:
+        module = stack.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        try:
+            hash(module)
+        except Exception as error:
+            kind = type(module).__name__
+            raise TypeError(
+                f"a {kind} cannot be hashed, so that parameters(), to() and train() raise: a class that defines "
+                f"__eq__ has no __hash__ any more; add __hash__ = nn.Module.__hash__ to {kind}"
+            ) from error
+        stack.extend(part for part in module._modules.values() if part is not None)
+
+
+def materialised(model: nn.Module) -> nn.Module:
+    """Return a model that holds values.
+
+    Raises:
+        UnmeasurableError: All its parameters are on the meta device, where there are shapes alone.
+    """
+    first = next((p for p in model.parameters() if not is_lazy(p)), None)
+    if first is not None and all(p.is_meta for p in model.parameters()):
+        raise UnmeasurableError(
+            "every parameter is on the meta device, which holds shapes and no values; declare a factory that "
+            'gives them values, such as model.to_empty(device="cpu") and an initialisation'
+        )
+    return model
+
+
+def wrapped_tensor(model: nn.Module) -> str | None:
+    """Return the class of the first parameter or buffer that wraps other tensors, and its name; None without one."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_traceable_wrapper_subclass(tensor):
+            return f"{name}, a {type(tensor).__name__},"
+    return None
+
+
+def cast_floats(model: nn.Module, dtype: torch.dtype) -> None:
+    """Convert a module's floating parameters and buffers to ``dtype``, and complex ones to its complex dtype, in place."""
+    complex_dtype = {
+        torch.float64: torch.complex128,
+        torch.float32: torch.complex64,
+        torch.float16: torch.complex32,
+    }.get(dtype)
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        if is_lazy(tensor):
+            return tensor
+        if tensor.is_complex():
+            return tensor if complex_dtype is None else tensor.to(complex_dtype)
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    model._apply(cast)

@@ -1,0 +1,91 @@
+"""A loss from a model's output: the one it returns, or a projection of it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..objects import trees
+from ..objects.peek import attribute
+from .errors import NothingToDifferentiate, SubjectError
+
+if TYPE_CHECKING:
+    from ..batches import Batch
+
+
+def probe_loss(output: Any, seed: int = 0) -> torch.Tensor:
+    """Return a random projection of every differentiable output, a scalar.
+
+    Sums and means of an output can have a gradient of exactly zero in a correct model (after a
+    normalisation, or a softmax), so that they must not be used to look for dead parameters.
+
+    Raises:
+        SubjectError: No output is differentiable.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    total: torch.Tensor | None = None
+    for tensor in trees.floats(output).values():
+        if not tensor.requires_grad and tensor.device.type != "meta" and torch.is_grad_enabled():
+            continue
+        values = _dense_with_graph(tensor)
+        direction = torch.randn(values.shape, generator=generator, dtype=torch.float32)
+        direction = direction.to(
+            device=values.device, dtype=torch.float32 if values.is_complex() else values.dtype
+        )
+        parts = torch.view_as_real(values).sum(-1) if values.is_complex() else values
+        term = (parts * direction).sum() / math.sqrt(max(values.numel(), 1))
+        total = term if total is None else total + term.to(total.dtype)
+    if total is None:
+        raise no_gradient(output)
+    return total
+
+
+def no_gradient(output: Any, batch: Batch | None = None) -> SubjectError:
+    """Return the error of an output without a gradient: a mistake only where any of it is floating-point."""
+    if trees.floats(output):
+        error: Exception = RuntimeError("no output of the model requires a gradient")
+    else:
+        error = NothingToDifferentiate(
+            "the contract declares no loss, and no output is a floating-point tensor: "
+            "there is nothing to train on"
+        )
+    return SubjectError("loss", error, batch)
+
+
+def _dense_with_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a sparse, nested or distributed tensor as a strided one, differentiably."""
+    if (local := attribute(tensor, "to_local")) is not None:
+        return local()  # type: ignore[no-any-return]
+    if tensor.is_nested:
+        return torch.cat([part.reshape(-1) for part in tensor.unbind()])
+    return tensor.to_dense() if tensor.layout != torch.strided else tensor
+
+
+def own_loss(output: Any) -> torch.Tensor:
+    """Return the loss that a model returns with, or as, its output.
+
+    A scalar tensor; ``output["loss"]`` or ``output.loss``; a tuple's first scalar; a dict of losses
+    is summed.
+
+    Raises:
+        TypeError: None of them is there.
+    """
+    if isinstance(output, torch.Tensor):
+        return output
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    if isinstance(output, dict):
+        losses = [v for k, v in output.items() if "loss" in str(k) and isinstance(v, torch.Tensor)]
+        if losses:
+            return torch.stack([value.sum() for value in losses]).sum()
+    if isinstance(output, tuple | list):
+        for item in output:
+            if isinstance(item, torch.Tensor) and item.dim() == 0 and item.is_floating_point():
+                return item
+    raise TypeError(
+        'loss="output" needs a model that returns a scalar tensor, a dict with "loss", an object with .loss, '
+        f"or a tuple with a scalar; it returned {type(output).__name__}"
+    )
