@@ -56,8 +56,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "dead-modules",
-            "Every module takes part in training.",
-            cost="1 FB, shared; 2 F more where a module did not run",
+            "Every module takes part in training, and every result of the forward is read.",
+            cost="1 FB, shared; 2 F more where a module did not run or a result is not read",
             axes="once",
         ),
     ),

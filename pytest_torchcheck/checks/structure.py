@@ -15,8 +15,10 @@ from ..findings import Culprit, Finding
 from ..probes.holding.held_by_models import CONTAINERS, Holding, holdings
 from ..probes.holding.init_arguments import given_to_init
 from ..runs.hidden import hidden
+from ..runs.idle_rows import without_effect
 from ..runs.portability import portability
 from ..runs.training.observation import observe
+from ..runs.unread import unread_results
 from ..sources import edits
 from ..state import seed_everything
 from ..subject.errors import SubjectError
@@ -148,19 +150,25 @@ def _used(subject: Subject, stray: Stray) -> Finding:
 
 
 def dead_modules(subject: Subject) -> Iterator[Finding]:
-    """Name modules that never ran: forgotten dropout, activations and norms, and frozen layers without use."""
+    """Name what takes no part: modules that never ran, results that nothing reads, and layers of which a part goes nowhere."""
     if on_meta(subject):
         yield inconclusive(
             "the model's parameters are on meta, so it cannot be run", code="no-values"
         )
         return
+    lost = unread_results(subject)
+    for one in lost[:3]:
+        yield explain.unread_result(subject, one)
+    silent = [rows for rows in observe(subject).silent if without_effect(subject, rows)]
+    if silent and not lost:
+        yield explain.unread_rows(subject, silent[0])
     seen = observe(subject).signals
     idle = [
         (name, module)
         for name, module in subject.model.named_modules()
         if name and not any(True for _ in module.children()) and not seen.calls[name]
     ]
-    if not seen.calls:
+    if not seen.calls and not lost:
         yield not_applicable("no module's forward is called; the model is one function")
         return
     found = []
@@ -175,6 +183,8 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
     if found:
         awake = _called_later(subject)
         found = [item for item in found if item[0] not in awake]
+    if not found and (lost or silent):
+        return
     if not found:
         yield passed(f"{len(seen.calls)} modules ran; no layer that should act was left out")
         return

@@ -59,6 +59,12 @@ ENTAILS = (
         "what stands before a cut gets no gradient: parameters and inputs alike",
     ),
     rule(
+        "gradients-exist/*",
+        "dead-modules/result-unread",
+        "line",
+        "parameters that only an unread result is computed from get no gradient",
+    ),
+    rule(
         "gradients-exist/grad-zero",
         "dead-units/*",
         "line",

@@ -96,6 +96,7 @@ class Signals:
             between.
         chains: Pairs of linear modules of which the second, and nothing else, was given the very
             output of the first.
+        unread: Functions whose results nothing read.
     """
 
     taps: list[Tap] = field(default_factory=list)
@@ -105,3 +106,4 @@ class Signals:
     feeding: set[str] = field(default_factory=set)
     chained: set[str] = field(default_factory=set)
     chains: list[tuple[str, str]] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)

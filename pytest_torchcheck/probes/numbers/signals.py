@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..recorded.unread import Reads
 from ..recorded.watch import (
     Watch,
     in_backward,
@@ -111,6 +112,7 @@ class SignalWatch(Watch):
         self._chains: list[tuple[str, str, Counter[str]]] = []
         self.strangers: list[Seen] = []
         self._filled: dict[int, tuple[weakref.ref[Tensor] | None, Location | None]] = {}
+        self._reads = Reads()
 
     def __exit__(
         self,
@@ -119,6 +121,7 @@ class SignalWatch(Watch):
         traceback: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, traceback)
+        self.seen.unread = self._reads.unread()
         self.seen.chains = [
             (first, second) for first, second, reads in self._chains if sum(reads.values()) == 1
         ]
@@ -220,7 +223,11 @@ class SignalWatch(Watch):
         outside = not in_backward()
         if outside:
             source = None
-            for tensor in operands(args, kwargs):
+            given = operands(args, kwargs)
+            self._reads.given(given)
+            if name != "__get__":
+                self._reads.returned(name, given, result)
+            for tensor in given:
                 if name != "__get__" and (known := self._known(tensor)) is not None:
                     known.reads["read"] += known.linear
                 source = source or self._source(tensor)

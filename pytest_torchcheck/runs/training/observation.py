@@ -15,6 +15,7 @@ from ...probes.holding.held_by_models import Holding, graph_leaves, holdings
 from ...probes.numbers.signals import SignalWatch
 from ...state import seed_everything
 from ...subject.gradients import clear_gradients
+from ..idle_rows import silent_rows
 from ..losses.consumption import LossSight
 from ..pieces import Piece, differing, pieces
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ...findings import Location
     from ...probes.numbers.signal_facts import Signals
     from ...subject import Subject
+    from ..idle_rows import IdleRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class Observation:
         called: Paths of hidden modules whose forward ran.
         applied: Calls of the user's autograd Functions and operators.
         regions: How many regions ran under activation checkpointing.
+        silent: Blocks of a layer's rows to which no gradient came.
     """
 
     signals: Signals
@@ -54,6 +57,7 @@ class Observation:
     called: frozenset[str]
     applied: tuple[RecordedCall, ...]
     regions: int
+    silent: tuple[IdleRows, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +185,7 @@ class Watched:
             called=frozenset(called),
             applied=tuple(applied),
             regions=checkpointing.regions,
+            silent=() if loss is None else silent_rows(model),
         )
         if sight is not None and loss is not None:
             sight.keep(output, loss)

@@ -1,0 +1,228 @@
+"""Results of the forward that its source drops, or gives a name that nothing reads, found by a run that shows them unread."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from .. import sources
+from ..probes.recorded.unread import UnreadWatch
+from ..state import seed_everything
+from .training.observation import observe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..findings import Location
+    from ..probes.recorded.unread import Place
+    from ..subject import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """A result that nothing reads.
+
+    Attributes:
+        kind: ``dropped`` by a statement that only computes it, ``bound`` to a name that its function never
+            reads, ``overwritten`` by a later statement that binds the name again, or ``unpacked`` beside others
+            that are read.
+        op: The function of torch that made it.
+        text: What computes it, as the source says it.
+        name: The variable, where it has one.
+        location: The line.
+        again: The line that binds the name again, or that reads once more a name that is bound beside it.
+    """
+
+    kind: Literal["dropped", "bound", "overwritten", "unpacked"]
+    op: str
+    text: str
+    name: str
+    location: Location
+    again: Location | None = None
+
+
+def unread_results(subject: Subject) -> list[Unread]:
+    """Return the results that no operation reads in train or in eval mode, whatever branch would.
+
+    Cost: nothing where the shared observation saw every result read; else two forwards.
+    """
+    if not observe(subject).signals.unread:
+        return []
+    places = _watched(subject, train=True).unread
+    elsewhere = _watched(subject, train=False).read if places else set()
+    judged = (_judged(place) for place in places if place not in elsewhere)
+    found = {(one.location.file, one.location.line, one.op): one for one in judged if one}
+    return list(found.values())
+
+
+def unread_parts(subject: Subject) -> list[Unread]:
+    """Return the names that a forward in train mode unpacks from a result, and reads nowhere.
+
+    That is no mistake of its own: of ``values, indices = scores.topk(k)`` often one is enough.
+    """
+    found = []
+    for place, number in _watched(subject, train=True).parts:
+        statement, around = _around(place)
+        file, function = place.file, place.function
+        if around is None or not isinstance(statement, ast.Assign):
+            continue
+        names = _unpacked(statement)
+        if number >= len(names) or names[number].startswith("_") or _reads(around, names[number]):
+            continue
+        slip = _slip(around, statement, names[number])
+        found.append(
+            Unread(
+                kind="unpacked",
+                op=place.op,
+                text=_text(file, statement.value),
+                name=names[number],
+                location=sources.of_line(file, statement.lineno, function),
+                again=None if slip is None else sources.of_line(file, slip, function),
+            )
+        )
+    return found
+
+
+def _watched(subject: Subject, *, train: bool) -> UnreadWatch:
+    """Run a forward in one mode and see which results are read."""
+    with subject.pristine() as model:
+        model.train(train)
+        seed_everything(subject.seed)
+        batch = subject.batch().clone()
+        watch = UnreadWatch()
+        with torch.enable_grad(), watch:
+            output = subject.call(model, batch)
+        del output
+    return watch
+
+
+def _judged(place: Place) -> Unread | None:
+    """Say how the source loses the result of a call; None where it reads it, or may."""
+    statement, around = _around(place)
+    if statement is None or around is None:
+        return None
+    where = sources.of_line(place.file, statement.lineno, place.function)
+    if isinstance(statement, ast.Expr) and _is(statement.value, place):
+        text = _text(place.file, statement.value)
+        return Unread(kind="dropped", op=place.op, text=text, name="", location=where)
+    name = next((n for n, value in _bindings(statement) if _is(value, place)), "_")
+    if name.startswith("_"):
+        return None
+    bound = not _reads(around, name)
+    again = (_slip if bound else _bound_again)(around, statement, name)
+    if not bound and again is None:
+        return None
+    return Unread(
+        kind="bound" if bound else "overwritten",
+        op=place.op,
+        text=next(_text(place.file, v) for n, v in _bindings(statement) if n == name),
+        name=name,
+        location=where,
+        again=None if again is None else sources.of_line(place.file, again, place.function),
+    )
+
+
+def _slip(function: ast.AST, statement: ast.stmt, name: str) -> int | None:
+    """Return the line that reads once more a name that a statement binds beside one that nothing reads."""
+    siblings = [n for n, _ in _bindings(statement)]
+    if isinstance(statement, ast.Assign):
+        siblings = siblings if len(siblings) > 1 else _unpacked(statement)
+    lines = (_lines_reading(function, n) for n in siblings if n != name)
+    return next((found[-1] for found in lines if len(found) > 1), None)
+
+
+def _text(file: str, value: ast.expr) -> str:
+    """Return an expression as it is written."""
+    if value.lineno != value.end_lineno:
+        return ast.unparse(value)
+    line = linecache.getline(file, value.lineno).encode()
+    return line[value.col_offset : value.end_col_offset].decode()
+
+
+def _is(value: ast.expr, place: Place) -> bool:
+    """Say whether an expression, or what a condition chooses of it, is the call at a place."""
+    if isinstance(value, ast.IfExp):
+        return _is(value.body, place) or _is(value.orelse, place)
+    own = value.lineno, value.end_lineno, value.col_offset, value.end_col_offset
+    return own == place.span
+
+
+def _bound_again(function: ast.AST, statement: ast.stmt, name: str) -> int | None:
+    """Return the line of the same block that binds a name again, where nothing between reads it."""
+    for node in ast.walk(function):
+        for block in (getattr(node, part, None) for part in ("body", "orelse", "finalbody")):
+            if not isinstance(block, list) or statement not in block:
+                continue
+            for later in block[block.index(statement) + 1 :]:
+                if _reads(later, name):
+                    return None
+                if any(bound == name for bound, _ in _bindings(later)):
+                    return int(later.lineno)
+                if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(later)):
+                    return None  # bound under a condition
+    return None
+
+
+def _around(place: Place) -> tuple[ast.stmt | None, ast.FunctionDef | None]:
+    """Return the innermost statement and function around the expression at a place."""
+    line, end, column, _ = place.span
+    if line is None or end is None or column is None:
+        return None, None
+    tree = sources.tree_of(place.file)
+    around = [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.stmt)
+        and (node.lineno, node.col_offset) <= (line, column)
+        and end <= (node.end_lineno or node.lineno)
+    ]
+    innermost = max(around, key=lambda node: (node.lineno, node.col_offset), default=None)
+    return innermost, sources.function_around(place.file, line)
+
+
+def _bindings(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    """Iterate over the variables that a statement assigns, with what it assigns to each; not what it unpacks."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target, value = statement.targets[0], statement.value
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        target, value = statement.target, statement.value
+    else:
+        return
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        for name, part in zip(target.elts, value.elts, strict=False):
+            if isinstance(name, ast.Name):
+                yield name.id, part
+
+
+def _unpacked(statement: ast.Assign) -> list[str]:
+    """Return the variables that a statement unpacks one result into."""
+    target = statement.targets[0]
+    if len(statement.targets) > 1 or not isinstance(target, ast.Tuple) or isinstance(statement.value, ast.Tuple):  # fmt: skip
+        return []
+    return [n.id for n in target.elts if isinstance(n, ast.Name)] if all(isinstance(n, ast.Name) for n in target.elts) else []  # fmt: skip
+
+
+def _lines_reading(function: ast.AST, name: str) -> list[int]:
+    """Return the lines on which a function reads a variable, in order, once for each time."""
+    found = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name]
+    return sorted(n.lineno for n in found if isinstance(n.ctx, ast.Load))
+
+
+def _reads(function: ast.AST, name: str) -> bool:
+    """Say whether a function reads a variable anywhere, or lets others do so."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Global | ast.Nonlocal) and name in node.names:
+            return True
+        if isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Store):
+            return True
+        if isinstance(node, ast.AugAssign) and getattr(node.target, "id", "") == name:
+            return True
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("locals", "vars", "eval", "exec"):  # fmt: skip
+            return True
+    return False
