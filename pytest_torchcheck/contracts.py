@@ -175,9 +175,7 @@ class Contract:
             self.source = self._batch_source(output, validation.arguments_of(model))
         except (TypeError, ValueError) as error:
             raise DeclarationError(str(error)) from None
-        validation.require_symbols(
-            "growth", self.growth, {} if self.source is None else self.source.symbols
-        )
+        validation.require_symbols(self.growth, self.source)
         validation.require_names(self.promises, self.model, self.source)
         validation.require_calls(
             model=self.model if self.is_factory and self.adapted is None else None,

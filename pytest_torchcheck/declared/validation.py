@@ -285,11 +285,14 @@ def checked_overfit(overfit: Any, skip: Mapping[str, str]) -> Overfit | None:
     return Overfit() if isinstance(overfit, Unset) else overfit
 
 
-def require_symbols(field: str, given: Iterable[str], symbols: Iterable[str]) -> None:
-    """Raise where a field names a symbol that no input has."""
-    for name in sorted(set(given) - set(symbols)):
+def require_symbols(growth: Mapping[str, float], source: BatchSource | None) -> None:
+    """Raise where ``growth`` names a symbol that no input has; a batch is made only to answer that."""
+    if not growth:
+        return
+    symbols = {} if source is None else source.symbols
+    for name in sorted(set(growth) - set(symbols)):
         raise DeclarationError(
-            f"{field}: no input has the symbol {name!r}; symbols are: "
+            f"growth: no input has the symbol {name!r}; symbols are: "
             f"{', '.join(sorted(symbols)) or 'none'}"
         )
 
