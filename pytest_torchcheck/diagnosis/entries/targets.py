@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...explanation import Explanation, describe, dtype_word
+from ...explanation import Explanation, describe, dtype_word, times
 from ...findings import Culprit
 from ..crashes.losses_called import (
     criterion_built,
@@ -16,6 +16,7 @@ from ..crashes.losses_called import (
     on_line,
     target_culprit,
 )
+from ..crashes.scene import sized_by
 from ..crashes.table import entry
 from ..gradient.heads import heads_behind, widened
 
@@ -145,6 +146,8 @@ def label_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
        r"0D or 1D target tensor expected, multi-target not supported",
        r"Expected target size \[([\d, ]+)\], got \[([\d, ]+)\]",
        r"Expected input batch_size \((\d+)\) to match target batch_size \((\d+)\)",
+       r"size mismatch \(got input: \[([\d, ]+)\] ?, target: \[([\d, ]+)\]",
+       r"only batches of spatial targets supported",
        r"(?:input|logits) and target (?:batch|shape).* (?:to match|must match)")  # fmt: skip
 def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """Class targets of another shape than the logits allow."""
@@ -193,6 +196,8 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
             change = "make one row of logits for each target"
     elif (grown := _grown(scene, logits, target)) is not None and grown.location is not None:
         return _broadcast_in_model(scene, grown, name, observed, target)
+    elif logits.dim() > 2 and len(want) == target.dim() and want[0] == target.shape[0]:
+        return _other_maps(scene, name, logits, target, observed)
     else:
         cause = f"logits {list(logits.shape)} need targets {list(want)}, got {list(target.shape)}"
         change = f"make the targets {list(want)}"
@@ -205,6 +210,39 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=change if change.startswith("give") else f"{change}{on_line(scene)}",
         culprits=(*(made := target_culprit(describe(target), place, scene)), *head),
         location=made[0].location,
+    )
+
+
+def _other_maps(
+    scene: Scene, name: str, logits: torch.Tensor, target: torch.Tensor, observed: str
+) -> Explanation:
+    """Explain logits for other positions than the targets': name the call that gave them their size."""
+    sizes = zip(logits.shape[2:], target.shape[1:], strict=True)
+    size, meant = next((a, b) for a, b in sizes if a != b)
+    made_of = (op for op in reversed(scene.forward_ops) if tuple(logits.shape) in
+               [fact.shape for fact in op.outputs])  # fmt: skip
+    op = next(made_of, None)
+    while op is not None:
+        before, _ = sized_by(next((f for f in op.inputs if size in f.shape), None), size)
+        if before is None:
+            break
+        op = before
+    place = op.location if op is not None else None
+    line = f" on line {place.line}" if place is not None else on_line(scene)
+    gives = f"{op.name}{line} gives the {size}; " if op is not None and place is not None else ""
+    made = target_culprit(describe(target), scene.location, scene)
+    if op is not None and place is not None:
+        holder = place.function.rpartition("<locals>.")[2] or op.name
+        made = (Culprit(kind="call", name=holder, detail=f"gives {size}", location=place), *made)
+    return Explanation(
+        code="label-shape",
+        summary=f"{name} is given targets {list(target.shape)} for logits {list(logits.shape)}",
+        observed=observed,
+        cause=f"the logits are for {times(logits.shape[2:])} positions, the targets for {times(target.shape[1:])}",
+        because=f"{gives}{scene.said}",
+        fix=f"give the output the targets' size{line}: {meant} instead of {size}",
+        culprits=made,
+        location=place or made[0].location,
     )
 
 

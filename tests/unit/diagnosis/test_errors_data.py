@@ -10,6 +10,8 @@ from provoke import each, explain, line
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from pytest_torchcheck import Contract, Labels
+
 
 class Encoder(nn.Module):
     def __init__(self, vocab, dim, max_length):
@@ -325,3 +327,27 @@ def test_numpy_inputs():
     assert found.code == "dtype-pair"
     assert "input is float64, NumPy's default dtype" in found.cause
     assert found.culprits[0].kind == "input"
+
+
+class Halved(nn.Module):
+    def __init__(self, exact):
+        super().__init__()
+        self.exact = exact
+        self.down = nn.Conv2d(1, 8, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose2d(8, 3, 2, stride=2)
+
+    def forward(self, x):
+        maps = self.up(self.down(x))
+        if self.exact:
+            maps = maps[..., : x.shape[-1]]
+        return torch.relu(maps)
+
+
+def test_maps_of_another_size_than_the_labels_are_followed_to_the_call_that_made_them():
+    specs = {"inputs": "B 1 8 9", "targets": Labels("B 8 9", classes=3), "loss": F.cross_entropy}
+    assert Contract(model=Halved(exact=True), **specs).check(["backward"]).ok
+    report = Contract(model=Halved(exact=False), **specs).check(["backward"])
+    (found,) = report.with_status("violated")
+    assert found.code == "label-shape"
+    assert found.location.text == "maps = self.up(self.down(x))"
+    assert "9 instead of 10" in found.fix
