@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from .explanation import PHASE_WORDS, Explanation, clipped
 from .findings import Culprit, Finding
 from .text.printable import message_of
-from .verdicts import not_applicable, violated
+from .verdicts import inconclusive, not_applicable, violated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from .declared.names import UnknownNameError
     from .explanation import Phase
@@ -156,4 +156,24 @@ def strictly(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         if f.status in ("suspicious", "inconclusive") and f.root is None
         else f
         for f in findings
+    )
+
+
+def not_put_back(found: Mapping[str, str]) -> Finding:
+    """Say what a model has changed that no check can put back for the next run.
+
+    Args:
+        found: What it is, such as ``a generator``, by its name in the model.
+    """
+    arrays = [name for name, kind in found.items() if kind.startswith("an array")]
+    said = "; ".join(f"{name} is {kind}" for name, kind in found.items())
+    return inconclusive(
+        f"{said}: what a run changes of it is not put back for the next one",
+        code="not-put-back",
+        cause="an array of this size is not copied, so runs are not repeatable"
+        if arrays
+        else "Python cannot copy it nor set it back, so runs are not repeatable",
+        fix="do not write to it in a forward, or hold a smaller one"
+        if arrays
+        else "hold a list, or an iterator over one, which can be copied",
     )

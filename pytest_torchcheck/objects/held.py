@@ -1,17 +1,24 @@
-"""What an object may hold beside tensors and containers: random generators, arrays, slots, iterators."""
+"""What an object may hold beside tensors and containers: random generators, arrays, files, slots, iterators, functions."""
 
 from __future__ import annotations
 
 import array
+import collections
 import contextlib
+import functools
+import io
 import random
 import sys
 import types
 import warnings
+import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+
+from .peek import NONE, attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +35,8 @@ def keeper(value: Any) -> Callable[[], None] | None:
     Args:
         value: A generator of torch, numpy or random (not one of the process, which is put back with
             the process), an
-            array of numpy that may be written to, a ``bytearray`` or an ``array.array``.
+            array of numpy that may be written to, a ``bytearray``, an ``array.array`` or a file that
+            can be read from any place.
     """
     if isinstance(value, torch.Generator):
         state = value.get_state()
@@ -41,7 +49,23 @@ def keeper(value: Any) -> Callable[[], None] | None:
     if isinstance(value, bytearray | array.array):
         items = value[:]
         return lambda: _refill(value, items)
+    if isinstance(value, io.IOBase):
+        return _of_file(value)
     return _of_numpy(value)
+
+
+def _of_file(value: io.IOBase) -> Callable[[], None] | None:
+    """Return what puts back the place in a file that is only read; None where it has none."""
+    try:
+        place = value.tell() if value.seekable() and not value.writable() else None
+    except (OSError, ValueError):  # closed, or in the midst of an iteration over its lines
+        return None
+    return None if place is None else lambda: _seek(value, place)
+
+
+def _seek(value: io.IOBase, place: int) -> None:
+    if not value.closed:
+        value.seek(place)
 
 
 def _of_numpy(value: Any) -> Callable[[], None] | None:
@@ -65,7 +89,7 @@ def _of_numpy(value: Any) -> Callable[[], None] | None:
     return None
 
 
-def random_state(value: Any) -> object | None:
+def random_state(value: Any) -> Any:
     """Return the state of a generator of random numbers, for :func:`same_state`; None of any other value."""
     if isinstance(value, torch.Generator):
         return value.get_state()
@@ -133,6 +157,47 @@ def _rewrite(value: Any, copy: Any) -> None:
         value.resize(copy.shape, refcheck=False)
     value[...] = copy
     value.flags.writeable = writeable
+
+
+CONTAINERS: Final = (list, dict, set, collections.deque)
+
+
+def shallow(container: Any) -> list[Any]:
+    """Return the items of a container, whatever its class makes of ``len`` and iteration."""
+    if isinstance(container, dict):
+        return list(dict.items(container))
+    base = next(kind for kind in (list, set, collections.deque) if isinstance(container, kind))
+    return list(base.__iter__(container))
+
+
+def restore_container(container: Any, copy: list[Any]) -> None:
+    """Let a container hold what it held again, whatever its class makes of writing to it."""
+    now = shallow(container)
+    if isinstance(container, dict):
+        same = len(now) == len(copy) and all(
+            key is key_then and value is value_then
+            for (key, value), (key_then, value_then) in zip(now, copy, strict=True)
+        )
+        if not same:
+            base = collections.OrderedDict if _is_ordered(container) else dict
+            base.clear(container)
+            for key, value in copy:
+                base.__setitem__(container, key, value)
+        return
+    if len(now) == len(copy) and all(a is b for a, b in zip(now, copy, strict=True)):
+        return
+    if isinstance(container, set):
+        set.clear(container)
+        set.update(container, copy)
+    elif isinstance(container, list):
+        list.__setitem__(container, slice(None), copy)
+    else:
+        collections.deque.clear(container)
+        collections.deque.extend(container, copy)
+
+
+def _is_ordered(container: Any) -> bool:
+    return isinstance(container, collections.OrderedDict)
 
 
 Slots = dict["types.MemberDescriptorType", Any]
@@ -205,6 +270,89 @@ def _state_of(state: Any) -> Any:
     if type(state) is tuple:
         return tuple(list(item) if type(item) is list else _rebuilt(item) for item in state)
     return _rebuilt(state)
+
+
+def within(value: Any) -> list[Any]:
+    """Return what a bound method, a partial function, or an iterator that wraps others is made of.
+
+    Of a function only what its closure holds as data: it may reach whatever its file does.
+    """
+    if isinstance(value, types.MethodType):
+        return [value.__self__]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, types.FunctionType):
+        held = [cell.cell_contents for cell in filled_cells(value)]
+        return [one for one in held if _is_data(one)]
+    if is_iterator(value) and not isinstance(value, types.GeneratorType):
+        with contextlib.suppress(TypeError, AttributeError, NotImplementedError):
+            return list(value.__reduce__()[1])
+    return []
+
+
+def filled_cells(function: types.FunctionType) -> list[types.CellType]:
+    """Return the variables of the functions around it that a function uses, as far as they are bound."""
+    found = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):
+            _ = cell.cell_contents
+            found.append(cell)
+    return found
+
+
+def _is_data(value: Any) -> bool:
+    kinds = (torch.Tensor, list, dict, set, tuple, bytearray, array.array, Iterator)
+    return (
+        isinstance(value, kinds) or random_state(value) is not None or _of_numpy(value) is not None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Unkept:
+    """What a run may change and nothing can put back.
+
+    Attributes:
+        value: The object.
+        kind: What it is, as a message says it.
+        then: What tells a change: how far it was read, or a checksum; None where nothing does.
+    """
+
+    value: Any
+    kind: str
+    then: object
+
+    @classmethod
+    def of(cls, value: Any) -> Unkept | None:
+        """Return what cannot be put back of a value that nothing else keeps, or None where it cannot change."""
+        numpy = sys.modules.get("numpy")
+        if isinstance(value, types.GeneratorType):
+            kind = "a generator"
+        elif numpy is not None and isinstance(value, numpy.ndarray) and value.flags.writeable:
+            kind = f"an array of more than {MOST_BYTES // 2**20} MiB"
+        elif isinstance(value, Iterator) and attributes(value).get("_num_yielded") is not None:
+            kind = "an iterator of a DataLoader"
+        elif isinstance(value, Iterator) and attributes(value) is NONE and not within(value):
+            kind = f"an iterator of type {type(value).__name__}"
+        else:
+            return None
+        return cls(value, kind, _mark(value))
+
+    @property
+    def large(self) -> bool:
+        """Whether to look at it takes time."""
+        return hasattr(self.value, "nbytes")
+
+    def moved(self) -> bool:
+        """Say whether it is not as it was, or may not be."""
+        return self.then is None or _mark(self.value) != self.then
+
+
+def _mark(value: Any) -> object:
+    if isinstance(value, types.GeneratorType):
+        return position(value)
+    if isinstance(value, Iterator):
+        return attributes(value).get("_num_yielded")
+    return zlib.crc32(value.reshape(-1).view("uint8")) if value.flags.c_contiguous else None
 
 
 def position(generator: types.GeneratorType[Any, Any, Any]) -> int:

@@ -280,19 +280,10 @@ class Runner:
 
     def _not_put_back(self) -> tuple[Finding, ...]:
         """Say once what the model has read that no check can put back for the next run."""
-        names = [name for subject in self._subjects.values() for name in subject.not_put_back()]
-        if not names:
-            return ()
-        shown = ", ".join(names)
-        are = "is a generator" if len(names) == 1 else "are generators"
-        return (
-            verdicts.inconclusive(
-                f"{shown} {are}: each run reads on where the run before stopped",
-                code="not-put-back",
-                cause="Python cannot copy a generator nor set it back, so runs are not repeatable",
-                fix="hold a list, or an iterator over one, which can be copied",
-            ),
-        )
+        found: dict[str, str] = {}
+        for subject in self._subjects.values():
+            found |= subject.not_put_back()
+        return (outcomes.not_put_back(found),) if found else ()
 
     def crash(self, case: Case, error: SubjectError, subject: Subject) -> Finding:
         """Explain an exception of the user's code, or point to the finding that did."""

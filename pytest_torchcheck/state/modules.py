@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import sys
 import types
 from dataclasses import dataclass
@@ -13,15 +14,20 @@ import torch.utils.deterministic
 from torch import nn
 
 from ..objects.held import (
+    CONTAINERS,
     Slots,
+    Unkept,
     copied,
+    filled_cells,
     is_iterator,
     items_of,
     keeper,
-    position,
     put_slots,
     random_state,
+    restore_container,
+    shallow,
     slots_of,
+    within,
 )
 from ..objects.peek import NONE, attributes, entries
 from ..objects.trees import address
@@ -33,8 +39,7 @@ ATOMS = (
     type(None), bool, int, float, complex, str, bytes, type, types.FunctionType, types.MethodType,
     types.BuiltinFunctionType, types.ModuleType, torch.dtype, torch.device, torch.Size,
 )  # fmt: skip
-_CONTAINERS = (list, dict, set, collections.deque)
-_PLAIN = (*_CONTAINERS, collections.OrderedDict, collections.defaultdict, collections.Counter)
+_PLAIN = (*CONTAINERS, collections.OrderedDict, collections.defaultdict, collections.Counter)
 FOREIGN = (
     "builtins",
     "torch",
@@ -164,7 +169,9 @@ class ModuleState:
         self._containers: list[tuple[Any, Any]] = []
         self._kept: list[Callable[[], None]] = []
         self._iterators: dict[int, Any] = {}  # by id of the iterator: a copy of what it was
-        self._generators: list[tuple[types.GeneratorType[Any, Any, Any], int]] = []
+        self._unkept: list[Unkept] = []
+        self._looked = 0
+        self._cells: list[tuple[types.CellType, Any]] = []
         self.random: list[Any] = []  # generators of random numbers that it holds
         self._scripts: list[_ScriptState] = []
         self._tensors: dict[int, _TensorState] = {}
@@ -226,9 +233,12 @@ class ModuleState:
         for script in self._scripts:
             script.restore()
         for container, copy in self._containers:
-            _restore_container(container, copy)
+            restore_container(container, copy)
         for put_back in self._kept:
             put_back()
+        for cell, content in self._cells:
+            if cell.cell_contents is not content:
+                cell.cell_contents = content
         if self._iterators and not last:
             self._hand_out_copies()
         parameter_ids = {id(state) for state in self._parameters}
@@ -237,14 +247,13 @@ class ModuleState:
             if last:
                 state.restore_version()
 
-    def advanced(self) -> tuple[str, ...]:
-        """Name the generators of Python's that were read since: nothing can put those back."""
-        moved = {
-            id(generator): generator
-            for generator, place in self._generators
-            if position(generator) != place
-        }
-        return tuple(self.name_of(one, one.__qualname__) for one in moved.values())
+    def advanced(self) -> dict[str, str]:
+        """Return what was changed since and nothing can put back: its kind, by its name."""
+        self._looked += 1  # to read a large array takes time: three looks at it are enough
+        moved = [
+            one for one in self._unkept if (self._looked <= 3 or not one.large) and one.moved()
+        ]
+        return {self.name_of(one.value, type(one.value).__name__): one.kind for one in moved}
 
     def name_of(self, value: Any, otherwise: str) -> str:
         """Return the qualified attribute that holds a value, within what is no module its last word alone."""
@@ -282,7 +291,16 @@ class ModuleState:
         stack = [value]
         while stack:
             thing = stack.pop()
-            if isinstance(thing, ATOMS) or id(thing) in self._seen:
+            if id(thing) in self._seen:
+                continue
+            if isinstance(thing, types.FunctionType | types.MethodType | functools.partial):
+                self._seen.add(id(thing))
+                self._keep.append(thing)
+                if isinstance(thing, types.FunctionType):
+                    self._cells += [(cell, cell.cell_contents) for cell in filled_cells(thing)]
+                stack.extend(within(thing))
+                continue
+            if isinstance(thing, ATOMS):
                 continue
             self._seen.add(id(thing))
             self._keep.append(thing)
@@ -300,8 +318,8 @@ class ModuleState:
                 else:
                     self._objects.append((thing, type(thing), dict(thing.__dict__)))
                     stack.extend(thing.__dict__.values())
-            elif isinstance(thing, _CONTAINERS):
-                items = _shallow(thing)
+            elif isinstance(thing, CONTAINERS):
+                items = shallow(thing)
                 self._containers.append((thing, items))
                 stack.extend([v for _, v in items] if isinstance(thing, dict) else items)
                 if type(thing) not in _PLAIN:
@@ -313,11 +331,12 @@ class ModuleState:
                 if random_state(thing) is not None:
                     self.random.append(thing)
                 stack.extend(items_of(thing))
-            elif isinstance(thing, types.GeneratorType):
-                self._generators.append((thing, position(thing)))
+            elif is_iterator(thing) and (then := copied(thing)) is not None:
+                self._iterators[id(thing)] = then
+            elif (unkept := Unkept.of(thing)) is not None:
+                self._unkept.append(unkept)
             elif is_iterator(thing):
-                if (then := copied(thing)) is not None:
-                    self._iterators[id(thing)] = then
+                stack.extend(within(thing))
             elif type(thing).__module__.split(".")[0] not in FOREIGN:
                 stack.extend(self._take_object(thing))
 
@@ -331,43 +350,6 @@ class ModuleState:
             self._objects.append((thing, type(thing), dict(own)))
             found += own.values()
         return found
-
-
-def _shallow(container: Any) -> list[Any]:
-    """Return the items of a container, whatever its class makes of ``len`` and iteration."""
-    if isinstance(container, dict):
-        return list(dict.items(container))
-    base = next(kind for kind in (list, set, collections.deque) if isinstance(container, kind))
-    return list(base.__iter__(container))
-
-
-def _restore_container(container: Any, copy: list[Any]) -> None:
-    now = _shallow(container)
-    if isinstance(container, dict):
-        same = len(now) == len(copy) and all(
-            key is key_then and value is value_then
-            for (key, value), (key_then, value_then) in zip(now, copy, strict=True)
-        )
-        if not same:
-            base = collections.OrderedDict if _is_ordered(container) else dict
-            base.clear(container)
-            for key, value in copy:
-                base.__setitem__(container, key, value)
-        return
-    if len(now) == len(copy) and all(a is b for a, b in zip(now, copy, strict=True)):
-        return
-    if isinstance(container, set):
-        set.clear(container)
-        set.update(container, copy)
-    elif isinstance(container, list):
-        list.__setitem__(container, slice(None), copy)
-    else:
-        collections.deque.clear(container)
-        collections.deque.extend(container, copy)
-
-
-def _is_ordered(container: Any) -> bool:
-    return isinstance(container, collections.OrderedDict)
 
 
 @dataclass(frozen=True, slots=True)

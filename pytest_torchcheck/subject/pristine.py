@@ -269,12 +269,12 @@ class PristineModel:
             self.state.restore(parameters=self._touched or self._forward_writes, gradients=False)
         self._touched = False
 
-    def not_put_back(self) -> tuple[str, ...]:
-        """Name what the model has read and nothing can put back, each once."""
+    def not_put_back(self) -> dict[str, str]:
+        """Return what the model has changed and nothing can put back, each once: its kind, by its name."""
         states = [state for state in (self._original, self._state) if state is not None]
-        names = {name for state in states for name in state.advanced()}
-        new = tuple(sorted(names - self._not_put_back))
-        self._not_put_back |= names
+        found = {name: kind for state in states for name, kind in state.advanced().items()}
+        new = {name: found[name] for name in sorted(found.keys() - self._not_put_back)}
+        self._not_put_back |= found.keys()
         return new
 
     def parameters_moved(self) -> bool:

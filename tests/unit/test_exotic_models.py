@@ -176,6 +176,7 @@ def _scripted() -> nn.Module:
     return torch.jit.script(Scaled())
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CS")  # torch calls its own layouts beta
 @pytest.mark.parametrize(
     "build",
     [

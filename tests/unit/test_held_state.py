@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import csv
+import functools
 import itertools
 import random
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract
+from pytest_torchcheck.objects import held as held_module
 from pytest_torchcheck.objects.held import copied, is_iterator
 from pytest_torchcheck.state import ModuleState
 
@@ -163,6 +166,109 @@ def test_what_cannot_be_put_back_is_said_once() -> None:
         report = Contract(model=Streamed(sound), batch=batch).check(["backward", "seeding"])
         assert [one.code for one in report.findings if one.code == "not-put-back"] == []
         assert report.ok
+
+
+class Reads(nn.Module):
+    """Adds what a function gives, which keeps its state somewhere else."""
+
+    def __init__(self, give: Callable[[], float], *held: Any) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+        self.give, self.held = give, held
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(x) + self.give()
+        return out
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def next(self) -> float:
+        self.count += 1
+        return float(self.count)
+
+
+def counting() -> Callable[[], float]:
+    count, past = 0, [0.0]
+
+    def give() -> float:
+        nonlocal count
+        count += 1
+        past.append(past[-1] + count)
+        return past[-1]
+
+    return give
+
+
+def popping(items: list[float], scale: float) -> float:
+    return items.pop() * scale
+
+
+def in_a_file(path: Any) -> Callable[[], float]:
+    path.write_bytes(bytes(range(200)))
+    opened = path.open("rb")
+    return lambda: float(opened.read(1)[0])
+
+
+@pytest.mark.parametrize("kind", ["method", "closure", "partial", "file"])
+def test_what_functions_hold_is_put_back(kind: str, tmp_path: Any) -> None:
+    give: Callable[[], float] = {
+        "method": lambda: Counter().next,
+        "closure": counting,
+        "partial": lambda: functools.partial(popping, [1.0, 2.0, 3.0], scale=2.0),
+        "file": lambda: in_a_file(tmp_path / "numbers"),
+    }[kind]()
+    held = [cell.cell_contents for cell in getattr(give, "__closure__", None) or ()]
+    model = Reads(give, *held)
+    x = torch.randn(2, 3)
+    state = ModuleState(model)
+    first = model(x)
+    assert not torch.equal(model(x), first)
+    state.restore()
+    assert torch.equal(model(x), first)
+    state.restore()
+    for one in held:
+        if hasattr(one, "close"):
+            one.close()
+
+
+def uncopied(kind: str) -> Any:
+    if kind == "map over a generator":
+        return map(float, (n for n in range(9999)))
+    if kind == "loader":
+        return iter(torch.utils.data.DataLoader([float(n) for n in range(9999)], batch_size=None))
+    return (float(row[0]) for row in csv.reader(str(n) for n in range(9999)))
+
+
+@pytest.mark.parametrize("kind", ["map over a generator", "loader", "csv"])
+def test_iterators_that_cannot_be_copied_are_named(kind: str) -> None:
+    report = Contract(model=Streamed(uncopied(kind)), batch=torch.randn(4, 3)).check(
+        ["backward", "eval-purity"]
+    )
+    told = [one for one in report.findings if one.code == "not-put-back"]
+    assert len(told) == 1, report
+    assert "is not put back" in told[0].summary
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_large_array_that_is_written_to_is_named(
+    monkeypatch: pytest.MonkeyPatch, *, writes: bool
+) -> None:
+    monkeypatch.setattr(held_module, "MOST_BYTES", 64)
+    table = np.arange(60.0)
+
+    def give() -> float:
+        table[0] += writes
+        return float(table.sum())
+
+    model = Reads(give)
+    model.table = table  # type: ignore[assignment]
+    report = Contract(model=model, batch=torch.randn(4, 3)).check(["backward", "eval-purity"])
+    told = [one.summary for one in report.findings if one.code == "not-put-back"]
+    assert len(told) == writes
+    assert all("table is an array of more than" in one for one in told)
 
 
 def test_a_generator_that_no_forward_reads_is_none_of_our_business() -> None:
