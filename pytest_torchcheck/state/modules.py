@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 ATOMS = (
-    type(None), bool, int, float, complex, str, bytes, type, types.FunctionType, types.MethodType,
-    types.BuiltinFunctionType, types.ModuleType, torch.dtype, torch.device, torch.Size,
+    type(None), bool, int, float, complex, str, bytes, type, types.BuiltinFunctionType, types.ModuleType, torch.dtype, torch.device, torch.Size,
 )  # fmt: skip
+_CALLED = (types.FunctionType, types.MethodType, functools.partial)
 _PLAIN = (*CONTAINERS, collections.OrderedDict, collections.defaultdict, collections.Counter)
 FOREIGN = (
     "builtins",
@@ -291,33 +291,14 @@ class ModuleState:
         stack = [value]
         while stack:
             thing = stack.pop()
-            if id(thing) in self._seen:
-                continue
-            if isinstance(thing, types.FunctionType | types.MethodType | functools.partial):
-                self._seen.add(id(thing))
-                self._keep.append(thing)
-                if isinstance(thing, types.FunctionType):
-                    self._cells += [(cell, cell.cell_contents) for cell in filled_cells(thing)]
-                stack.extend(within(thing))
-                continue
-            if isinstance(thing, ATOMS):
+            if id(thing) in self._seen or isinstance(thing, ATOMS):
                 continue
             self._seen.add(id(thing))
             self._keep.append(thing)
             if isinstance(thing, torch.Tensor):
-                is_parameter = id(thing) in self._parameter_ids or isinstance(thing, nn.Parameter)
-                state = _TensorState.of(thing, copy=not is_parameter)
-                self._tensors[id(thing)] = state
-                if is_parameter:
-                    self._parameters.append(state)
+                self._take_tensor(thing)
             elif isinstance(thing, nn.Module):
-                if isinstance(thing, torch.jit.ScriptModule):
-                    self._scripts.append(_ScriptState.of(thing))
-                    stack.extend(thing.parameters())
-                    stack.extend(thing.buffers())
-                else:
-                    self._objects.append((thing, type(thing), dict(thing.__dict__)))
-                    stack.extend(thing.__dict__.values())
+                stack.extend(self._take_module(thing))
             elif isinstance(thing, CONTAINERS):
                 items = shallow(thing)
                 self._containers.append((thing, items))
@@ -326,19 +307,44 @@ class ModuleState:
                     stack.extend(self._take_object(thing))
             elif isinstance(thing, tuple | frozenset):
                 stack.extend(entries(thing))
-            elif (put_back := keeper(thing)) is not None:
-                self._kept.append(put_back)
-                if random_state(thing) is not None:
-                    self.random.append(thing)
-                stack.extend(items_of(thing))
-            elif is_iterator(thing) and (then := copied(thing)) is not None:
-                self._iterators[id(thing)] = then
-            elif (unkept := Unkept.of(thing)) is not None:
-                self._unkept.append(unkept)
-            elif is_iterator(thing):
-                stack.extend(within(thing))
-            elif type(thing).__module__.split(".")[0] not in FOREIGN:
-                stack.extend(self._take_object(thing))
+            else:
+                stack.extend(self._take_other(thing))
+
+    def _take_tensor(self, tensor: torch.Tensor) -> None:
+        is_parameter = id(tensor) in self._parameter_ids or isinstance(tensor, nn.Parameter)
+        state = _TensorState.of(tensor, copy=not is_parameter)
+        self._tensors[id(tensor)] = state
+        if is_parameter:
+            self._parameters.append(state)
+
+    def _take_module(self, module: nn.Module) -> Iterable[Any]:
+        """Keep what a module holds; return it."""
+        if isinstance(module, torch.jit.ScriptModule):
+            self._scripts.append(_ScriptState.of(module))
+            return [*module.parameters(), *module.buffers()]
+        self._objects.append((module, type(module), dict(module.__dict__)))
+        return module.__dict__.values()
+
+    def _take_other(self, thing: Any) -> Iterable[Any]:
+        """Keep what is neither tensor, module nor container; return what it holds."""
+        if isinstance(thing, _CALLED):
+            if isinstance(thing, types.FunctionType):
+                self._cells += [(cell, cell.cell_contents) for cell in filled_cells(thing)]
+            return within(thing)
+        if (put_back := keeper(thing)) is not None:
+            self._kept.append(put_back)
+            if random_state(thing) is not None:
+                self.random.append(thing)
+            return items_of(thing)
+        if is_iterator(thing) and (then := copied(thing)) is not None:
+            self._iterators[id(thing)] = then
+        elif (unkept := Unkept.of(thing)) is not None:
+            self._unkept.append(unkept)
+        elif is_iterator(thing):
+            return within(thing)
+        elif type(thing).__module__.split(".")[0] not in FOREIGN:
+            return self._take_object(thing)
+        return ()
 
     def _take_object(self, thing: Any) -> Iterable[Any]:
         """Keep the attributes and slots of an object of the user's; return what they hold."""

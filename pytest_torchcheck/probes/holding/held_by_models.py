@@ -144,9 +144,7 @@ def _inside(value: Any, path: str, registered: set[int]) -> Iterator[tuple[str, 
     seen: set[int] = set()
     while stack and len(seen) < _MOST:
         path, via, thing, depth = stack.popleft()
-        if isinstance(thing, ATOMS) and not isinstance(
-            thing, types.FunctionType | types.MethodType
-        ):
+        if isinstance(thing, ATOMS):
             continue
         if id(thing) in seen or id(thing) in registered:
             continue
