@@ -274,7 +274,10 @@ CHECKS: tuple[Check, ...] = (
         check(
             "batch-independence",
             "A sample's output does not depend on its neighbours, nor on its place in the batch.",
-            cost="4 F in eval mode, one of them shared; 2 more in float64 only where bits differ",
+            cost=(
+                "4 F in eval mode, one of them shared; 2 more in float64 only where bits differ; as "
+                "many again where weights start at zero"
+            ),
         ),
         check(
             "batch-sizes",
@@ -293,7 +296,10 @@ CHECKS: tuple[Check, ...] = (
         check(
             "eval-determinism",
             "In eval mode the same input gives the same output, whatever the random state.",
-            cost="3 F, shared with eval-purity; 1 more only where one of them differs",
+            cost=(
+                "3 F, shared with eval-purity; 1 more only where one of them differs; 3 where weights "
+                "start at zero"
+            ),
         ),
         check(
             "eval-purity",

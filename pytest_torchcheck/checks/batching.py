@@ -13,6 +13,7 @@ from ..objects import trees
 from ..runs.facts import forward_facts, outputs
 from ..runs.rows import Rows, floating_from, output_rows
 from ..runs.time_first import other_batch_dim
+from ..runs.woken import also_woken
 from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
@@ -56,6 +57,10 @@ def is_stochastic(subject: Subject) -> bool:
 
 def batch_independence(subject: Subject) -> Iterator[Finding]:
     """Replace the neighbours of the first sample, and change the order of the samples."""
+    yield from also_woken(subject, _independence)
+
+
+def _independence(subject: Subject) -> Iterator[Finding]:
     subject.batch()  # where it cannot be made, that is what is told
     if subject.contract.batch_dim is None or subject.source.batch_symbol is None:
         yield not_applicable("the inputs have no batch dimension")
@@ -101,6 +106,11 @@ def batch_independence(subject: Subject) -> Iterator[Finding]:
             else (explain.other_dim(subject, dim, leaks))
         )
         return
+    yield from _order_of_samples(subject, batch, rows, size)
+
+
+def _order_of_samples(subject: Subject, batch: Batch, rows: Rows, size: int) -> Iterator[Finding]:
+    """Change the order of the samples."""
     if forward_facts(subject).consumed:
         yield passed(
             f"the first of {size} samples is unchanged by other neighbours; the output is random in eval mode"

@@ -15,6 +15,7 @@ from ..runs.facts import copied, forward_facts, outputs
 from ..runs.remembering import remembered
 from ..runs.repeats import differing_generators, moved_by_asking, moved_by_building
 from ..runs.training.digests import digests
+from ..runs.woken import also_woken
 from ..state import seed_everything, seed_torch
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 def eval_determinism(subject: Subject) -> Iterator[Finding]:
     """Run twice in eval mode with different seeds."""
+    yield from also_woken(subject, _determinism)
+
+
+def _determinism(subject: Subject) -> Iterator[Finding]:
     for promise in subject.contract.promised("Stochastic"):
         yield not_applicable(f"the contract promises {promise}")
         return

@@ -12,6 +12,7 @@ from .. import promises
 from ..codes import behaviour as explain
 from ..declared.names import UnknownNameError
 from ..objects import trees
+from ..runs.woken import also_woken
 from ..specs.sequences import Lengths
 from ..state import seed_everything
 from ..subject.errors import SubjectError
@@ -75,7 +76,7 @@ def causality(subject: Subject) -> Iterator[Finding]:
     """Change the input's suffix by finite values; the output's prefix must keep its bits."""
     for promise in subject.contract.promised("Causal"):
         assert isinstance(promise, promises.Causal)
-        yield _causal(subject, promise)
+        yield from also_woken(subject, lambda s, p=promise: iter((_causal(s, p),)))
 
 
 def _causal(subject: Subject, promise: promises.Causal) -> Finding:
@@ -159,7 +160,7 @@ def padding_invariance(subject: Subject) -> Iterator[Finding]:
     """Append padding, and other values where a mask or lengths say so; compare the outputs of real positions."""
     for promise in subject.contract.promised("PaddingInvariant"):
         assert isinstance(promise, promises.PaddingInvariant)
-        yield _padding(subject, promise)
+        yield from also_woken(subject, lambda s, p=promise: iter((_padding(s, p),)))
 
 
 def _padding(subject: Subject, promise: promises.PaddingInvariant, extra: int = 3) -> Finding:
@@ -298,7 +299,7 @@ def permutation_invariance(subject: Subject) -> Iterator[Finding]:
     """Permute the inputs twice and compare outputs in float64."""
     for promise in subject.contract.promised("PermutationInvariant"):
         assert isinstance(promise, promises.PermutationInvariant)
-        yield _permute(subject, promise, None)
+        yield from also_woken(subject, lambda s, p=promise: iter((_permute(s, p, None),)))
 
 
 def permutation_equivariance(subject: Subject) -> Iterator[Finding]:
@@ -310,7 +311,9 @@ def permutation_equivariance(subject: Subject) -> Iterator[Finding]:
             if promise.output_dim is not None
             else next(iter(promise.dims.values()))
         )
-        yield _permute(subject, promise, output_dim)
+        yield from also_woken(
+            subject, lambda s, p=promise, d=output_dim: iter((_permute(s, p, d),))
+        )
 
 
 def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:

@@ -15,10 +15,10 @@ from ..findings import Culprit, Finding
 from ..probes.holding.held_by_models import CONTAINERS, Holding, holdings
 from ..probes.holding.init_arguments import given_to_init
 from ..runs.hidden import hidden
-from ..runs.idle_rows import without_effect
+from ..runs.liveness.idle_rows import without_effect
+from ..runs.liveness.unread import unread_results
 from ..runs.portability import portability
 from ..runs.training.observation import observe
-from ..runs.unread import unread_results
 from ..sources import edits
 from ..state import seed_everything
 from ..subject.errors import SubjectError

@@ -26,7 +26,6 @@ FILES: frozenset[str] = frozenset()
 FUNCTIONS: frozenset[str] = frozenset(
     {
         "checks.autograd:gradients_exist",
-        "checks.batching:batch_independence",
         "checks.determinism:deterministic_algorithms",
         "checks.losses.labels:label_range",
         "checks.machines.amp:grad_scaler",

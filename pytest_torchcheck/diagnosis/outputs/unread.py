@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from ...findings import Culprit
 from ...runs.again import forward_and_loss
-from ...runs.unread import unread_parts
+from ...runs.liveness.unread import unread_parts
 from ...verdicts import suspicious, violated
 from ..lines.passed_on import passed_by
 
 if TYPE_CHECKING:
     from ...findings import Finding
-    from ...runs.idle_rows import IdleRows
-    from ...runs.unread import Unread
+    from ...runs.liveness.idle_rows import IdleRows
+    from ...runs.liveness.unread import Unread
     from ...subject import Subject
 
 _FIXES = {

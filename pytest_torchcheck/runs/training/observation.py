@@ -15,7 +15,7 @@ from ...probes.holding.held_by_models import Holding, graph_leaves, holdings
 from ...probes.numbers.signals import SignalWatch
 from ...state import seed_everything
 from ...subject.gradients import clear_gradients
-from ..idle_rows import silent_rows
+from ..liveness.idle_rows import silent_rows
 from ..losses.consumption import LossSight
 from ..pieces import Piece, differing, pieces
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...findings import Location
     from ...probes.numbers.signal_facts import Signals
     from ...subject import Subject
-    from ..idle_rows import IdleRows
+    from ..liveness.idle_rows import IdleRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ..objects import trees
-from ..state import seed_everything
-from ..subject import SubjectError
-from .facts import outputs
+from ...objects import trees
+from ...state import seed_everything
+from ...subject import SubjectError
+from ..facts import outputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..subject import Subject
+    from ...subject import Subject
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MOST_PARTS = 16

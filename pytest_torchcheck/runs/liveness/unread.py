@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from .. import sources
-from ..probes.recorded.unread import UnreadWatch
-from ..state import seed_everything
-from .training.observation import observe
+from ... import sources
+from ...probes.recorded.unread import UnreadWatch
+from ...state import seed_everything
+from ..training.observation import observe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..findings import Location
-    from ..probes.recorded.unread import Place
-    from ..subject import Subject
+    from ...findings import Location
+    from ...probes.recorded.unread import Place
+    from ...subject import Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""What a forward computes and nothing reads."""
