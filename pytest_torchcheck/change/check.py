@@ -33,7 +33,8 @@ def against(subject: Subject, old: Version, *, allowed: Collection[str] = ()) ->
     mapping = declared.get("state")
     try:
         found = judge(subject, old, mapping if callable(mapping) else None)
-        yield from report.findings(subject, old, found, declared=declared, allowed=allowed)
+        beside = report.Beside.version(old)
+        yield from report.findings(subject, beside, found, declared=declared, allowed=allowed)
     except UnavailableError as error:
         if error.code == "contract-new":
             yield verdicts.not_applicable(f"new: {error}")

@@ -61,7 +61,6 @@ def compare_initial(
 
 def _otherwise(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return how two parameters of one shape are initialised otherwise; empty where they may be alike."""
-    one, two = _sketch(then).values.double(), _sketch(now).values.double()
     if then["std"] == 0.0 or now["std"] == 0.0:  # a constant
         if then["std"] == now["std"] and math.isclose(then["mean"], now["mean"], rel_tol=1e-6):
             return ""
@@ -69,16 +68,10 @@ def _otherwise(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
             f"mean {then['mean']:.4g} and standard deviation {then['std']:.4g} are now "
             f"{now['mean']:.4g} and {now['std']:.4g}"
         )
-    norms = float(one.norm()), float(two.norm())
-    if all(norms) and len(one) > 1:
-        cosine = float(torch.dot(one, two)) / (norms[0] * norms[1])
-        if abs(abs(cosine) - 1) < 1e-9:
-            ratio = math.copysign(norms[1] / norms[0], cosine)
-            return (
-                ""
-                if math.isclose(ratio, 1.0, rel_tol=1e-6)
-                else f"every value is {ratio:.4g} times what it was"
-            )
+    ratio = _ratio(then, now)
+    if ratio is not None:
+        same = math.isclose(ratio, 1.0, rel_tol=1e-6)
+        return "" if same else f"every value is {ratio:.4g} times what it was"
     count = math.prod(then["shape"])
     if count < _FEW:
         return ""
@@ -91,6 +84,20 @@ def _otherwise(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if abs(now["mean"] - then["mean"]) > _SIGMAS * spread:
         return f"mean {then['mean']:.4g}, now {now['mean']:.4g} ({count} values)"
     return ""
+
+
+def _ratio(then: Mapping[str, Any], now: Mapping[str, Any]) -> float | None:
+    """Return by what all values are multiplied; None where that is not so, or where no values were kept."""
+    if "values" not in then:
+        return None
+    one, two = _sketch(then).values.double(), _sketch(now).values.double()
+    norms = float(one.norm()), float(two.norm())
+    if not all(norms) or len(one) < 2:
+        return None
+    cosine = float(torch.dot(one, two)) / (norms[0] * norms[1])
+    if abs(abs(cosine) - 1) >= 1e-9:
+        return None
+    return math.copysign(norms[1] / norms[0], cosine)
 
 
 def _sketch(data: Mapping[str, Any]) -> Sketch:

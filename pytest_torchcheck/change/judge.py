@@ -100,8 +100,8 @@ def judge(
     then = old.description()
     state = compare_state(then["state"], snapshot.state_of(subject.model))
     found = Judgement(state=state, loading=find_loading(subject, then["weights"], state, mapping))
-    _initial(found, subject, then)
-    _costs(found, snapshot.costs(subject), then["costs"])
+    judge_initial(found, subject, then["initial"])
+    judge_costs(found, snapshot.costs(subject), then["costs"])
     found.batches = _batches(found, subject, then["batches"])
     if found.loading.load is None:
         found.undecided["outputs"] = "the old weights do not fit the model as it is"
@@ -110,15 +110,17 @@ def judge(
     return found
 
 
-def _initial(found: Judgement, subject: Subject, then: Mapping[str, Any]) -> None:
-    if not subject.contract.is_factory or not then["initial"]:
+def judge_initial(found: Judgement, subject: Subject, then: Mapping[str, Any]) -> None:
+    """Compare initial weights with those of :func:`~.snapshot.initial`."""
+    if not subject.contract.is_factory or not then:
         found.undecided["init"] = "the contract holds a module that is built already, under no seed"
         return
     now = snapshot.initial(subject.model)
-    found.initial, found.same_initial = compare_initial(then["initial"], now, found.state.renames)
+    found.initial, found.same_initial = compare_initial(then, now, found.state.renames)
 
 
-def _costs(found: Judgement, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+def judge_costs(found: Judgement, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+    """Compare what :func:`~.snapshot.costs` returns; what neither version could measure is undecided."""
     for key, name in (
         ("parameters", "parameters"),
         ("flops", "FLOPs"),

@@ -54,16 +54,16 @@ class Edits:
     """The changed lines between the checkout and a tree of a reference.
 
     Args:
-        tree: The tree of the reference.
+        tree: The tree of the reference; None where the old lines are not known, so that none changed.
     """
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree | None) -> None:
         self.tree = tree
         self._blocks = functools.cache(self._compare)
 
     def _texts(self, file: str) -> tuple[list[str], list[str]] | None:
         """Return the lines of a file of the checkout and those of the reference; None where either is missing."""
-        there = self.tree.of(file)
+        there = None if self.tree is None else self.tree.of(file)
         try:
             now = Path(file).read_text(encoding="utf-8").splitlines()
             was = [] if there is None else there.read_text(encoding="utf-8").splitlines()
@@ -107,8 +107,8 @@ class Edits:
             file: The file in the tree of the reference.
             line: The line in it.
         """
-        relative = self.tree.relative(file)
-        if relative is None:
+        relative = None if self.tree is None else self.tree.relative(file)
+        if relative is None or self.tree is None:
             return None
         here = str(self.tree.reference.top / relative)
         for block in self.blocks(here):

@@ -18,11 +18,14 @@ NARROW: Final = 1e-5
 
 _SMALL: Final = 1e-4
 """Share of the largest magnitude of their kind below which gradients are measured by that magnitude."""
+_STEPS: Final = 1e-5
+"""Relative difference of updates that is rounding: Adam divides gradients that are nearly zero by each other."""
 
-Kind = Literal["error", "structure", "output", "loss", "gradient", "statistics"]
+Kind = Literal["error", "structure", "output", "loss", "gradient", "statistics", "update", "module"]
 KINDS: Final[tuple[Kind, ...]] = (
-    "error", "structure", "output", "loss", "gradient", "statistics",
+    "error", "structure", "output", "loss", "gradient", "statistics", "update", "module",
 )  # fmt: skip
+"""What can differ, in the order in which it is reported; modules only say where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,10 @@ def differences(
         found += _compared("loss", "loss", old.loss, new.loss, allowed, least)
     found += _named("gradient", old.gradients, new.gradients, names, allowed)
     found += _named("statistics", old.buffers, new.buffers, names, allowed)
+    steps = max(allowed, _STEPS) if allowed else 0.0
+    found += _named("update", old.updates, new.updates, names, steps, share=1.0)
+    if found:
+        found += _named("module", old.modules, new.modules, {}, allowed)
     return tuple(sorted(found, key=lambda one: KINDS.index(one.kind)))
 
 
@@ -125,10 +132,11 @@ def _named(
     new: Mapping[str, Sketch | None],
     names: Mapping[str, str],
     allowed: float,
+    share: float = _SMALL,
 ) -> list[Difference]:
     """Compare what both versions have; a parameter without a gradient has one of zero."""
     found: list[Difference] = []
-    least = _SMALL * max((one.scale for one in old.values() if one is not None), default=0.0)
+    least = share * max((one.scale for one in old.values() if one is not None), default=0.0)
     for name, then in old.items():
         other = names.get(name, name)
         if other not in new:

@@ -49,11 +49,17 @@ class Place:
 
 
 def of_numbers(
-    subject: Subject, old: Version, found: Judgement, verdict: Verdict, edits: Edits
+    subject: Subject, old: Version | None, found: Judgement, verdict: Verdict, edits: Edits
 ) -> Place:
-    """Find the operation that first gives other numbers, and the edit that explains it."""
+    """Find the operation that first gives other numbers, and the edit that explains it.
+
+    Of a record, whose operations are not known, it is the first module that returned other numbers.
+    """
     model, load = subject.model, found.loading.load
     assert load is not None
+    if old is None:
+        parted = next((one.name for one in verdict.differences if one.kind == "module"), None)
+        return Place() if parted is None else of_module(model, parted, edits)
     if verdict.differences[0].kind == "error":
         return Place(edit=_only(edits, model, ""), cls=type(model).__name__)
     batch = found.batches[verdict.way.batch]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import verdicts
@@ -12,7 +13,7 @@ from . import CHANGES, places
 from .lines import Edits
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from ..findings import Finding
     from ..subject import Subject
@@ -23,9 +24,31 @@ if TYPE_CHECKING:
 _MOST = 4
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What a model is held beside, as reports speak of it.
+
+    Attributes:
+        shown: Its name, such as ``main (1a2b3c4d5)``.
+        edits: The lines that changed since, where they are known.
+        old: The other version, None for a record.
+        meant: What to do about a change of a category that is meant, as a clause.
+    """
+
+    shown: str
+    edits: Edits
+    old: Version | None
+    meant: Callable[[str], str]
+
+    @classmethod
+    def version(cls, old: Version) -> Beside:
+        """Return what reports say of a git reference."""
+        return cls(shown=old.tree.reference.shown, edits=Edits(old.tree), old=old, meant=_declare)
+
+
 def findings(
     subject: Subject,
-    old: Version,
+    beside: Beside,
     found: Judgement,
     *,
     declared: Mapping[str, Any],
@@ -35,19 +58,13 @@ def findings(
 
     Args:
         subject: The model as it is.
-        old: The other version.
+        beside: What it is held beside.
         found: What was compared.
         declared: The contract's ``changes``: reasons by category.
         allowed: Categories that the run allows to change.
     """
-    shown = old.tree.reference.shown
-    edits = Edits(old.tree)
-    makers = {
-        "state": lambda: _state(subject, found, edits, shown),
-        "outputs": lambda: _outputs(subject, old, found, edits, shown),
-        "init": lambda: _initial(subject, found, edits, shown),
-        "cost": lambda: _cost(subject, found, edits, shown),
-    }
+    shown = beside.shown
+    makers = {"state": _state, "outputs": _outputs, "init": _initial, "cost": _cost}
     held = []
     for category in CHANGES:
         changed = is_changed(found, category)
@@ -57,7 +74,7 @@ def findings(
             why = reason or "--torchcheck-allow"
             held.append(f"{category} changed, as declared: {why}")
         elif changed:
-            finding = makers[category]()
+            finding = makers[category](subject, found, beside)
             evidence = {**finding.evidence, "category": category, "reference": shown}
             yield finding.replace(evidence=evidence)
         elif category in found.undecided:
@@ -119,9 +136,13 @@ def _absent(category: str, reason: str, shown: str) -> Finding:
     )
 
 
-def _texts(place: Place, shown: str) -> dict[str, Any]:
+def _texts(place: Place, beside: Beside) -> dict[str, Any]:
     """Return cause and evidence of an edit."""
     edit = place.edit
+    if edit is None and beside.old is None:
+        return {
+            "cause": "not known: a record holds numbers and no code; --torchcheck-against names lines"
+        }
     if edit is None:
         return {
             "cause": "no changed line of the model's files explains it; look at what they import"
@@ -130,7 +151,7 @@ def _texts(place: Place, shown: str) -> dict[str, Any]:
     start = "" if place.sure else "likely: "
     return {
         "cause": f"{start}line {edit.new.line} of {_name(edit.new.file)} was\n  {was}\nand is now\n  {now}",
-        "evidence": {"was": was, "now": now, "old line": edit.old_line, "at": shown},
+        "evidence": {"was": was, "now": now, "old line": edit.old_line, "at": beside.shown},
     }
 
 
@@ -162,15 +183,15 @@ def _percent(gap: float) -> str:
     return f"{gap:.2g}" if math.isfinite(gap) else "unbounded"
 
 
-def _outputs(subject: Subject, old: Version, found: Judgement, edits: Edits, shown: str) -> Finding:
+def _outputs(subject: Subject, found: Judgement, beside: Beside) -> Finding:
     verdict = found.changed[0]
     first = verdict.differences[0]
-    place = places.of_numbers(subject, old, found, verdict, edits)
+    place = places.of_numbers(subject, beside.old, found, verdict, beside.edits)
     batch = found.batches[verdict.way.batch]
     sizes = ", ".join(f"{k}={v}" for k, v in batch.sizes.items())
-    what = {"loss": "the loss", "gradient": f"the gradient of {first.name}"}.get(
-        first.kind, first.name
-    )
+    what = {
+        "loss": "the loss", "gradient": f"the gradient of {first.name}", "update": f"the update of {first.name}",
+    }.get(first.kind, first.name)  # fmt: skip
     measured = first.fact or f"differs by {_percent(first.gap)} of its largest magnitude"
     way = f"{verdict.way.shown}, {'float64' if verdict.way.double else 'own precision'}"
     subject_ = f"{what} {measured}" if first.kind != "error" else f"it raises now: {measured}"
@@ -187,20 +208,20 @@ def _outputs(subject: Subject, old: Version, found: Judgement, edits: Edits, sho
         if place.operation
         else f"{changed} of {total} runs on the old weights changed"
     )
-    known = _texts(place, shown)
+    known = _texts(place, beside)
     kinds = list(dict.fromkeys(d.kind for v in found.changed for d in v.differences))
-    noun = {"loss": "the loss", "gradient": "gradients", "statistics": "running statistics"}.get(
-        first.kind, "outputs"
-    )
+    noun = {
+        "loss": "the loss", "gradient": "gradients", "statistics": "running statistics", "update": "updates",
+    }.get(first.kind, "outputs")  # fmt: skip
     where = _at(place)
     return verdicts.violated(
         "outputs-changed",
-        f"{noun} changed since {shown}{f', {where}' if where else ''}",
+        f"{noun} changed since {beside.shown}{f', {where}' if where else ''}",
         culprits=culprits,
         location=place.line or (place.edit.new if place.edit else None),
         observed=f"{subject_} ({way}{f'; {sizes}' if sizes else ''}); {changed} of {total} runs changed",
         because=because,
-        fix=_declare("outputs"),
+        fix=beside.meant("outputs"),
         cause=known["cause"],
         evidence={
             **known.get("evidence", {}),
@@ -210,7 +231,7 @@ def _outputs(subject: Subject, old: Version, found: Judgement, edits: Edits, sho
     )
 
 
-def _state(subject: Subject, found: Judgement, edits: Edits, shown: str) -> Finding:
+def _state(subject: Subject, found: Judgement, beside: Beside) -> Finding:
     change = found.state
     lines = change.lines()
     names = [
@@ -220,20 +241,20 @@ def _state(subject: Subject, found: Judgement, edits: Edits, shown: str) -> Find
         *change.reshaped,
         *change.recast,
     ]
-    place = places.of_entry(subject.model, names[0], edits)
+    place = places.of_entry(subject.model, names[0], beside.edits)
     how = {
         "renamed": "it loads once its entries are renamed",
         "partly": "it loads with strict=False only",
         "none": "it does not load",
     }.get(found.loading.how, "it loads")
-    known = _texts(place, shown)
-    fix = _declare("state")
+    known = _texts(place, beside)
+    fix = beside.meant("state")
     if change.complete:
         fix = f"map the old names in load_state_dict: {dict(list(change.renames.items())[:_MOST])}; or {fix}"
     more = f" and {len(lines) - _MOST} more" if len(lines) > _MOST else ""
     return verdicts.violated(
         "state-changed",
-        f"the state dict changed since {shown}: {lines[0]}",
+        f"the state dict changed since {beside.shown}: {lines[0]}",
         culprits=[Culprit(kind="parameter", name=name) for name in dict.fromkeys(names[:_MOST])],
         location=place.line,
         observed=f"{'; '.join(lines[:_MOST])}{more}",
@@ -249,14 +270,14 @@ def _state(subject: Subject, found: Judgement, edits: Edits, shown: str) -> Find
     )
 
 
-def _initial(subject: Subject, found: Judgement, edits: Edits, shown: str) -> Finding:
+def _initial(subject: Subject, found: Judgement, beside: Beside) -> Finding:
     first = found.initial[0]
-    place = places.of_entry(subject.model, first.name, edits)
-    known = _texts(place, shown)
+    place = places.of_entry(subject.model, first.name, beside.edits)
+    known = _texts(place, beside)
     count = len(found.initial)
     return verdicts.violated(
         "initial-weights-changed",
-        f"{first.name} is initialised otherwise than at {shown}",
+        f"{first.name} is initialised otherwise than at {beside.shown}",
         culprits=[
             Culprit(kind="parameter", name=one.name, detail=one.fact)
             for one in found.initial[:_MOST]
@@ -266,12 +287,12 @@ def _initial(subject: Subject, found: Judgement, edits: Edits, shown: str) -> Fi
         + (f"; {count - 1} other parameters changed too" if count > 1 else ""),
         cause=known["cause"],
         because=f"both were built under one seed; {found.same_initial} parameters have the same values",
-        fix=_declare("init"),
+        fix=beside.meant("init"),
         evidence=known.get("evidence", {}),
     )
 
 
-def _cost(subject: Subject, found: Judgement, edits: Edits, shown: str) -> Finding:
+def _cost(subject: Subject, found: Judgement, beside: Beside) -> Finding:
     told = [
         f"{one.name} {_size(one.name, one.old)}, now {_size(one.name, one.new)} "
         f"({one.new / one.old:.2f} times)"
@@ -279,17 +300,17 @@ def _cost(subject: Subject, found: Judgement, edits: Edits, shown: str) -> Findi
         else f"{one.name} 0, now {one.new}"
         for one in found.costs
     ]
-    place = places.of_costs(subject.model, found.cost_lines, edits)
-    known = _texts(place, shown)
+    place = places.of_costs(subject.model, found.cost_lines, beside.edits)
+    known = _texts(place, beside)
     return verdicts.violated(
         "cost-changed",
-        f"a training step costs more than at {shown}: {told[0]}",
+        f"a training step costs more than at {beside.shown}: {told[0]}",
         culprits=[Culprit(kind="call", name="training step")],
         location=place.line,
         observed="; ".join(told),
         cause=known["cause"],
         because="both were measured on one batch, without rounding: the same on every machine",
-        fix=_declare("cost"),
+        fix=beside.meant("cost"),
         evidence=known.get("evidence", {}),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -60,6 +60,9 @@ class Outcome:
         loss: The loss: the declared one, or a random projection of the output.
         gradients: Of every parameter that requires one, by name; None where it has none.
         buffers: Every buffer after a run in training mode, by name.
+        modules: First floating tensor that each module returned first, by its name, in the order in
+            which they returned; empty where it was not asked for.
+        updates: What one step of the optimizer adds to each parameter; likewise.
         randomness: Digest of torch's random state after the run.
         drew: Whether the run drew random numbers of torch.
         error: What it raised, with the phase; empty where it came to its end.
@@ -75,6 +78,8 @@ class Outcome:
     drew: bool
     error: str = ""
     line: dict[str, Any] | None = None
+    modules: Mapping[str, Sketch] = field(default_factory=dict)
+    updates: Mapping[str, Sketch] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
         """Return what ``torch.load`` reads with ``weights_only=True``."""
@@ -138,7 +143,15 @@ def batch_for(batch: Batch, way: Way) -> Batch:
     return batch.to(dtype=torch.float64).clone() if way.double else batch.clone()
 
 
-def run(subject: Subject, batch: Batch, load: Load, way: Way, *, seed: int) -> Outcome:
+def run(
+    subject: Subject,
+    batch: Batch,
+    load: Load,
+    way: Way,
+    *,
+    seed: int,
+    describe: Callable[[torch.Tensor], Sketch] = sketch,
+) -> Outcome:
     """Run forward, loss and backward and describe them; what the user's code raises is a part of it."""
     output: Any = None
     loss: torch.Tensor | None = None
@@ -158,15 +171,15 @@ def run(subject: Subject, batch: Batch, load: Load, way: Way, *, seed: int) -> O
         after = _randomness()
         named = list(model.named_parameters())
         return Outcome(
-            outputs={path: sketch(t) for path, t in trees.tensors(output).items()},
+            outputs={path: describe(t) for path, t in trees.tensors(output).items()},
             others=_others(output),
-            loss=None if loss is None else sketch(loss.detach()),
+            loss=None if loss is None else describe(loss.detach()),
             gradients={
-                name: None if p.grad is None else sketch(p.grad)
+                name: None if p.grad is None else describe(p.grad)
                 for name, p in named
                 if p.requires_grad and loss is not None
             },
-            buffers={n: sketch(b) for n, b in model.named_buffers()} if way.train else {},
+            buffers={n: describe(b) for n, b in model.named_buffers()} if way.train else {},
             randomness=after,
             drew=after != before,
             error=error,

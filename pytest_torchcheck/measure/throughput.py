@@ -15,6 +15,7 @@ from .steps import StepFailed, track
 if TYPE_CHECKING:
     from ..declared.speeds import Kind
     from ..subject import Subject
+    from .plain_step import StepKind
 
 _PEAK_TFLOPS: Final = {
     # dense, without sparsity, from the makers' data sheets: float32 without and with TF32, half precision
@@ -89,7 +90,7 @@ def per_second(known: dict[str, Any], seconds: float) -> dict[str, Any]:
 def _work(subject: Subject, kind: Kind) -> tuple[int | None, int | None]:
     """Return operations and peak bytes; a forward's peak is that of the forward of a training step."""
     try:
-        step = "inference" if kind == "inference" else "training"
+        step: StepKind = "inference" if kind == "inference" else "training"
         measured = track(subject, fake=True, step=step, repeats=1, flops=True)
     except (StepFailed, Unmeasurable, SubjectError):
         return None, None

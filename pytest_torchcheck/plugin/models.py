@@ -5,7 +5,6 @@ An inferred contract for each, collected like any other.
 
 from __future__ import annotations
 
-import os
 import shlex
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,18 +32,9 @@ class ModelNode(ContractNode):
 
     arguments: str = ""
 
-    def command(self, case: Case) -> str:
-        """Return the command that repeats one case."""
-        settings = self.settings
-        parts = [f"pytest {self.arguments} --torchcheck-checks={case.check.name}"]
-        parts.append(f"--torchcheck-seed={self.seed}")
-        if settings.examples is not None:
-            parts.append(f"--torchcheck-examples={settings.examples}")
-        if settings.devices:
-            parts.append(f"--torchcheck-devices={','.join(settings.devices)}")
-        if settings.replay is not None:
-            parts.append(f"--torchcheck-replay={os.path.relpath(settings.replay)}")
-        return " ".join(parts)
+    def selecting(self, case: Case) -> str:
+        """Return the command that selects one case."""
+        return f"pytest {self.arguments} --torchcheck-checks={case.check.name}"
 
 
 class NamedModel(pytest.Collector):

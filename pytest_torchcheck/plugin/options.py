@@ -72,6 +72,8 @@ class Options(NamedTuple):
         durations: How many of the slowest checks are listed at the end.
         against: Git reference beside which every model is held.
         allow: What may have changed since.
+        record: Folder of the records beside which every model is held.
+        write_record: Whether to write them.
         benchmark: Whether contracts offer benchmarks to pytest-benchmark.
         sources: Where each value came from, by field.
     """
@@ -105,6 +107,8 @@ class Options(NamedTuple):
     durations: int = 0
     against: str | None = None
     allow: tuple[str, ...] = ()
+    record: Path | None = None
+    write_record: bool = False
     benchmark: bool = False
     sources: Mapping[str, str] = MappingProxyType({})
 
@@ -247,6 +251,12 @@ SETTINGS: Final = (
     Setting(name="against", flag="--torchcheck-against", parse=parse_reference, metavar="REF",
         help="hold each contract's model beside what it was at this git reference: state dict, outputs, costs",
     ),
+    Setting(name="record", flag="--torchcheck-record", parse=Path, metavar="DIR", ini="torchcheck_record",
+        help="hold each contract's model beside its record in this folder; a record that is missing is written",
+    ),
+    Setting(name="write_record", flag="--torchcheck-write-record", kind="flag",
+        help="write the records of --torchcheck-record from the models as they are",
+    ),
     Setting(name="benchmark", flag="--torchcheck-benchmark", kind="flag",
         help="add benchmarks of each contract, run by pytest-benchmark: forward, inference, training-step",
     ),
@@ -324,8 +334,11 @@ def build(config: pytest.Config) -> Options:
         raise pytest.UsageError(
             f"--torchcheck-{lone[0]} belongs to a model; give --torchcheck-model as well"
         )
-    if values.get("allow") and "against" not in values:
-        raise pytest.UsageError("--torchcheck-allow: give --torchcheck-against as well")
+    for name, needed in (("allow", "against"), ("write_record", "record")):
+        if values.get(name) and needed not in values:
+            raise pytest.UsageError(
+                f"--torchcheck-{name.replace('_', '-')}: give --torchcheck-{needed} as well"
+            )
     return Options(**values, sources=sources)
 
 

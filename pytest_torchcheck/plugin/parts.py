@@ -19,6 +19,7 @@ _WATCHING: Final = (
     "collection",
     "models",
     "versions.against",
+    "versions.records",
     "versions.benchmarks",
     "alone",
     "devices",

@@ -88,17 +88,23 @@ class ContractNode(pytest.Collector):
     def command(self, case: Case) -> str:
         """Return the command that repeats one case."""
         settings = self.settings
-        nodeid = markers.relative_nodeid(self.config, f"{self.nodeid}::{case.id}")
-        parts = [f'pytest "{nodeid}" --torchcheck --torchcheck-seed={self.seed}']
+        parts = [f"{self.selecting(case)} --torchcheck-seed={self.seed}"]
         if settings.examples is not None:
             parts.append(f"--torchcheck-examples={settings.examples}")
         if settings.against is not None and case.check.name == "against":
             parts.append(f"--torchcheck-against={settings.against}")
+        if settings.record is not None and case.check.name == "record":
+            parts.append(f"--torchcheck-record={os.path.relpath(settings.record)}")
         if settings.devices:
             parts.append(f"--torchcheck-devices={','.join(settings.devices)}")
         if settings.replay is not None:
             parts.append(f"--torchcheck-replay={os.path.relpath(settings.replay)}")
         return " ".join(parts)
+
+    def selecting(self, case: Case) -> str:
+        """Return the command that selects one case."""
+        nodeid = markers.relative_nodeid(self.config, f"{self.nodeid}::{case.id}")
+        return f'pytest "{nodeid}" --torchcheck'
 
     def collect(self) -> list[pytest.Item | pytest.Collector]:
         """Return one item per case."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ...change.process import Process
     from ...change.tree import Reference
+    from ...contracts import Contract
     from ...findings import Finding
     from ...runner import Case
     from ...subject import Subject
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
 
 NAME: Final = "against"
 SUMMARY: Final = "The model, its state dict and its costs are what they were at the git reference"
+
+
+def place_of(contract: Contract) -> tuple[str, str]:
+    """Return where versions of a contract are compared: device, the CPU where it may be, and dtype."""
+    wanted = contract.devices or ("cpu",)
+    device = "cpu" if "cpu" in wanted else next((d for d in wanted if d != "meta"), "cpu")
+    return device, next(iter(contract.dtypes or ("float32",)))
 
 
 class _Against:
@@ -52,9 +60,7 @@ class _Against:
         name = self._name(node)
         self.files.setdefault(node.path)
         self.known.add(name)
-        wanted = contract.devices or ("cpu",)
-        device = "cpu" if "cpu" in wanted else next((d for d in wanted if d != "meta"), "cpu")
-        dtype = next(iter(contract.dtypes or ("float32",)))
+        device, dtype = place_of(contract)
         check = Check(
             name=NAME, run=partial(self.run, node), summary=SUMMARY, axes="once", family="change"
         )

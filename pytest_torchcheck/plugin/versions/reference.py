@@ -25,7 +25,8 @@ _ALONE: Final[Mapping[str, Any]] = {
     "lf": False, "failedfirst": False, "stepwise": False, "maxfail": 0, "xmlpath": None, "htmlpath": None,
     "collectonly": False, "report_log": None, "torchcheck_json": None, "torchcheck_html": None,
     "torchcheck_require": "", "torchcheck_min_gpu_tests": 0, "torchcheck_checks": None, "torchcheck_replay": None,
-    "torchcheck_against": None, "torchcheck_baseline": None, "torchcheck_write_baseline": None,
+    "torchcheck_against": None, "torchcheck_record": None, "torchcheck_write_record": None,
+    "torchcheck_benchmark": None, "torchcheck_baseline": None, "torchcheck_write_baseline": None,
 }  # fmt: skip
 
 
