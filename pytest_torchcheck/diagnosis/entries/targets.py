@@ -16,7 +16,7 @@ from ..crashes.losses_called import (
     on_line,
     target_culprit,
 )
-from ..crashes.scene import sized_by
+from ..crashes.shapes import sized_by
 from ..crashes.table import entry
 from ..gradient.heads import heads_behind, widened
 
