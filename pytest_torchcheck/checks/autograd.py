@@ -27,13 +27,15 @@ from ..runs.losses.consumption import evidence
 from ..runs.tables import parameter_rows
 from ..runs.training.steps import trajectory, untrainable
 from ..state import seed_everything
-from ..subject.gradients import clear_gradients, gradient_stats
+from ..subject.gradients import Gradients, clear_gradients, gradient_stats
 from ..text.wording import names_text
 from ..verdicts import inconclusive, not_applicable, passed, violated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
+
+    from torch import nn
 
     from ..findings import Finding
     from ..probes.gradient.provenance import GraphCut
@@ -109,15 +111,7 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
     rounding = [name for name in rounding if name not in alone]
     for name in alone & set(dead):
         del dead[name]
-    untrained = [
-        (name, parameter)
-        for name, parameter in subject.named_parameters().items()
-        if not parameter.requires_grad and subject.is_promised("Trainable", name)
-    ]
-    if untrained:
-        # the optimizer function or the step may switch it on
-        moved = trajectory(subject).moved
-        untrained = [(name, p) for name, p in untrained if not moved.get(name, 0.0)]
+    untrained = _untrained(subject)
     if untrained:
         yield from explain.off(subject, [name for name, _ in untrained])
     none = [name for name, kind in dead.items() if kind == "none"]
@@ -143,20 +137,44 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
             code="not-reached",
         )
     elif not alone and not none and not zero and not rounding and not untrained:
-        promised = sum(_needs_none(subject, name) for name in first.stats)
-        told = f"{total - len(shifts) - promised} of {total} parameters have a gradient"
-        if in_step:
-            told += f"; {names_text(sorted(in_step))} in the train_step only"
-        if shifts:
-            told += (
-                f"; {names_text(sorted(shifts))} shifts what the loss compares only among itself"
-            )
-        if promised:
-            told += f"; {promised} may lack one"
-        frozen = [name for name in subject.named_parameters() if name not in first.stats]
-        if frozen:
-            told += f"; frozen: {names_text(frozen)}"
-        yield passed(told, evidence={"norm": first.norm, **table})
+        yield from _with_gradients(first, subject, total, shifts, in_step, table)
+
+
+def _untrained(subject: Subject) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters promised to be trainable that require no gradient and do not move."""
+    untrained = [
+        (name, parameter)
+        for name, parameter in subject.named_parameters().items()
+        if not parameter.requires_grad and subject.is_promised("Trainable", name)
+    ]
+    if untrained:
+        # the optimizer function or the step may switch it on
+        moved = trajectory(subject).moved
+        untrained = [(name, p) for name, p in untrained if not moved.get(name, 0.0)]
+    return untrained
+
+
+def _with_gradients(
+    first: Gradients,
+    subject: Subject,
+    total: int,
+    shifts: set[str],
+    in_step: set[str],
+    table: dict[str, list[dict[str, Any]]],
+) -> Iterator[Finding]:
+    """Report how many parameters have a gradient, and why the others need none."""
+    promised = sum(_needs_none(subject, name) for name in first.stats)
+    told = f"{total - len(shifts) - promised} of {total} parameters have a gradient"
+    if in_step:
+        told += f"; {names_text(sorted(in_step))} in the train_step only"
+    if shifts:
+        told += f"; {names_text(sorted(shifts))} shifts what the loss compares only among itself"
+    if promised:
+        told += f"; {promised} may lack one"
+    frozen = [name for name in subject.named_parameters() if name not in first.stats]
+    if frozen:
+        told += f"; frozen: {names_text(frozen)}"
+    yield passed(told, evidence={"norm": first.norm, **table})
 
 
 def _with_table(findings: Iterator[Finding], table: Mapping[str, Any]) -> Iterator[Finding]:

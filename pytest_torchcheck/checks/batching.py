@@ -116,6 +116,11 @@ def _order_of_samples(subject: Subject, batch: Batch, rows: Rows, size: int) -> 
             f"the first of {size} samples is unchanged by other neighbours; the output is random in eval mode"
         )
         return
+    yield from _keeps_places(size, subject, batch, rows)
+
+
+def _keeps_places(size: int, subject: Subject, batch: Batch, rows: Rows) -> Iterator[Finding]:
+    """Compare the samples with themselves in another order."""
     order = torch.arange(size).roll(1)
     turned = subject.source.rows(batch, order)
     try:

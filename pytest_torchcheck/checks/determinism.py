@@ -19,6 +19,7 @@ from .machines.devices import on_meta
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ..measure.parity import Gap
     from ..subject import Subject
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -64,6 +65,11 @@ def deterministic_algorithms(subject: Subject) -> Iterator[Finding]:
         yield _unwritten(subject, unwritten)
         return
     apart = [gap for gap in parity.gaps(second, first).values() if gap.value != 0.0]
+    yield from _bit_equal(apart, subject)
+
+
+def _bit_equal(apart: list[Gap], subject: Subject) -> Iterator[Finding]:
+    """Compare two passes bit by bit."""
     if apart:
         worst = max(apart, key=lambda gap: gap.value)
         yield violated(

@@ -176,19 +176,7 @@ def _padding(subject: Subject, promise: promises.PaddingInvariant, extra: int = 
     if ids.dim() <= dim:
         return inconclusive(f"{path} {list(ids.shape)} has no dimension {dim}", code="no-input")
     length = ids.shape[dim]
-    longer, values = {}, {}
-    for name, tensor in batch.tensors().items():
-        if (
-            name not in dict(batch.input_leaves())
-            or tensor.dim() <= dim
-            or tensor.shape[dim] != length
-        ):
-            continue
-        if not _follows(subject, path, name, dim) and name not in (path, mask[0] if mask else ""):
-            continue
-        fill = promise.pad if name == path else 0
-        longer[name] = _pad(tensor, dim, extra, fill, promise.side)
-        values[name] = tensor
+    longer = _lengthened(batch, dim, length, subject, path, mask, promise, extra)
     extended = with_inputs(batch, longer)
     refilled = with_inputs(extended, {path: _refill(longer[path], ids, dim, extra, promise.side)})
     told = (mask is not None and mask[0] in longer) or _has_lengths(subject, path, dim)
@@ -231,6 +219,32 @@ def _padding(subject: Subject, promise: promises.PaddingInvariant, extra: int = 
         else f"{extra} more positions of {promise.pad}"
     )
     return passed(f"{what} change {compared} output values by less than {bound:g} relatively")
+
+
+def _lengthened(
+    batch: Batch,
+    dim: int,
+    length: int,
+    subject: Subject,
+    path: str,
+    mask: tuple[str, torch.Tensor] | None,
+    promise: promises.PaddingInvariant,
+    extra: int,
+) -> dict[str, torch.Tensor]:
+    """Pad every input that follows the sequence, and return the longer tensors by path."""
+    longer: dict[str, torch.Tensor] = {}
+    for name, tensor in batch.tensors().items():
+        if (
+            name not in dict(batch.input_leaves())
+            or tensor.dim() <= dim
+            or tensor.shape[dim] != length
+        ):
+            continue
+        if not _follows(subject, path, name, dim) and name not in (path, mask[0] if mask else ""):
+            continue
+        fill = promise.pad if name == path else 0
+        longer[name] = _pad(tensor, dim, extra, fill, promise.side)
+    return longer
 
 
 def _real(

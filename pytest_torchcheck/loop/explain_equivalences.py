@@ -26,13 +26,51 @@ _ALIKE = 1e-4
 def not_accumulated(found: Comparison, n: int, trace: Trace | None) -> Finding:
     """Micro-batches do not add up to the full batch's gradient."""
     place = found.loss_place or found.place
-    clearing: Event | None = None
     loss = found.loss or "the loss"
     counts = (
         f"; valid targets of the micro-batches: {', '.join(map(str, found.counts))}"
         if found.counts
         else ""
     )
+    code, cause, fix, because, clearing = _accumulation_cause(found, n, loss, trace)
+    if clearing is not None:
+        place = clearing.place
+    return violated(
+        code,
+        f"accumulating {n} micro-batches gives another gradient than the full batch: {found.error:.1%} off",
+        culprits=(
+            *((call(clearing, "between two micro-batches"),) if clearing is not None else ()),
+            Culprit(kind="loss", name=loss, detail="as the loop divides it", location=place),
+            Culprit(
+                kind="call",
+                name=f"{loss}.backward",
+                detail=f"{found.passes} passes",
+                location=found.place,
+            ),
+            *(Culprit(kind="parameter", name=name, detail="differs") for name in found.worst[:2]),
+        ),
+        location=place,
+        observed=(
+            f"relative difference {found.error:.3g} in {found.dtype}, length along the full "
+            f"gradient {found.ratio:.4g}{counts}"
+        ),
+        cause=cause,
+        because=because,
+        fix=fix,
+        evidence={
+            "error": found.error,
+            "ratio": found.ratio,
+            "residual": found.residual,
+            "counts": list(found.counts),
+        },
+    )
+
+
+def _accumulation_cause(
+    found: Comparison, n: int, loss: str, trace: Trace | None
+) -> tuple[str, str, str, str, Event | None]:
+    """Say how the accumulated gradient relates to the full batch's, and what cleared it in between."""
+    clearing: Event | None = None
     if found.residual < _ALIKE and abs(found.ratio) > _ALIKE:
         code = "accumulation-scale"
         if abs(found.ratio - n) < 1e-3 * n:
@@ -78,37 +116,7 @@ def not_accumulated(found: Comparison, n: int, trace: Trace | None) -> Finding:
             f"micro-batches' means ({found.means:.2g}), nor the last one's ({found.last:.2g})"
         )
         fix = "weight each micro-batch by its share of the whole batch's valid targets"
-    if clearing is not None:
-        place = clearing.place
-    return violated(
-        code,
-        f"accumulating {n} micro-batches gives another gradient than the full batch: {found.error:.1%} off",
-        culprits=(
-            *((call(clearing, "between two micro-batches"),) if clearing is not None else ()),
-            Culprit(kind="loss", name=loss, detail="as the loop divides it", location=place),
-            Culprit(
-                kind="call",
-                name=f"{loss}.backward",
-                detail=f"{found.passes} passes",
-                location=found.place,
-            ),
-            *(Culprit(kind="parameter", name=name, detail="differs") for name in found.worst[:2]),
-        ),
-        location=place,
-        observed=(
-            f"relative difference {found.error:.3g} in {found.dtype}, length along the full "
-            f"gradient {found.ratio:.4g}{counts}"
-        ),
-        cause=cause,
-        because=because,
-        fix=fix,
-        evidence={
-            "error": found.error,
-            "ratio": found.ratio,
-            "residual": found.residual,
-            "counts": list(found.counts),
-        },
-    )
+    return code, cause, fix, because, clearing
 
 
 def stepped_each(trace: Trace, n: int) -> Finding:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcheck.text.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
@@ -60,6 +60,23 @@ def timeline_svg(data: Mapping[str, Any], *, title: str = "") -> str:
         ),
         f"<title>{escape(said)}</title>",
     ]
+    _draw_phases(data, x, parts, inner_height)
+    _draw_areas(columns, stacked, parts, x, y, series, top)
+    if "peak_column" in data:
+        at = x(data["peak_column"] + 0.5)
+        parts.append(
+            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"'
+            ' style="stroke:currentColor;stroke-dasharray:3 3"/>'
+        )
+    parts.extend(_legend([name for name, _ in stacked]))
+    parts.append("</svg>")
+    return "".join(parts)
+
+
+def _draw_phases(
+    data: Mapping[str, Any], x: Callable[[float], float], parts: list[str], inner_height: int
+) -> None:
+    """Draw a band and a name for each phase."""
     for number, (phase, start, stop) in enumerate(data["phases"]):
         left, right = x(start), x(stop)
         if number % 2 == 0:
@@ -71,6 +88,18 @@ def timeline_svg(data: Mapping[str, Any], *, title: str = "") -> str:
             parts.append(
                 f'<text x="{(left + right) / 2:.1f}" y="{_TOP - 8}" text-anchor="middle">{escape(phase)}</text>'
             )
+
+
+def _draw_areas(
+    columns: int,
+    stacked: list[tuple[str, list[int]]],
+    parts: list[str],
+    x: Callable[[float], float],
+    y: Callable[[float], float],
+    series: dict[str, Sequence[int]],
+    top: int,
+) -> None:
+    """Draw the stacked areas of the categories, and three lines of the scale."""
     below: Sequence[int] = [0] * columns
     for name, upper in stacked:
         parts.append(
@@ -85,15 +114,6 @@ def timeline_svg(data: Mapping[str, Any], *, title: str = "") -> str:
             ' style="stroke:currentColor;opacity:0.25"/>'
             f'<text x="{_LEFT - 6}" y="{level + 4:.1f}" text-anchor="end">{format_bytes(top * share)}</text>'
         )
-    if "peak_column" in data:
-        at = x(data["peak_column"] + 0.5)
-        parts.append(
-            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"'
-            ' style="stroke:currentColor;stroke-dasharray:3 3"/>'
-        )
-    parts.extend(_legend([name for name, _ in stacked]))
-    parts.append("</svg>")
-    return "".join(parts)
 
 
 def timeline_png(

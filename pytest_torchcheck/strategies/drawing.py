@@ -94,6 +94,30 @@ def batches(
     Raises:
         SpecError: A declaration is wrong.
     """
+    source = _source_of(source, named, inputs, targets, sizes, batch, batch_dim)
+    maker = _maker(
+        source,
+        layouts=layouts,
+        dtypes=dtypes,
+        devices=devices,
+        requires_grad=requires_grad,
+        edges=edges,
+        allow_nan=allow_nan,
+        allow_infinity=allow_infinity,
+    )
+    return maker.strategy()
+
+
+def _source_of(
+    source: Any,
+    named: Any,
+    inputs: Any,
+    targets: Any,
+    sizes: Mapping[str, Size] | None,
+    batch: Any,
+    batch_dim: int | None,
+) -> BatchSource:
+    """Return the source of batches that the arguments describe."""
     if source is None:
         if named and inputs is not None:
             raise SpecError("batches: give inputs=, or inputs by name, not both")
@@ -114,17 +138,7 @@ def batches(
         )
     if any(type(spec) not in _FREE for spec in source.specs.values()) and not source.has_real:
         source.base()  # specs that name each other, or take certain shapes only, are wrong here and now
-    maker = _maker(
-        source,
-        layouts=layouts,
-        dtypes=dtypes,
-        devices=devices,
-        requires_grad=requires_grad,
-        edges=edges,
-        allow_nan=allow_nan,
-        allow_infinity=allow_infinity,
-    )
-    return maker.strategy()
+    return source
 
 
 _FREE = (TensorSpec, Floats, Ints, Labels)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...findings import Location
+    from ...loop.trace import Trace
     from ...subject import Subject
 
 RATIO: Final = {"output": 4.0, "gradient": 6.0, "buffer": 4.0}
@@ -210,46 +211,10 @@ def grad_scaler(subject: Subject) -> Iterator[Finding]:
         None,
     )
     if seen.scalers > 1:
-        yield violated(
-            "scaler-anew",
-            (
-                f"a new GradScaler is made in every step ({seen.scalers} in "
-                f"{len(seen.factors)} steps): its factor never adapts"
-            ),
-            culprits=[
-                Culprit(
-                    kind="call",
-                    name="GradScaler",
-                    detail="made in the step",
-                    location=_scaler_line(subject),
-                )
-            ],
-            location=_scaler_line(subject) or line,
-            observed=f"{seen.scalers} scalers in {len(seen.factors)} steps, each with the factor {seen.factors[0]:g}",
-            cause="the scaler is made inside the step",
-            because="the objects that scaled the loss were told apart, step by step",
-            fix="make the GradScaler once, outside the step",
-        )
+        yield from _made_anew(seen, subject, line)
         return
     if seen.moved[1]:
-        yield violated(
-            "overflow-applied",
-            f"a gradient that is infinite reaches the weights: {seen.moved[1][0]} is changed by the step",
-            culprits=[
-                Culprit(
-                    kind="parameter", name=name, location=sources.of_parameter(subject.model, name)
-                )
-                for name in seen.moved[1][:4]
-            ],
-            location=_first_line(trace, "optimizer-step") or line,
-            observed=f"{len(seen.moved[1])} parameters move in a step one gradient of which was made infinite",
-            cause="the optimizer is stepped without the scaler, or the scaler's check is bypassed",
-            because="one element of one gradient was set to infinity before the step",
-            fix=(
-                "scaler.step(optimizer) in place of optimizer.step(), and scaler.unscale_ "
-                "before anything that reads gradients"
-            ),
-        )
+        yield from _infinite_applied(seen, subject, trace, line)
         return
     if not seen.factors[2] < seen.factors[1]:
         yield violated(
@@ -277,6 +242,52 @@ def grad_scaler(subject: Subject) -> Iterator[Finding]:
         "an infinite gradient changed no parameter and lowered the factor from "
         f"{seen.factors[1]:g} to {seen.factors[2]:g}; "
         "the next steps moved on"
+    )
+
+
+def _made_anew(seen: _Seen, subject: Subject, line: Location | None) -> Iterator[Finding]:
+    """Report a scaler that is made in every step."""
+    yield violated(
+        "scaler-anew",
+        (
+            f"a new GradScaler is made in every step ({seen.scalers} in "
+            f"{len(seen.factors)} steps): its factor never adapts"
+        ),
+        culprits=[
+            Culprit(
+                kind="call",
+                name="GradScaler",
+                detail="made in the step",
+                location=_scaler_line(subject),
+            )
+        ],
+        location=_scaler_line(subject) or line,
+        observed=f"{seen.scalers} scalers in {len(seen.factors)} steps, each with the factor {seen.factors[0]:g}",
+        cause="the scaler is made inside the step",
+        because="the objects that scaled the loss were told apart, step by step",
+        fix="make the GradScaler once, outside the step",
+    )
+
+
+def _infinite_applied(
+    seen: _Seen, subject: Subject, trace: Trace, line: Location | None
+) -> Iterator[Finding]:
+    """Report weights that an infinite gradient changes."""
+    yield violated(
+        "overflow-applied",
+        f"a gradient that is infinite reaches the weights: {seen.moved[1][0]} is changed by the step",
+        culprits=[
+            Culprit(kind="parameter", name=name, location=sources.of_parameter(subject.model, name))
+            for name in seen.moved[1][:4]
+        ],
+        location=_first_line(trace, "optimizer-step") or line,
+        observed=f"{len(seen.moved[1])} parameters move in a step one gradient of which was made infinite",
+        cause="the optimizer is stepped without the scaler, or the scaler's check is bypassed",
+        because="one element of one gradient was set to infinity before the step",
+        fix=(
+            "scaler.step(optimizer) in place of optimizer.step(), and scaler.unscale_ "
+            "before anything that reads gradients"
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...codes import ranks as explain
 from ...ranks.evidence import CHECK_OF, Evidence, evidence
@@ -116,6 +116,13 @@ def ddp_equivalence(subject: Subject) -> Iterator[Finding]:
         told = True
     if told:
         return
+    yield from _equal_replicas(local, unused, ddp, outcome)
+
+
+def _equal_replicas(
+    local: list[dict[str, Any]], unused: list[Any], ddp: list[dict[str, Any]], outcome: Outcome
+) -> Iterator[Finding]:
+    """Report ranks that average the single process's gradient."""
     norms = local[0]["norms"]
     still = (
         f"; {norms[0]}{f' and {len(norms) - 1} more' if norms[1:] else ''} used running statistics, since each rank's "

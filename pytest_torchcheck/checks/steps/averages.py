@@ -165,6 +165,17 @@ def _average(subject: Subject, promise: promises.MovingAverage) -> Finding:
         return inconclusive(
             f"{promise.source} did not move in one step, so that no average could differ"
         )
+    return _follows(moved, before, after, promise, subject)
+
+
+def _follows(
+    moved: list[Any],
+    before: dict[Any, Any],
+    after: dict[str, tuple[torch.Tensor, torch.Tensor]],
+    promise: promises.MovingAverage,
+    subject: Subject,
+) -> Finding:
+    """Compare the target after a step with the average of its old value and the source."""
     for name in moved:
         old, (new, current) = before[name], after[name]
         meant = promise.decay * old + (1 - promise.decay) * current

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..describing import Leaf
     from ..plan import Part
     from ..reading import Survey
+    from ..validity import Deviation
 
 
 def inconsistent(
@@ -182,27 +183,7 @@ def _not_collatable(
     place = error.location if own else sample_lines.return_line(part, error.indices[0])
     name = getattr(part.plan.collate, "__name__", type(part.plan.collate).__name__)
     cause, fix = "the collate function fails on real samples", f"mend {line_ref(place)}"
-    given = None
-    if opaque is not None and not own:
-        index = survey.samples[0].index
-        given = given_line(part, index, opaque.path, survey.seed + index)
-        cause = f"{where(opaque.path)} is a {opaque.type}, which the default collate function does not know"
-        if given is not None:
-            cause += f": {given.function}, which gives it, returns it at {line_ref(given)}"
-        fix = f"return tensors, arrays or numbers{f' at {line_ref(given)}' if given else ''}, or give a collate_fn"
-    odd = _unlike_rank(survey) if own else None
-    made = None
-    if odd is not None:
-        usual = next(
-            s.index
-            for s in survey.samples
-            if any(_rank(x) == odd.usual for x in s.leaves if x.path == odd.path)
-        )
-        made = sample_lines.unlike_line(part, usual, odd.index, survey.seed)
-        cause = (
-            f"sample {odd.index} has shape {odd.other} at {where(odd.path)}, most have {odd.usual}"
-        )
-        fix = f"give it the shape of the others{f' at {line_ref(made)}' if made else ''}: reshape(-1, ...)"
+    given, cause, fix, odd, made = _uncollated(opaque, own, survey, part, cause, fix)
     return violated(
         "batch-not-collatable",
         f"{part.prefix}{name} cannot make a batch of {chosen}: {error.type}: {error.message[:120]}",
@@ -230,3 +211,31 @@ def _not_collatable(
         because=f"it said: {error.message[:200]}",
         fix=fix,
     )
+
+
+def _uncollated(
+    opaque: Leaf | None, own: bool, survey: Survey, part: Part, cause: str, fix: str
+) -> tuple[Location | None, str, str, Deviation | None, Location | None]:
+    """Return why samples make no batch, and the line of a sample that differs."""
+    given = None
+    if opaque is not None and not own:
+        index = survey.samples[0].index
+        given = given_line(part, index, opaque.path, survey.seed + index)
+        cause = f"{where(opaque.path)} is a {opaque.type}, which the default collate function does not know"
+        if given is not None:
+            cause += f": {given.function}, which gives it, returns it at {line_ref(given)}"
+        fix = f"return tensors, arrays or numbers{f' at {line_ref(given)}' if given else ''}, or give a collate_fn"
+    odd = _unlike_rank(survey) if own else None
+    made = None
+    if odd is not None:
+        usual = next(
+            s.index
+            for s in survey.samples
+            if any(_rank(x) == odd.usual for x in s.leaves if x.path == odd.path)
+        )
+        made = sample_lines.unlike_line(part, usual, odd.index, survey.seed)
+        cause = (
+            f"sample {odd.index} has shape {odd.other} at {where(odd.path)}, most have {odd.usual}"
+        )
+        fix = f"give it the shape of the others{f' at {line_ref(made)}' if made else ''}: reshape(-1, ...)"
+    return given, cause, fix, odd, made

@@ -116,26 +116,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         name = next(iter(strays))
     where = f"{scene.at} combines tensors on {home} and {stray_device}"
     if name in strays:
-        made = attribute_line(scene.model, name)
-        attribute = name.rpartition(".")[2]
-        return Explanation(
-            code="device-pair",
-            summary=f"{name} stays on {stray_device} when the model is moved to {home}",
-            observed=observed,
-            cause=f"{name} is a plain attribute, neither parameter nor buffer, so that .to() does not move it",
-            because=f"the attribute is on {strays[name].device}, the parameters are on {home}; {scene.said}",
-            fix=(
-                f'write self.register_buffer("{attribute}", ..., persistent=False) for '
-                f"self.{attribute} = ...{_line(made)}"
-            ),
-            culprits=(
-                Culprit(
-                    kind="tensor", name=name, detail=f"on {strays[name].device}", location=made
-                ),
-                *scene.call_culprit(),
-            ),
-            location=made or call,
-        )
+        return _stray_attribute(scene, name, stray_device, home, observed, strays, call)
     if name in scene.inputs:
         return Explanation(
             code="device-pair",
@@ -156,29 +137,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
     maker = _origin(odd, stray_device)
     made_at = maker.location if maker is not None else None
     if maker is not None and made_at is not None:
-        holder = made_at.function.rpartition("<locals>.")[2] or maker.name
-        return Explanation(
-            code="device-pair",
-            summary=f"{holder} makes a tensor on {stray_device} while the model is on {home} ({maker.name})",
-            observed=observed,
-            cause=(
-                f"{maker.name} on line {made_at.line} makes its tensor on {stray_device}, "
-                "whatever the device of the model"
-            ),
-            because=f"the history of the {stray_device} operand begins with {maker.name}; {scene.said}",
-            fix=f"give {maker.name} {edits.device_at(made_at)} on line {made_at.line}",
-            culprits=(
-                Culprit(
-                    kind="call",
-                    name=holder,
-                    detail=f"{maker.name} on {stray_device}",
-                    location=made_at,
-                ),
-                *scene.blame(),
-                *scene.meeting(made_at),
-            ),
-            location=made_at,
-        )
+        return _made_elsewhere(made_at, maker, stray_device, home, observed, scene)
     hint = f" (likely one of {', '.join(list(strays)[:3])})" if strays else ""
     return Explanation(
         code="device-pair",
@@ -196,6 +155,65 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
             for n in list(strays)[:3]
         ),
         location=call,
+    )
+
+
+def _stray_attribute(
+    scene: Scene,
+    name: str,
+    stray_device: str,
+    home: str,
+    observed: str,
+    strays: dict[str, torch.Tensor],
+    call: Location | None,
+) -> Explanation | None:
+    """Explain a plain attribute that does not move with the model."""
+    made = attribute_line(scene.model, name)
+    attribute = name.rpartition(".")[2]
+    return Explanation(
+        code="device-pair",
+        summary=f"{name} stays on {stray_device} when the model is moved to {home}",
+        observed=observed,
+        cause=f"{name} is a plain attribute, neither parameter nor buffer, so that .to() does not move it",
+        because=f"the attribute is on {strays[name].device}, the parameters are on {home}; {scene.said}",
+        fix=(
+            f'write self.register_buffer("{attribute}", ..., persistent=False) for '
+            f"self.{attribute} = ...{_line(made)}"
+        ),
+        culprits=(
+            Culprit(kind="tensor", name=name, detail=f"on {strays[name].device}", location=made),
+            *scene.call_culprit(),
+        ),
+        location=made or call,
+    )
+
+
+def _made_elsewhere(
+    made_at: Location, maker: Op, stray_device: str, home: str, observed: str, scene: Scene
+) -> Explanation | None:
+    """Explain a tensor that a factory makes on another device."""
+    holder = made_at.function.rpartition("<locals>.")[2] or maker.name
+    return Explanation(
+        code="device-pair",
+        summary=f"{holder} makes a tensor on {stray_device} while the model is on {home} ({maker.name})",
+        observed=observed,
+        cause=(
+            f"{maker.name} on line {made_at.line} makes its tensor on {stray_device}, "
+            "whatever the device of the model"
+        ),
+        because=f"the history of the {stray_device} operand begins with {maker.name}; {scene.said}",
+        fix=f"give {maker.name} {edits.device_at(made_at)} on line {made_at.line}",
+        culprits=(
+            Culprit(
+                kind="call",
+                name=holder,
+                detail=f"{maker.name} on {stray_device}",
+                location=made_at,
+            ),
+            *scene.blame(),
+            *scene.meeting(made_at),
+        ),
+        location=made_at,
     )
 
 

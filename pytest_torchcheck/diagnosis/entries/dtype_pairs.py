@@ -10,7 +10,7 @@ from torch import nn
 
 from ... import sources
 from ...explanation import Explanation, dtype_name, dtype_word
-from ...findings import Culprit
+from ...findings import Culprit, Location
 from ...sources import edits
 from ..crashes.shapes import named_source
 from ..crashes.table import entry
@@ -145,46 +145,11 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         ".to(", ".to(torch."
     )
     if source and source in scene.inputs:
-        culprits = (Culprit(kind="input", name=source, detail=got), *culprits)
-        because = f"{source} is {got} when the model is called; {scene.said}"
-        if got == "float64":
-            cause = f"{source} is float64, NumPy's default dtype, and the model is {want}"
-            fix = f"convert {source} where the data is read: torch.from_numpy(a).float(), or a.astype('float32')"
-        elif got.startswith(("int", "uint", "bool")):
-            cause = f"{source} holds {got}, and {scene.at} computes with {want}"
-            fix = f"convert {source} where the data is read: .float()" + (
-                " / 255" if got == "uint8" else ""
-            )
-        else:
-            cause = f"{source} is {got}, the model {want}"
-            fix = f"convert {source} to the model's dtype, or the model to {got}"
+        culprits, because, cause, fix = _input_cause(source, got, culprits, scene, want, fix)
     elif maker is not None and made_at is not None:
-        created = maker.name in FACTORIES - CONVERSIONS
-        same = edits.like_tensor(made_at, "dtype")
-        like = f"dtype={same}" if same else ""
-        cause = f"{maker.name} on line {made_at.line} makes {with_article(got)} tensor" + (
-            ", whatever the dtype of the model" if created else ""
+        cause, because, location, fix, culprits = _maker_cause(
+            maker, made_at, got, scene, culprits, place, want
         )
-        because = f"the history of the {got} operand begins with {maker.name}; {scene.said}"
-        location = made_at
-        fix = (
-            f"give {maker.name} {like or 'the dtype of the data'} on line {made_at.line}"
-            if created
-            else f"write .to({same}) for .{maker.name}() on line {made_at.line}"
-            if maker.name in CONVERSIONS and same
-            else (
-                "convert its result to the dtype of the "
-                f"model{f' with .to({same})' if same else ''} on line {made_at.line}"
-            )
-        )
-        name = made_at.function.rpartition("<locals>.")[2] or maker.name
-        culprits = (
-            Culprit(kind="call", name=name, detail=f"{maker.name} makes {got}", location=made_at),
-            *culprits,
-            *(meeting := scene.meeting(made_at)),
-        )
-        if meeting and place is not None:
-            fix += f", or convert it where it meets {want}, on line {place.line}"
     else:
         cause = f"{who} is {got} where {want} is needed" + (
             "; NumPy's default dtype is float64" if got == "float64" else ""
@@ -202,6 +167,65 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         culprits=culprits,
         location=location,
     )
+
+
+def _input_cause(
+    source: str, got: str, culprits: tuple[Culprit, ...], scene: Scene, want: str, fix: str
+) -> tuple[tuple[Culprit, ...], str, str, str]:
+    """Return why an input has another dtype, and where to convert it."""
+    culprits = (Culprit(kind="input", name=source, detail=got), *culprits)
+    because = f"{source} is {got} when the model is called; {scene.said}"
+    if got == "float64":
+        cause = f"{source} is float64, NumPy's default dtype, and the model is {want}"
+        fix = f"convert {source} where the data is read: torch.from_numpy(a).float(), or a.astype('float32')"
+    elif got.startswith(("int", "uint", "bool")):
+        cause = f"{source} holds {got}, and {scene.at} computes with {want}"
+        fix = f"convert {source} where the data is read: .float()" + (
+            " / 255" if got == "uint8" else ""
+        )
+    else:
+        cause = f"{source} is {got}, the model {want}"
+        fix = f"convert {source} to the model's dtype, or the model to {got}"
+    return culprits, because, cause, fix
+
+
+def _maker_cause(
+    maker: Op,
+    made_at: Location,
+    got: str,
+    scene: Scene,
+    culprits: tuple[Culprit, ...],
+    place: Location | None,
+    want: str,
+) -> tuple[str, str, Location, str, tuple[Culprit, ...]]:
+    """Return why a call makes another dtype, and what to write on its line."""
+    created = maker.name in FACTORIES - CONVERSIONS
+    same = edits.like_tensor(made_at, "dtype")
+    like = f"dtype={same}" if same else ""
+    cause = f"{maker.name} on line {made_at.line} makes {with_article(got)} tensor" + (
+        ", whatever the dtype of the model" if created else ""
+    )
+    because = f"the history of the {got} operand begins with {maker.name}; {scene.said}"
+    location = made_at
+    fix = (
+        f"give {maker.name} {like or 'the dtype of the data'} on line {made_at.line}"
+        if created
+        else f"write .to({same}) for .{maker.name}() on line {made_at.line}"
+        if maker.name in CONVERSIONS and same
+        else (
+            "convert its result to the dtype of the "
+            f"model{f' with .to({same})' if same else ''} on line {made_at.line}"
+        )
+    )
+    name = made_at.function.rpartition("<locals>.")[2] or maker.name
+    culprits = (
+        Culprit(kind="call", name=name, detail=f"{maker.name} makes {got}", location=made_at),
+        *culprits,
+        *(meeting := scene.meeting(made_at)),
+    )
+    if meeting and place is not None:
+        fix += f", or convert it where it meets {want}, on line {place.line}"
+    return cause, because, location, fix, culprits
 
 
 def with_article(dtype: str) -> str:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ...explanation import Explanation, numbers
-from ...findings import Culprit
+from ...findings import Culprit, Location
 from ..crashes.inference_tensors import made_in_inference
 from ..crashes.table import entry
 from ..lines.layer_sizes import building_line
@@ -98,32 +98,7 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
     saver = again.saved_at if again is not None else None
     saving = re.sub(r"Backward\d*$", "", again.failed_node) if again is not None else ""
     if found is None:
-        inplace = (
-            [name for name, m in scene.model.named_modules() if getattr(m, "inplace", False)]
-            if scene.model
-            else []
-        )
-        hint = f"; built with inplace=True: {', '.join(inplace[:3])}" if inplace else ""
-        return Explanation(
-            code="inplace-saved",
-            summary=f"{what} {list(shape)} is changed in place before backward needs it",
-            observed=observed + hint,
-            cause="an in-place operation overwrites a value that the gradient is computed from",
-            because=scene.said.split(" Hint:")[0],
-            fix="replace the in-place operation on it by one that makes a new tensor"
-            + (f" (line {saver.line} is where backward needs it)" if saver else ""),
-            culprits=tuple(
-                Culprit(
-                    kind="module",
-                    name=n,
-                    detail="inplace=True",
-                    location=building_line(scene.model, n),
-                )
-                for n in inplace[:3]
-            )
-            or scene.blame(),
-            location=saver or scene.location,
-        )
+        return _unknown_change(scene, what, shape, observed, saver)
     op, fact = found
     place = op.location
     name = fact.name
@@ -139,30 +114,7 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else "backward needs its old value"
     )
     module = op.module
-    culprits: tuple[Culprit, ...] = ()
-    if module and "inplace" in _word(op):
-        culprits += (
-            Culprit(
-                kind="module",
-                name=module,
-                detail="inplace=True",
-                location=building_line(scene.model, module),
-            ),
-        )
-    culprits += (
-        Culprit(kind="call", name=holder, detail=f"{_word(op)} changes {target}", location=place),
-    )
-    if saver is not None and (
-        place is None or saver.line != place.line or saver.file != place.file
-    ):
-        culprits += (
-            Culprit(
-                kind="call",
-                name=saver.function.rpartition("<locals>.")[2] or saver.text,
-                detail="saved the tensor",
-                location=saver,
-            ),
-        )
+    culprits = _change_culprits(module, op, scene, holder, target, place, saver)
     alike = _alike(again, name) if again is not None else []
     stepped = place is not None and ".step(" in place.text
     if name and stepped:
@@ -201,6 +153,75 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
         culprits=culprits,
         location=built or place or scene.location,
     )
+
+
+def _unknown_change(
+    scene: Scene, what: str, shape: tuple[int, ...], observed: str, saver: Location | None
+) -> Explanation | None:
+    """Explain a change that a second run does not show."""
+    inplace = (
+        [name for name, m in scene.model.named_modules() if getattr(m, "inplace", False)]
+        if scene.model
+        else []
+    )
+    hint = f"; built with inplace=True: {', '.join(inplace[:3])}" if inplace else ""
+    return Explanation(
+        code="inplace-saved",
+        summary=f"{what} {list(shape)} is changed in place before backward needs it",
+        observed=observed + hint,
+        cause="an in-place operation overwrites a value that the gradient is computed from",
+        because=scene.said.split(" Hint:")[0],
+        fix="replace the in-place operation on it by one that makes a new tensor"
+        + (f" (line {saver.line} is where backward needs it)" if saver else ""),
+        culprits=tuple(
+            Culprit(
+                kind="module",
+                name=n,
+                detail="inplace=True",
+                location=building_line(scene.model, n),
+            )
+            for n in inplace[:3]
+        )
+        or scene.blame(),
+        location=saver or scene.location,
+    )
+
+
+def _change_culprits(
+    module: str,
+    op: Op,
+    scene: Scene,
+    holder: str,
+    target: str,
+    place: Location | None,
+    saver: Location | None,
+) -> tuple[Culprit, ...]:
+    """Return the module, the change and the call that saved the tensor."""
+    culprits: tuple[Culprit, ...] = ()
+    if module and "inplace" in _word(op):
+        culprits += (
+            Culprit(
+                kind="module",
+                name=module,
+                detail="inplace=True",
+                location=building_line(scene.model, module),
+            ),
+        )
+    culprits += (
+        Culprit(kind="call", name=holder, detail=f"{_word(op)} changes {target}", location=place),
+    )
+    if saver is not None and (
+        place is None or saver.line != place.line or saver.file != place.file
+    ):
+        culprits += (
+            Culprit(
+                kind="call",
+                name=saver.function.rpartition("<locals>.")[2] or saver.text,
+                detail="saved the tensor",
+                location=saver,
+            ),
+        )
+    return culprits
 
 
 @entry(r"a (view of a )?leaf Variable that requires grad is being used in an in-place operation")

@@ -196,70 +196,9 @@ def state_dict(scene: Scene, match: re.Match[str]) -> Explanation | None:
     )
     cls = match[1]
     if sizes and not absent and not foreign:
-        name, theirs, ours = sizes[0]
-        module, _, leaf = name.rpartition(".")
-        made = building_line(scene.model, module) if module else None
-        place_argument = (
-            "out_features"
-            if leaf in ("weight", "bias") and numbers(theirs)[:1] != numbers(ours)[:1]
-            else ""
-        )
-        origin = (
-            size_origin(scene.model, module, place_argument) if module and place_argument else None
-        )
-        made = origin.location if origin is not None else made
-        return Explanation(
-            code="state-dict-size",
-            summary=f"{name} is {times(numbers(ours))} in {cls} and {times(numbers(theirs))} in the checkpoint",
-            observed=(
-                f"{len(sizes)} parameter{'s' if len(sizes) > 1 else ''} of another size: "
-                f"{listed([s[0] for s in sizes])}"
-            ),
-            cause="the checkpoint was saved by a model of another size (classes, vocabulary, width)",
-            because=f"size mismatch for {name}: [{theirs}] against [{ours}]",
-            fix=(
-                f"build the model with the checkpoint's sizes{_line(made)}, or drop "
-                f"{listed([s[0] for s in sizes], 3)} from it before loading"
-            ),
-            culprits=tuple(
-                Culprit(
-                    kind="parameter", name=s[0], detail=f"[{s[2]}] in the model, [{s[1]}] saved"
-                )
-                for s in sizes[:4]
-            ),
-            location=made or place,
-        )
+        return _other_size(sizes, scene, cls, place)
     prefix = _prefix(absent, foreign)
-    late: dict[str, Location | None] = {}
-    if prefix:
-        which, edit = prefix
-        cause = f"the checkpoint's keys differ by the prefix {which!r}" + (
-            ": it was saved from a DataParallel or DDP wrapper" if which == "module." else ""
-        )
-        fix = edit + _line(place)
-    elif absent and not foreign:
-        cause, fix = (
-            "the checkpoint lacks them: they were added to the model, or were no parameter or buffer when it was saved",
-            "save again from this model, or load with strict=False and initialise them",
-        )
-    elif foreign and not absent and (late := _filled_later(scene.model, foreign)):
-        name, made = next(iter(late.items()))
-        cause = (
-            f"{listed(list(late), 2)} {'is' if len(late) == 1 else 'are'} registered as "
-            f"None{_line(made)} and filled later: a model as built has no such key"
-        )
-        fix = f"register it with persistent=False{_line(made)}, or with its values"
-        place = made or place
-    elif foreign and not absent:
-        cause, fix = (
-            "the model lacks them: layers were removed, or are held in a plain list or dict",
-            "register these layers, or delete the keys from the checkpoint",
-        )
-    else:
-        cause, fix = (
-            "model and checkpoint name their layers differently",
-            "rename the keys of the checkpoint before loading",
-        )
+    late, cause, fix, place = _key_cause(prefix, place, absent, foreign, scene)
     parts = [f"missing: {listed(absent)}"] if absent else []
     parts += [f"unexpected: {listed(foreign)}"] if foreign else []
     parts += [f"other size: {listed([s[0] for s in sizes])}"] if sizes else []
@@ -283,6 +222,82 @@ def state_dict(scene: Scene, match: re.Match[str]) -> Explanation | None:
         ),
         location=place,
     )
+
+
+def _other_size(
+    sizes: list[tuple[str, str, str]], scene: Scene, cls: str, place: Location | None
+) -> Explanation | None:
+    """Explain a parameter of another size in the checkpoint."""
+    name, theirs, ours = sizes[0]
+    module, _, leaf = name.rpartition(".")
+    made = building_line(scene.model, module) if module else None
+    place_argument = (
+        "out_features"
+        if leaf in ("weight", "bias") and numbers(theirs)[:1] != numbers(ours)[:1]
+        else ""
+    )
+    origin = size_origin(scene.model, module, place_argument) if module and place_argument else None
+    made = origin.location if origin is not None else made
+    return Explanation(
+        code="state-dict-size",
+        summary=f"{name} is {times(numbers(ours))} in {cls} and {times(numbers(theirs))} in the checkpoint",
+        observed=(
+            f"{len(sizes)} parameter{'s' if len(sizes) > 1 else ''} of another size: "
+            f"{listed([s[0] for s in sizes])}"
+        ),
+        cause="the checkpoint was saved by a model of another size (classes, vocabulary, width)",
+        because=f"size mismatch for {name}: [{theirs}] against [{ours}]",
+        fix=(
+            f"build the model with the checkpoint's sizes{_line(made)}, or drop "
+            f"{listed([s[0] for s in sizes], 3)} from it before loading"
+        ),
+        culprits=tuple(
+            Culprit(kind="parameter", name=s[0], detail=f"[{s[2]}] in the model, [{s[1]}] saved")
+            for s in sizes[:4]
+        ),
+        location=made or place,
+    )
+
+
+def _key_cause(
+    prefix: tuple[str, str] | None,
+    place: Location | None,
+    absent: list[str],
+    foreign: list[str],
+    scene: Scene,
+) -> tuple[dict[str, Location | None], str, str, Location | None]:
+    """Return why the keys differ, what to do, where, and which buffers are filled later."""
+    late: dict[str, Location | None] = {}
+    if prefix:
+        which, edit = prefix
+        cause = f"the checkpoint's keys differ by the prefix {which!r}" + (
+            ": it was saved from a DataParallel or DDP wrapper" if which == "module." else ""
+        )
+        fix = edit + _line(place)
+    elif absent and not foreign:
+        cause, fix = (
+            "the checkpoint lacks them: they were added to the model, or were no parameter or buffer when it was saved",
+            "save again from this model, or load with strict=False and initialise them",
+        )
+    elif foreign and not absent and (late := _filled_later(scene.model, foreign)):
+        made = next(iter(late.values()))
+        cause = (
+            f"{listed(list(late), 2)} {'is' if len(late) == 1 else 'are'} registered as "
+            f"None{_line(made)} and filled later: a model as built has no such key"
+        )
+        fix = f"register it with persistent=False{_line(made)}, or with its values"
+        place = made or place
+    elif foreign and not absent:
+        cause, fix = (
+            "the model lacks them: layers were removed, or are held in a plain list or dict",
+            "register these layers, or delete the keys from the checkpoint",
+        )
+    else:
+        cause, fix = (
+            "model and checkpoint name their layers differently",
+            "rename the keys of the checkpoint before loading",
+        )
+    return late, cause, fix, place
 
 
 def _filled_later(model: torch.nn.Module | None, names: list[str]) -> dict[str, Location | None]:

@@ -23,6 +23,8 @@ from .cuts import CAUSES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import nn
+
     from ...probes.gradient.provenance import GraphCut
     from ...subject import Subject
 
@@ -46,19 +48,7 @@ def zero(
 ) -> Iterator[Finding]:
     """Explain parameters whose gradient is exactly zero, or rounding noise of zero."""
     parameters = subject.named_parameters()
-    groups: dict[Any, list[str]] = defaultdict(list)
-    found: dict[str, Any] = {}
-    with subject.pristine():
-        run = forward_and_loss(subject)
-        found.update(find_zero_gradients(run, subject.model, names))
-        others = {name: parameters[name] for name in names if name not in found}
-        cuts = find_cut(run, subject.model, others) if others else {}
-    for name in names:
-        if name in found:
-            groups[("zero", found[name].kind, found[name].location)].append(name)
-        else:
-            found[name] = cuts.get(name)
-            groups[("cut", *place_of(found[name]))].append(name)
+    groups, found = _grouped(subject, names, parameters)
     for group in groups.values():
         at = found[group[0]]
         location = getattr(at, "location", None) or sources.of_parameter(subject.model, group[0])
@@ -107,6 +97,26 @@ def zero(
             fix=fix,
             evidence={"kind": kind, "parameters": list(group)},
         )
+
+
+def _grouped(
+    subject: Subject, names: list[str], parameters: dict[str, nn.Parameter]
+) -> tuple[dict[Any, list[str]], dict[str, Any]]:
+    """Group parameters by what makes their gradient zero."""
+    groups: dict[Any, list[str]] = defaultdict(list)
+    found: dict[str, Any] = {}
+    with subject.pristine():
+        run = forward_and_loss(subject)
+        found.update(find_zero_gradients(run, subject.model, names))
+        others = {name: parameters[name] for name in names if name not in found}
+        cuts = find_cut(run, subject.model, others) if others else {}
+    for name in names:
+        if name in found:
+            groups[("zero", found[name].kind, found[name].location)].append(name)
+        else:
+            found[name] = cuts.get(name)
+            groups[("cut", *place_of(found[name]))].append(name)
+    return groups, found
 
 
 def _given_twice(subject: Subject, at: Any) -> tuple[str, str, list[Culprit]] | None:

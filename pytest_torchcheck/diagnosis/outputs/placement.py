@@ -121,20 +121,7 @@ def _attribute(subject: Subject, mixture: Mixture, stray: Stray, evidence: Porta
             **fields,
         )
     trained = holding.path in hidden(subject).trained
-    if holding.kind == "tensor" and not trained:
-        cause = f"{stray.name} is {what}, neither parameter nor buffer, so that .to() and .cuda() leave it behind"
-        fix = f'write self.register_buffer("{holding.word}", ..., persistent=False){line}'
-    elif holding.kind == "tensor":
-        cause = f"{stray.name} is a tensor, not an nn.Parameter, so that .to() and .cuda() leave it behind"
-        fix = f"write self.{holding.word} = nn.Parameter(...){line}"
-    else:
-        cause = (
-            f"{holding.path} is {what}, not registered, so that .to() and .cuda() leave it behind"
-        )
-        fix = (
-            f"hold {holding.attribute} in an nn.ModuleList, ModuleDict, ParameterList or an "
-            f"attribute of its own{line}"
-        )
+    cause, fix = _left_behind(holding, trained, stray, what, line)
     if holding.kind == "module" and not trained:
         return suspicious(
             "module-placed-by-hand",
@@ -156,6 +143,27 @@ def _attribute(subject: Subject, mixture: Mixture, stray: Stray, evidence: Porta
         root=f"registration/{code}" if trained else None,
         **fields,
     )
+
+
+def _left_behind(
+    holding: Holding, trained: bool, stray: Stray, what: str, line: str
+) -> tuple[str, str]:
+    """Return why a holding stays where it is, and what to write instead."""
+    if holding.kind == "tensor" and not trained:
+        cause = f"{stray.name} is {what}, neither parameter nor buffer, so that .to() and .cuda() leave it behind"
+        fix = f'write self.register_buffer("{holding.word}", ..., persistent=False){line}'
+    elif holding.kind == "tensor":
+        cause = f"{stray.name} is a tensor, not an nn.Parameter, so that .to() and .cuda() leave it behind"
+        fix = f"write self.{holding.word} = nn.Parameter(...){line}"
+    else:
+        cause = (
+            f"{holding.path} is {what}, not registered, so that .to() and .cuda() leave it behind"
+        )
+        fix = (
+            f"hold {holding.attribute} in an nn.ModuleList, ModuleDict, ParameterList or an "
+            f"attribute of its own{line}"
+        )
+    return cause, fix
 
 
 def _moved_at(place: Location | None) -> str:

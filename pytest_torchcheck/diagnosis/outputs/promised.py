@@ -8,7 +8,7 @@ import torch
 
 from ... import sources
 from ...explanation import on_line
-from ...findings import Culprit, Finding
+from ...findings import Culprit, Finding, Location
 from ...probes.positions.mask_axes import find_query_mask
 from ...state import seed_everything
 from ...verdicts import violated
@@ -110,6 +110,20 @@ def padding(
             ),
         )
         line = laid.location
+    return _padding_finding(contents, path, output, extra, place, line, gap, promise)
+
+
+def _padding_finding(
+    contents: bool,
+    path: str,
+    output: str,
+    extra: int,
+    place: Place | None,
+    line: Location | None,
+    gap: float,
+    promise: PaddingInvariant,
+) -> Finding:
+    """Say which output padding changes, and where."""
     return violated(
         "padding-leak",
         f"what stands at padded positions of {path} changes {output}"

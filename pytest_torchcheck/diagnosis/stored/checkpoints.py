@@ -35,6 +35,13 @@ def explain_lost(
             because="two instances with equal state dicts give different outputs for equal inputs and seeds",
             fix="hold every random or learned value in a parameter or a persistent buffer",
         )
+    return _loses(lost, confirmed, subject, observed, distance)
+
+
+def _loses(
+    lost: list[Lost], confirmed: bool, subject: Subject, observed: str, distance: float
+) -> Finding:
+    """Explain what a checkpoint loses, by name."""
     lost = list({each.name: each for each in lost}.values())
     first = lost[0]
     names = listed([each.name for each in lost])

@@ -50,22 +50,7 @@ def leaks(
             kind="module", name=name, detail=f"+{count} hooks per {kind}", location=leak.location
         )
     else:
-        holder = leak.holder or "something"
-        code = "leak-graph" if leak.kind == "graph" else "leak-tensors"
-        summary = f"{holder} keeps {each} alive"
-        cause = (
-            "tensors are kept together with their graph, so that everything backward needed stays too"
-            if leak.kind == "graph"
-            else "tensors are kept and never dropped"
-        )
-        fix = (
-            f"keep .detach() or .item() of it, or drop it after the step (line {leak.location.line})"
-            if leak.kind == "graph" and leak.location is not None
-            else "keep .detach() or .item() of it, or drop it after the step"
-            if leak.kind == "graph"
-            else "bound it (deque(maxlen=...)), or clear it after each step"
-        )
-        culprit = Culprit(kind="tensor", name=holder, detail=each, location=leak.location)
+        code, summary, cause, fix, culprit = _kept_tensors(leak, each)
     made = violated if certain else suspicious
     return made(
         code,
@@ -108,6 +93,27 @@ def leaks(
             ],
         },
     ).replace(root=root)
+
+
+def _kept_tensors(leak: Leak, each: str) -> tuple[str, str, str, str, Culprit]:
+    """Say what keeps tensors alive, and how to drop them."""
+    holder = leak.holder or "something"
+    code = "leak-graph" if leak.kind == "graph" else "leak-tensors"
+    summary = f"{holder} keeps {each} alive"
+    cause = (
+        "tensors are kept together with their graph, so that everything backward needed stays too"
+        if leak.kind == "graph"
+        else "tensors are kept and never dropped"
+    )
+    fix = (
+        f"keep .detach() or .item() of it, or drop it after the step (line {leak.location.line})"
+        if leak.kind == "graph" and leak.location is not None
+        else "keep .detach() or .item() of it, or drop it after the step"
+        if leak.kind == "graph"
+        else "bound it (deque(maxlen=...)), or clear it after each step"
+    )
+    culprit = Culprit(kind="tensor", name=holder, detail=each, location=leak.location)
+    return code, summary, cause, fix, culprit
 
 
 def cached(

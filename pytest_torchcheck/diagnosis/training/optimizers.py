@@ -19,6 +19,7 @@ from .making import Making, making
 if TYPE_CHECKING:
     from ...runs.training.steps import Coverage, Trajectory
     from ...subject import Subject
+    from ...subject.gradients import Gradients
 
 
 def optimizer_line(subject: Subject, name: str = "") -> Location | None:
@@ -240,20 +241,7 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
         if not made.coverage.foreign and (out := left_out(subject, names[0])) is not None:
             place, given, fix = out.location, out.culprits, out.fix or fix
     elif own:
-        step = subject.contract.train_step
-        place = _suspect(subject)
-        cleared = all(name not in made.live for name in names)
-        cause = (
-            "the gradients are cleared between backward and step"
-            if cleared and place is not None and "zero_grad" in place.text
-            else "the declared training step does not apply the gradients"
-        )
-        because = (
-            f"a plain forward, loss and backward gives {names[0]} a gradient of norm {first.stats[names[0]].norm:.3g}, "
-            f"and the step leaves it bit-equal"
-        )
-        fix = "order the step as zero_grad, forward, backward, step"
-        place = place or sources.of_object(step)
+        place, cause, because, fix = _own_step_cause(subject, names, made, first)
     else:
         size, norm = made.sizes.get(names[0], 0.0), first.stats[names[0]].norm
         cause = "the update is smaller than half a unit in the last place of the weight"
@@ -297,6 +285,27 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
             "rates": list(made.rates),
         },
     )
+
+
+def _own_step_cause(
+    subject: Subject, names: list[str], made: Trajectory, first: Gradients
+) -> tuple[Location | None, str, str, str]:
+    """Return why the user's own step leaves a parameter as it is."""
+    step = subject.contract.train_step
+    place = _suspect(subject)
+    cleared = all(name not in made.live for name in names)
+    cause = (
+        "the gradients are cleared between backward and step"
+        if cleared and place is not None and "zero_grad" in place.text
+        else "the declared training step does not apply the gradients"
+    )
+    because = (
+        f"a plain forward, loss and backward gives {names[0]} a gradient of norm {first.stats[names[0]].norm:.3g}, "
+        f"and the step leaves it bit-equal"
+    )
+    fix = "order the step as zero_grad, forward, backward, step"
+    place = place or sources.of_object(step)
+    return place, cause, because, fix
 
 
 def _rate_of(subject: Subject, names: list[str]) -> float | None:

@@ -254,8 +254,21 @@ def _relation(
             "the rate of step n is the one meant for n - 1",
             "start the schedule at the first step (its initial step, or last_epoch)",
         )
+    return _stretched(follows, name, stepped, trace, where, rates, far)
+
+
+def _stretched(
+    follows: Callable[..., bool],
+    name: str,
+    stepped: list[Event],
+    trace: Trace,
+    where: str,
+    rates: list[float],
+    far: list[float],
+) -> tuple[str, str, str]:
+    """Recognise rates that are stretched, or another base or function."""
     for times in (2, 3, 4, 5, 8, 10, 16, 32):
-        if follows(lambda n, times=times: n * times):  # type: ignore[misc]
+        if follows(lambda n, times=times: n * times):
             return (
                 f"the schedule advances {times} places per step",
                 (
@@ -266,7 +279,7 @@ def _relation(
                 if stepped
                 else "advance the schedule by one per step",
             )
-        if follows(lambda n, times=times: n // times):  # type: ignore[misc]
+        if follows(lambda n, times=times: n // times):
             return (
                 f"the schedule advances once in {times} steps, as if per epoch",
                 f"the rate of step n is the one meant for n // {times}",

@@ -77,20 +77,7 @@ def first_spread(
     Returns:
         The operation, or None where every output keeps the change in its place.
     """
-    masks: dict[int, dict[int, Tensor]] = {}
-    for kept, trace in changed_after.items():
-        for a, b in aligned(base, trace):
-            if a is None or b is None:
-                continue
-            pairs = zip((*a.operands, *a.results), (*b.operands, *b.results), strict=True)
-            for place, other in pairs:
-                if kept in masks.setdefault(place, {}):
-                    continue
-                mask = changed(base.values[place], trace.values[other], allowed)
-                if isinstance(mask, Tensor):
-                    masks[place][kept] = (
-                        mask if side == "right" else mask.flip(tuple(range(mask.ndim)))
-                    )
+    masks = _changed_places(changed_after, base, allowed, side)
 
     def spreads(place: int) -> bool:
         known = masks.get(place, {})
@@ -113,6 +100,27 @@ def first_spread(
 
     reread = find_reread(base, step, masks, rows, length, in_pairs)
     return replace(_spread(base, step, masks[place], length, side), reread=reread)
+
+
+def _changed_places(
+    changed_after: Mapping[int, Trace], base: Trace, allowed: float, side: Literal["right", "left"]
+) -> dict[int, dict[int, Tensor]]:
+    """Return what changed in each value, by place and number of kept positions."""
+    masks: dict[int, dict[int, Tensor]] = {}
+    for kept, trace in changed_after.items():
+        for a, b in aligned(base, trace):
+            if a is None or b is None:
+                continue
+            pairs = zip((*a.operands, *a.results), (*b.operands, *b.results), strict=True)
+            for place, other in pairs:
+                if kept in masks.setdefault(place, {}):
+                    continue
+                mask = changed(base.values[place], trace.values[other], allowed)
+                if isinstance(mask, Tensor):
+                    masks[place][kept] = (
+                        mask if side == "right" else mask.flip(tuple(range(mask.ndim)))
+                    )
+    return masks
 
 
 def origin(trace: Trace, place: int, holds: Callable[[int], bool]) -> tuple[Step | None, int]:

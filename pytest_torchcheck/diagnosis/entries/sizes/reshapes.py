@@ -136,6 +136,34 @@ def dimension(scene: Scene, match: re.Match[str]) -> Explanation | None:
     shape = list(fact.shape) if fact is not None else None
     name = named_source(fact)
     what = f"{name or 'a tensor'} {shape}" if shape is not None else "a tensor"
+    what, detail, cause = _asked_for(match, shape, what)
+    batch = scene.batch_size()
+    fix = f"name a dimension that exists{_line(scene)} (negative ones count from the end)"
+    culprits, location = scene.blame(), scene.location
+    lost = dropped(scene, fact)
+    if lost is not None:
+        cause += f"; {lost.words}"
+        culprits += (lost.culprit,)
+    elif shape and batch is not None and shape[0] != batch and not name:
+        cause += "; the batch dimension may have been squeezed or indexed away before"
+    if lost is not None and lost.batch:
+        fix, location = lost.fix, lost.culprit.location
+        culprits = (lost.culprit, *scene.call_culprit(detail="needs the dimension"))
+    return Explanation(
+        code="dimension-missing",
+        summary=f"{scene.at}: {word} of {what} with {detail}",
+        observed=f"{what}, {detail}"
+        + (f"; the model's input is {scene.input_words()}" if scene.input_words() else ""),
+        cause=cause,
+        because=scene.said,
+        fix=fix,
+        culprits=culprits,
+        location=location,
+    )
+
+
+def _asked_for(match: re.Match[str], shape: list[int] | None, what: str) -> tuple[str, str, str]:
+    """Return which dimension the call asks for, and why there is none such."""
     said = match[0]
     if said.startswith("Dimension"):
         rank = int(match[2]) + 1
@@ -163,29 +191,7 @@ def dimension(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "too many indices",
             f"the tensor has {match[1]} dimensions, and more are indexed",
         )
-    batch = scene.batch_size()
-    fix = f"name a dimension that exists{_line(scene)} (negative ones count from the end)"
-    culprits, location = scene.blame(), scene.location
-    lost = dropped(scene, fact)
-    if lost is not None:
-        cause += f"; {lost.words}"
-        culprits += (lost.culprit,)
-    elif shape and batch is not None and shape[0] != batch and not name:
-        cause += "; the batch dimension may have been squeezed or indexed away before"
-    if lost is not None and lost.batch:
-        fix, location = lost.fix, lost.culprit.location
-        culprits = (lost.culprit, *scene.call_culprit(detail="needs the dimension"))
-    return Explanation(
-        code="dimension-missing",
-        summary=f"{scene.at}: {word} of {what} with {detail}",
-        observed=f"{what}, {detail}"
-        + (f"; the model's input is {scene.input_words()}" if scene.input_words() else ""),
-        cause=cause,
-        because=scene.said,
-        fix=fix,
-        culprits=culprits,
-        location=location,
-    )
+    return what, detail, cause
 
 
 @entry(r"not enough values to unpack \(expected (?:at least )?(\d+), got (\d+)\)",
