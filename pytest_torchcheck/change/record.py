@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from ..objects import trees
 from ..storage.files import write_whole
-from ..subject import SubjectError
+from ..subject.errors import SubjectError
 from .little import line_of, little, sketch_of, start_of, weights
 from .running import Outcome, Way, batch_for, prepared, run
 from .snapshot import batches, costs, loading

@@ -10,7 +10,7 @@ from torch import nn
 
 from ...objects import trees
 from ...state import seed_everything
-from ...subject import SubjectError
+from ...subject.errors import SubjectError
 from ..facts import outputs
 
 if TYPE_CHECKING:
