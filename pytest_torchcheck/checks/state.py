@@ -13,7 +13,7 @@ from ..explanation import counted, listed
 from ..findings import Culprit, Finding
 from ..runs import copying, saving
 from ..runs.facts import forward_facts
-from ..runs.outputs import Outputs, gap, outputs_of, reference
+from ..runs.outputs import Outputs, expectations, gap, outputs_of, reference, unlike
 from ..runs.saving import CheckpointError, perturb
 from ..runs.training.observation import observe
 from ..subject.errors import SubjectError
@@ -65,13 +65,14 @@ def _unsaved_by_training(subject: Subject) -> Iterator[Finding]:
 
 def _into_other(subject: Subject, other: nn.Module, expected: Outputs) -> Iterator[Finding]:
     """Load into an instance that the factory built with another seed."""
+    wanted = expectations(subject)
     with subject.pristine() as model:
         perturb(saving.saved_tensors(other))
         stopped = _load(model, other)
         yield from stopped
         if any(finding.status != "suspicious" for finding in stopped):
             return
-        difference = gap(outputs_of(subject, other), expected)
+        difference = unlike(subject, other, wanted)
         if difference is None:
             yield _held(subject, other, expected, "an instance built with another seed")
             return
@@ -87,6 +88,7 @@ def _in_place(subject: Subject, expected: Outputs) -> Iterator[Finding]:
     if drawn := list(explain.drawn_anew(subject, expected)):
         yield from drawn
         return
+    wanted = expectations(subject)
     with subject.pristine(steps=True) as model:
         hidden = saving.trainable_holdings(model)
         values = {path: tensor.detach().clone() for path, tensor, _ in hidden}
@@ -101,7 +103,7 @@ def _in_place(subject: Subject, expected: Outputs) -> Iterator[Finding]:
         yield from stopped
         if any(finding.status != "suspicious" for finding in stopped):
             return
-        difference = gap(outputs_of(subject, model), expected)
+        difference = unlike(subject, model, wanted)
         if difference is None:
             yield _held(
                 subject, model, expected, "the instance itself, with every value changed in between"
@@ -284,7 +286,7 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
     if not expected:
         yield inconclusive("the model returns no tensor to compare")
         return
-    changed = copying.copied_soundly(subject, expected)
+    changed = copying.copied_soundly(subject)
     if changed is not None:
         yield passed(copying.PICKLED)
         yield passed(copying.COPIED.format(changed))

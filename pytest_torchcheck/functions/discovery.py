@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..record.applied import Applied
 from ..record.modes import Kernels
-from ..record.profile import Profiled, pause, resume
 from ..sources import of_frame, of_object, rank
 from .binding import linked_arguments
 from .calls import is_float
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from ..findings import Location
 
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
-_BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
 _KEPT = 1 << 22
 """Elements of all arguments together above which only a corner of each is kept."""
 
@@ -96,9 +94,8 @@ class RecordedCall:
 def record_functions(run: Callable[[], Any], *, packages: Iterable[str] = ()) -> list[RecordedCall]:
     """Run something and record every custom Function and operator that it applies.
 
-    A profile hook sees each call of ``Function.apply``, however its bound method was stored, with
-    or without
-    gradients, inside torch's own code or not; nothing is patched. Operators are seen by a dispatch mode.
+    Each call of ``Function.apply`` is seen, however its bound method was stored, with or without
+    gradients, inside torch's own code or not. Operators are seen by a dispatch mode.
 
     Args:
         run: Called once, without arguments.
@@ -165,7 +162,7 @@ class _Recorder:
     def __init__(self) -> None:
         self.calls: list[RecordedCall] = []
         self.twice: set[Any] = set()
-        self._profiled = Profiled(self._see)
+        self._applications = Applied(self._applied, self._differentiated)
         self._operators = Kernels(self._operator)
         self._seen: dict[tuple[Any, ...], set[int]] = {}
 
@@ -173,25 +170,20 @@ class _Recorder:
         self._open = ExitStack()
         if _has_custom_operators():  # a mode costs more than a small kernel
             self._open.enter_context(self._operators)
-        self._open.enter_context(self._profiled)
+        self._open.enter_context(self._applications)
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._open.close()
 
-    def _see(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event == "call":
-            if frame.f_code is _APPLY:
-                self._applied(frame)
-            elif frame.f_code is _BACKWARD and torch.is_grad_enabled():
-                self.twice.add(frame.f_locals["self"]._forward_cls)
+    def _differentiated(self, function: type) -> None:
+        if torch.is_grad_enabled():
+            self.twice.add(function)
 
     def _operator(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        hook = pause()
         if is_custom_operator(func):
             name = str(func._schema.name)
             self.add(func, "operator", name, args, kwargs, sys._getframe(2))  # above the mode
-        resume(hook)
         return func(*args, **kwargs)
 
     def _applied(self, frame: FrameType) -> None:

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import functools
 import io
+import operator
 import random
 import sys
 import types
@@ -170,15 +171,20 @@ def shallow(container: Any) -> list[Any]:
     return list(base.__iter__(container))
 
 
+def same_items(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
+    """Say whether two dicts hold the very same keys and values in the same order."""
+    return (
+        len(now) == len(then)
+        and all(map(operator.is_, now, then))
+        and all(map(operator.is_, now.values(), then.values()))
+    )
+
+
 def restore_container(container: Any, copy: list[Any]) -> None:
     """Let a container hold what it held again, whatever its class makes of writing to it."""
     now = shallow(container)
     if isinstance(container, dict):
-        same = len(now) == len(copy) and all(
-            key is key_then and value is value_then
-            for (key, value), (key_then, value_then) in zip(now, copy, strict=True)
-        )
-        if not same:
+        if not same_items(dict(now), dict(copy)):
             base = collections.OrderedDict if _is_ordered(container) else dict
             base.clear(container)
             for key, value in copy:

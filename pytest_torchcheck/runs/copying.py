@@ -15,7 +15,7 @@ from torch import nn
 from ..objects import trees
 from ..state import seed_everything
 from ..subject.errors import SubjectError
-from .outputs import Outputs, gap, outputs_of
+from .outputs import expectations, unlike
 from .saving import perturb, registered
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def shared_with(model: nn.Module, twin: nn.Module) -> list[str]:
     ]
 
 
-def copied_soundly(subject: Subject, expected: Outputs) -> int | None:
+def copied_soundly(subject: Subject) -> int | None:
     """Pickle a deep copy, change every parameter and buffer of the original, and run what comes back.
 
     Returns:
@@ -87,6 +87,7 @@ def copied_soundly(subject: Subject, expected: Outputs) -> int | None:
     """
     if any("__deepcopy__" in vars(c) for m in subject.model.modules() for c in type(m).__mro__):
         return None
+    wanted = expectations(subject)
     with subject.pristine(steps=True) as model:
         try:
             seed_everything(subject.seed + OTHER_DRAWS)
@@ -97,7 +98,7 @@ def copied_soundly(subject: Subject, expected: Outputs) -> int | None:
         shared = shared_with(model, copied)
         changed = perturb(registered(model))
         try:
-            difference = gap(outputs_of(subject, twin), expected)
+            difference = unlike(subject, twin, wanted)
         except SubjectError:
             return None
         alive = weakref.ref(twin)

@@ -89,8 +89,10 @@ def is_affine(subject: Subject) -> bool:
         return False
     few, fewer = subject.few(first), subject.few(second)
     with contextlib.suppress(SubjectError):  # a model that refuses two samples is asked with all
-        if few is not None and fewer is not None and _bends(subject, few, fewer, floats)[0]:
-            return False
+        if few is not None and fewer is not None:
+            bent, moved = _bends(subject, few, fewer, floats)
+            if bent or not moved:
+                return False
     bent, moved = _bends(subject, first, second, floats, outputs(subject))
     return moved and not bent
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 
 from ..objects import trees
 from ..state import seed_everything
+from ..subject import SubjectError
 from .facts import forward_facts
 
 if TYPE_CHECKING:
@@ -46,6 +49,55 @@ def reference(subject: Subject) -> Outputs:
         seen = forward_facts(subject).outputs
         subject.cache["eval-outputs"] = {path: trees.dense(t) for path, t in seen.items()}
     found: Outputs = subject.cache["eval-outputs"]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the pristine model gives.
+
+    Attributes:
+        batch: The first two samples; the base batch where it cannot be cut, or two are refused.
+        some: The outputs of ``batch``.
+        whole: The outputs of the base batch.
+    """
+
+    batch: Batch
+    some: Outputs
+    whole: Outputs
+
+
+def expectations(subject: Subject) -> Expected:
+    """Return what the pristine model gives for two samples and for all; cached. Ask before changing the model.
+
+    What two samples do not show is hardly ever shown by more of them, and they cost less.
+
+    Raises:
+        SubjectError: The model raised for the whole batch.
+    """
+    if "expected" not in subject.cache:
+        whole, batch = reference(subject), subject.batch()
+        found = Expected(batch, whole, whole)
+        with contextlib.suppress(SubjectError):
+            if (few := subject.few(batch)) is not None:
+                with subject.pristine() as model:
+                    found = Expected(few, outputs_of(subject, model, few), whole)
+        subject.cache["expected"] = found
+    known: Expected = subject.cache["expected"]
+    return known
+
+
+def unlike(subject: Subject, model: nn.Module, expected: Expected) -> tuple[str, float] | None:
+    """Return where a model's outputs lie apart from the expected ones: of two samples, then of all.
+
+    Raises:
+        SubjectError: The model raised.
+    """
+    found = gap(outputs_of(subject, model, expected.batch), expected.some)
+    if found is None or expected.some is expected.whole:
+        return found
+    with contextlib.suppress(SubjectError):  # two samples may have left a state for two
+        return gap(outputs_of(subject, model), expected.whole) or found
     return found
 
 

@@ -105,7 +105,12 @@ def portability(subject: Subject) -> Portability:
 
 def _examine(subject: Subject) -> Portability:
     left, followed = _left_behind(subject)
-    pretended, in_loss, broke = _pretend(subject, left, followed)
+    few = subject.few(subject.batch(), aligned=True)
+    pretended, in_loss, broke = _pretend(subject, left, followed, few)
+    if few is not None and (broke is not None or _seen(pretended) or _seen(in_loss)):
+        pretended, in_loss, broke = _pretend(
+            subject, left, followed
+        )  # told with the batch's own sizes
     if broke is not None:
         subject.forward(train=True)  # if this raises too, it is no matter of devices
     doubt = broke is not None or any(
@@ -203,9 +208,9 @@ def _meta_error(
 
 
 def _pretend(
-    subject: Subject, left: Left, followed: list[torch.Tensor]
+    subject: Subject, left: Left, followed: list[torch.Tensor], few: Batch | None = None
 ) -> tuple[Placement, Placement, SubjectError | None]:
-    batch = subject.batch().clone()
+    batch = (few or subject.batch()).clone()
     later = Placement()
     strays = [
         (tensor, stray_attribute(path, tensor, holding.location)) for path, tensor, holding in left
@@ -219,7 +224,7 @@ def _pretend(
         try:
             with watch, torch.enable_grad():
                 output = subject.call(model, batch)
-                later = _in_loss(subject, watch, output, batch)
+                later = _in_loss(subject, watch, output, batch, strict=few is not None)
                 if _has_custom_functions(output):
                     with torch._C.DisableTorchFunction():  # our own loss is no part of the run
                         projected = probe_loss(output)
@@ -230,13 +235,24 @@ def _pretend(
     return watch.found, later, None
 
 
-def _in_loss(subject: Subject, watch: Pretend, output: Any, batch: Batch) -> Placement:
-    """Run the declared loss under the pretence too, and return what was seen in it."""
+def _seen(found: Placement) -> bool:
+    return bool(found.mixtures or found.syncs)
+
+
+def _in_loss(
+    subject: Subject, watch: Pretend, output: Any, batch: Batch, *, strict: bool
+) -> Placement:
+    """Run the declared loss under the pretence too, and return what was seen in it.
+
+    Raises:
+        SubjectError: The loss raised, and ``strict`` asks for that.
+    """
     if not callable(subject.contract.loss):
         return Placement()
     before = len(watch.found.mixtures), len(watch.found.syncs)
     ops = watch.found.ops
-    with contextlib.suppress(SubjectError):  # another check tells of a loss that raises
+    # another check tells of a loss that raises
+    with contextlib.suppress(*([] if strict else [SubjectError])):
         subject.compute_loss(output, batch)
     watch.found.ops = ops
     seen = watch.found.split_off(*before)

@@ -7,10 +7,10 @@ from .devices import is_device_error as is_device_error
 from .devices import is_range_error as is_range_error
 from .isolation import isolated as isolated
 from .modules import ModuleState as ModuleState
-from .modules import is_lazy as is_lazy
 from .seeds import seed_everything as seed_everything
 from .seeds import seed_torch as seed_torch
 from .settings import Precision as Precision
 from .settings import filled_memory as filled_memory
 from .settings import flags_settable as flags_settable
 from .settings import repeatable as repeatable
+from .tensors import is_lazy as is_lazy

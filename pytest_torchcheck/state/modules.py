@@ -25,12 +25,13 @@ from ..objects.held import (
     put_slots,
     random_state,
     restore_container,
+    same_items,
     shallow,
     slots_of,
     within,
 )
 from ..objects.peek import NONE, attributes, entries
-from ..objects.trees import address
+from .tensors import TensorState, is_lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,6 +40,7 @@ ATOMS = (
     type(None), bool, int, float, complex, str, bytes, type, types.BuiltinFunctionType, types.ModuleType, torch.dtype, torch.device, torch.Size,
 )  # fmt: skip
 _CALLED = (types.FunctionType, types.MethodType, functools.partial)
+_PLAIN_ATOMS = frozenset((type(None), bool, int, float, str))
 _PLAIN = (*CONTAINERS, collections.OrderedDict, collections.defaultdict, collections.Counter)
 FOREIGN = (
     "builtins",
@@ -51,104 +53,6 @@ FOREIGN = (
     "functools",
     "numpy",
 )
-
-
-def is_lazy(tensor: Any) -> bool:
-    """Say whether a parameter or buffer has no shape yet."""
-    return isinstance(
-        tensor, torch.nn.parameter.UninitializedParameter | torch.nn.parameter.UninitializedBuffer
-    )
-
-
-@dataclass(slots=True)
-class _TensorState:
-    tensor: torch.Tensor
-    cls: type
-    alias: torch.Tensor  # shares the storage that the tensor had
-    copy: torch.Tensor | None
-    requires_grad: bool
-    grad: _TensorState | None
-    version: int | None = None  # how often it had been written in place, where that is counted
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor, *, copy: bool) -> _TensorState:
-        lazy = is_lazy(tensor)
-        grad = tensor.grad if tensor.is_leaf else None
-        return cls(
-            tensor=tensor,
-            cls=type(tensor),
-            alias=tensor.data,
-            copy=None if lazy or not copy else tensor.detach().clone(),
-            requires_grad=tensor.requires_grad,
-            grad=None if grad is None else cls.of(grad, copy=True),
-            version=None if lazy else _version(tensor),
-        )
-
-    def ensure_copy(self) -> None:
-        if self.copy is None and not is_lazy(self.tensor):
-            self.copy = self.tensor.detach().clone()
-
-    def moved(self) -> bool:
-        """Say whether the tensor now has another storage, shape, dtype or device."""
-        now, then = self.tensor.data, self.alias
-        return (
-            type(self.tensor) is not self.cls
-            or now.dtype != then.dtype
-            or now.device != then.device
-            or now.shape != then.shape
-            or address(now) != address(then)
-        )
-
-    def written(self) -> bool:
-        """Say whether the tensor was written in place since, or may have been."""
-        return self.version is None or self.moved() or self.version != _version(self.tensor)
-
-    def restore(self, *, values: bool, gradients: bool = True) -> None:
-        with torch.no_grad():
-            if self.moved():
-                if type(self.tensor) is not self.cls:
-                    self.tensor.__class__ = self.cls
-                self.tensor.data = self.alias
-            plain = self.alias.layout == torch.strided and self.alias.device.type != "meta"
-            if values and self.copy is not None and plain:
-                _copy_back(self.alias, self.copy)
-            if not self.tensor.is_leaf:
-                return
-            if self.tensor.requires_grad != self.requires_grad:
-                self.tensor.requires_grad_(self.requires_grad)
-            if self.grad is not None:
-                self.grad.restore(values=gradients or self.grad.written())
-                self.grad.version = _version(self.grad.tensor)
-                self.tensor.grad = self.grad.tensor
-            elif self.tensor.grad is not None:
-                self.tensor.grad = None
-
-    def restore_version(self) -> None:
-        """Let a graph that was built before run backward: the values are those that it has seen.
-
-        torch refuses a backward whose saved tensors were written to since, by their counts of writes.
-        """
-        if self.version is None:
-            return  # not counted, or a buffer without a shape yet
-        kept = self.copy is not None or self.alias.numel() == 0
-        if not kept or _version(self.tensor) in (None, self.version):
-            return
-        torch._C._autograd._unsafe_set_version_counter((self.tensor,), (self.version,))
-
-
-def _version(tensor: torch.Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
-
-
-def _copy_back(target: torch.Tensor, copy: torch.Tensor) -> None:
-    data = target.data  # its own version counter: putting values back must not look like a change
-    if data.numel() and any(
-        stride == 0 and size > 1 for stride, size in zip(data.stride(), data.shape, strict=True)
-    ):
-        if not torch.equal(data, copy):
-            raise RuntimeError("an expanded tensor was changed in place and cannot be put back")
-        return
-    data.copy_(copy)
 
 
 class ModuleState:
@@ -174,8 +78,8 @@ class ModuleState:
         self._cells: list[tuple[types.CellType, Any]] = []
         self.random: list[Any] = []  # generators of random numbers that it holds
         self._scripts: list[_ScriptState] = []
-        self._tensors: dict[int, _TensorState] = {}
-        self._parameters: list[_TensorState] = []
+        self._tensors: dict[int, TensorState] = {}
+        self._parameters: list[TensorState] = []
         self._seen: set[int] = set()
         self._keep: list[Any] = []
         self._parameter_ids = {id(p) for p in module.parameters()}
@@ -223,9 +127,7 @@ class ModuleState:
             if type(thing) is not cls:
                 thing.__class__ = cls
             current = attributes(thing)
-            if len(current) != len(then) or any(
-                current.get(key, self) is not value for key, value in then.items()
-            ):
+            if not same_items(current, then):
                 current.clear()
                 current.update(then)
         for thing, slots in self._slotted:
@@ -233,7 +135,8 @@ class ModuleState:
         for script in self._scripts:
             script.restore()
         for container, copy in self._containers:
-            restore_container(container, copy)
+            if copy or type(container) not in _PLAIN or container:  # most of them stay empty
+                restore_container(container, copy)
         for put_back in self._kept:
             put_back()
         for cell, content in self._cells:
@@ -312,7 +215,7 @@ class ModuleState:
 
     def _take_tensor(self, tensor: torch.Tensor) -> None:
         is_parameter = id(tensor) in self._parameter_ids or isinstance(tensor, nn.Parameter)
-        state = _TensorState.of(tensor, copy=not is_parameter)
+        state = TensorState.of(tensor, copy=not is_parameter)
         self._tensors[id(tensor)] = state
         if is_parameter:
             self._parameters.append(state)
@@ -322,8 +225,9 @@ class ModuleState:
         if isinstance(module, torch.jit.ScriptModule):
             self._scripts.append(_ScriptState.of(module))
             return [*module.parameters(), *module.buffers()]
-        self._objects.append((module, type(module), dict(module.__dict__)))
-        return module.__dict__.values()
+        own = dict(module.__dict__)
+        self._objects.append((module, type(module), own))
+        return [value for value in own.values() if not self._is_empty(value)]
 
     def _take_other(self, thing: Any) -> Iterable[Any]:
         """Keep what is neither tensor, module nor container; return what it holds."""
@@ -345,6 +249,18 @@ class ModuleState:
         elif type(thing).__module__.split(".")[0] not in FOREIGN:
             return self._take_object(thing)
         return ()
+
+    def _is_empty(self, value: Any) -> bool:
+        """Say whether nothing is in a value, and keep that it is so: the quick way for most of a module's dicts."""
+        kind = type(value)
+        if kind in _PLAIN_ATOMS:
+            return True
+        if kind not in _PLAIN or value:
+            return False
+        if id(value) not in self._seen:
+            self._seen.add(id(value))
+            self._containers.append((value, []))
+        return True
 
     def _take_object(self, thing: Any) -> Iterable[Any]:
         """Keep the attributes and slots of an object of the user's; return what they hold."""

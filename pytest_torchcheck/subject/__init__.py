@@ -50,10 +50,18 @@ class Subject(PristineModel):
         batch = self.source.at(self.seed + seed, **sizes)
         return None if batch is None else self.place(batch)
 
-    def few(self, batch: Batch, most: int = 2) -> Batch | None:
-        """Return the first samples of a batch, which show much of what all of them show, or None where none are left out."""
+    def few(self, batch: Batch, most: int = 2, *, aligned: bool = False) -> Batch | None:
+        """Return the first samples of a batch, which show much of what all of them show, or None where none are left out.
+
+        Args:
+            batch: Any batch of the subject's source.
+            most: How many samples to keep.
+            aligned: Only where every tensor, targets too, has the batch dimension: a loss compares them.
+        """
         symbol = self.source.batch_symbol
         if symbol is None or batch.sizes.get(symbol, 0) <= most:
+            return None
+        if aligned and not batch.tensors().keys() <= self.source.axes(symbol).keys():
             return None
         return self.source.rows(batch, torch.arange(most))
 

@@ -322,11 +322,13 @@ class PristineModel:
             UnmeasurableError: See :meth:`convert`.
         """
         with self.pristine() as model:
-            saved = ModuleState(model)
+            # the outermost block puts everything back by itself
+            saved = ModuleState(model) if self._depth > 1 else None
             try:
                 yield self.convert(model, torch.float64)
             finally:
-                saved.restore(parameters=False, last=True)
+                if saved is not None:
+                    saved.restore(parameters=False, last=True)
 
     # -- data -----------------------------------------------------------------------------------
 

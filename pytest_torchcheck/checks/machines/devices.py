@@ -23,6 +23,7 @@ from ...verdicts import explained, inconclusive, not_applicable, passed, suspici
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...batches import Batch
     from ...probes.placement import Placement, Sync
     from ...subject import Subject
 
@@ -197,7 +198,11 @@ def dtype_conversion(subject: Subject) -> Iterator[Finding]:
 
 def _convert(subject: Subject, name: str, *, declared: bool) -> Finding:
     dtype = DTYPES[name]
-    kept, outputs, error, known = _run_in(subject, dtype)
+    batch = subject.batch()
+    few = subject.few(batch) or batch
+    kept, outputs, error, known = _run_in(subject, dtype, few)
+    if error is not None and few is not batch:
+        kept, outputs, error, known = _run_in(subject, dtype, batch)
     if error is not None:
         subject.forward(train=True)  # if this raises too, it is no matter of dtypes
         assert known is not None
@@ -244,7 +249,7 @@ def _convert(subject: Subject, name: str, *, declared: bool) -> Finding:
 Outcome = tuple[list[tuple[str, str]], dict[str, torch.dtype], SubjectError | None, Finding | None]
 
 
-def _run_in(subject: Subject, dtype: torch.dtype) -> Outcome:
+def _run_in(subject: Subject, dtype: torch.dtype, base: Batch) -> Outcome:
     """Return what kept its dtype, the outputs' dtypes, and what was raised, explained."""
     with subject.pristine() as model:
         subject.convert(model, dtype)
@@ -253,7 +258,7 @@ def _run_in(subject: Subject, dtype: torch.dtype) -> Outcome:
             for path, t in (*model.named_parameters(), *model.named_buffers())
             if t.is_floating_point() and t.dtype != dtype
         ]
-        batch = subject.batch().to(dtype=dtype).clone()
+        batch = base.to(dtype=dtype).clone()
         model.train()
         seed_everything(subject.seed)
 

@@ -15,7 +15,8 @@ from torch import nn
 
 from ... import sources
 from ...objects.peek import attributes, slots
-from ...state.modules import ATOMS, FOREIGN, is_lazy
+from ...state.modules import ATOMS, FOREIGN
+from ...state.tensors import is_lazy
 from ...text.printable import shown
 
 if TYPE_CHECKING:

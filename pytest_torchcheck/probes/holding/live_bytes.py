@@ -6,6 +6,7 @@ import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from pytest_torchcheck.probes.memory.allocations import storages
@@ -14,6 +15,31 @@ from ...record.modes import KernelObserver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+
+_MAKES: dict[Any, bool] = {}
+"""By operator: whether what it returns may have a storage that was not there before."""
+
+
+def _makes_storages(func: Any) -> bool:
+    """Say whether an operator returns more than views of its arguments and arguments of unchanged size."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or func.namespace != "aten" or not schema.returns:
+        return True
+    name = schema.name.removeprefix("aten::")
+    # the first change the size of a storage, or the storage; lift gives what Python made, unseen
+    if name.startswith(("resize", "set_", "lift")) or any(a.is_out for a in schema.arguments):
+        return True
+    if torch._C._dispatch_has_kernel_for_dispatch_key(schema.name + _overload(schema), _COMPOSITE):
+        return True  # such as reshape, which copies where it must
+    return any(value.alias_info is None for value in schema.returns)
+
+
+_COMPOSITE = "CompositeImplicitAutograd"
+
+
+def _overload(schema: Any) -> str:
+    return f".{schema.overload_name}" if schema.overload_name else ""
 
 
 class LiveBytes(KernelObserver):
@@ -37,7 +63,11 @@ class LiveBytes(KernelObserver):
             if hasattr(kind, "__tensor_flatten__"):
                 return NotImplemented
         out = func(*args, **kwargs)
-        self._see(out)
+        makes = _MAKES.get(func)
+        if makes is None:
+            makes = _MAKES[func] = _makes_storages(func)
+        if makes:
+            self._see(out)
         return out
 
     @contextlib.contextmanager

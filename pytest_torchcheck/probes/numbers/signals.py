@@ -138,7 +138,7 @@ class SignalWatch(Watch):
         source = None if given is None else self._source(given)
         if source == name:
             self.seen.chained.add(name)
-        if source is not None and next(module.parameters(recurse=False), None) is not None:
+        if source is not None and _has_own(module):
             self.seen.feeding.add(source)
         known = self._known(given)
         if known is None:
@@ -183,7 +183,7 @@ class SignalWatch(Watch):
         ):
             return
         name = self.scopes[-1].name
-        if next(module.parameters(), None) is not None:
+        if _has_own(module) or next(module.parameters(), None) is not None:
             self._flow[id(output)] = (weakref.ref(output), name)
         if isinstance(module, _SAME_VALUES):
             if (before := self._known(next(tensors_in(args), None))) is not None:
@@ -310,7 +310,7 @@ class SignalWatch(Watch):
 
     def _is_tapped(self, module: nn.Module) -> bool:
         """Say whether a module's output is a place to measure: weights, or an entry of a list of blocks."""
-        if any(True for _ in module.parameters(recurse=False)):
+        if _has_own(module):
             return True
         return (
             self.scopes[-1].name.rpartition(".")[2].isdigit()
@@ -329,6 +329,11 @@ def _same_function(first: Location | None, second: Location | None) -> bool:
     if first is None or second is None:
         return False
     return (first.file, first.function) == (second.file, second.function)
+
+
+def _has_own(module: nn.Module) -> bool:
+    """Say whether a module registers a parameter itself; read from its dict, since each module that runs is asked."""
+    return any(parameter is not None for parameter in module._parameters.values())
 
 
 def _rms(values: Tensor) -> float:

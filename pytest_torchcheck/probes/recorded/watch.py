@@ -16,7 +16,6 @@ from torch.overrides import resolve_name
 
 from ... import sources
 from ...record.modes import Functions, Observer
-from ...record.profile import pause, resume
 from ..gradient.switched_off import decorator_line, with_line
 
 if TYPE_CHECKING:
@@ -121,28 +120,22 @@ class Watch(Observer):
         kwargs: dict[str, Any],
     ) -> Any:
         """Run one torch function between :meth:`before` and :meth:`after`."""
-        hook = pause()
         if func is Tensor.backward or func is torch.autograd.backward:
             for root in tensors_in(args[:1] or kwargs.get("tensors")):
                 self.backward_called(root)
-            resume(hook)
             return func(*args, **kwargs)
         if getattr(func, "__name__", "") == "_set_grad_enabled":
             self._grad_mode_set(bool(args[0]))
-            resume(hook)
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():  # other watches do not see what this one asks
             token = self.before(func, args, kwargs)
-        resume(hook)
         try:
             result = func(*args, **kwargs)
         except BaseException:  # told on: an interrupt leaves no open operation behind either
             self.raised(func, token)
             raise
-        hook = pause()
         with torch._C.DisableTorchFunction():
             self.after(func, args, kwargs, result, token)
-        resume(hook)
         return result
 
     # what subclasses override
@@ -232,20 +225,16 @@ class Watch(Observer):
             self._off = (self.locate(), "decorate_context" in between)
 
     def _entered(self, module: nn.Module, args: Any) -> None:
-        hook = pause()
         name = self._names.get(id(module), type(module).__name__)
         self.scopes.append(Scope(name, module))
         with torch._C.DisableTorchFunction():
             self.module_entered(module, args)
-        resume(hook)
 
     def _left(self, module: nn.Module, args: Any, result: Any) -> None:
-        hook = pause()
         if self.scopes and self.scopes[-1].module is module:
             with torch._C.DisableTorchFunction():
                 self.module_left(module, args, result)
             self.scopes.pop()
-        resume(hook)
 
 
 _ENGINE = "_engine_run_backward"  # what both backward and grad of torch.autograd end in

@@ -207,13 +207,7 @@ def _move(chosen: list[tuple[torch.Tensor, torch.Tensor, float]], step: float) -
 def few_samples(subject: Subject) -> Batch:
     """Return the base batch, cut to a few samples where that is possible."""
     batch = subject.batch()
-    symbol = subject.source.batch_symbol
-    if symbol is None or batch.sizes.get(symbol, 0) <= _SAMPLES:
-        return batch
-    axes = subject.source.axes(symbol)
-    if any(path not in axes for path in batch.tensors()):
-        return batch
-    return subject.source.rows(batch, torch.arange(_SAMPLES))
+    return subject.few(batch, _SAMPLES, aligned=True) or batch
 
 
 def descent(subject: Subject) -> Descent:

@@ -1,0 +1,68 @@
+"""The calls of custom autograd Functions, seen in what torch itself calls on the way, at no cost for any other call."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_ASKED = "_is_setup_context_defined"
+"""What ``Function.apply`` calls before anything else, however its bound method was stored."""
+_RUNS = ("apply", "apply_boxed")
+"""What autograd's engine calls of the node of a custom Function."""
+
+
+class Applied:
+    """Call one function for each ``Function.apply`` inside, and another for each backward of a custom Function.
+
+    Args:
+        applied: Called with the frame of ``apply``, whose locals are ``cls``, ``args`` and ``kwargs``.
+        ran: Called with the Function before its backward runs.
+    """
+
+    def __init__(
+        self, applied: Callable[[FrameType], object], ran: Callable[[type], object]
+    ) -> None:
+        self._applied, self._ran = applied, ran
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        module = torch.autograd.function
+        self._put(module, _ASKED, self._asking(getattr(module, _ASKED)))
+        nodes = module.BackwardCFunction
+        for name in _RUNS:
+            if (before := vars(nodes).get(name)) is not None:
+                self._put(nodes, name, self._running(before))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._open.close()
+
+    def _put(self, home: Any, name: str, value: Any) -> None:
+        self._open.callback(setattr, home, name, vars(home)[name])
+        setattr(home, name, value)
+
+    def _asking(self, before: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        def asked(setup_context: Any) -> bool:
+            frame = sys._getframe(1)
+            while frame.f_code is asked.__code__ and frame.f_back is not None:
+                frame = frame.f_back  # another such block is open
+            if frame.f_code is _APPLY:
+                self._applied(frame)
+            return before(setup_context)
+
+        return asked
+
+    def _running(self, before: Any) -> Callable[..., Any]:
+        def run(node: Any, *args: Any) -> Any:
+            self._ran(node._forward_cls)
+            return before(node, *args)
+
+        return run
