@@ -15,9 +15,8 @@ from ..subject.optimizers import optimizers_of, schedulers_of
 if TYPE_CHECKING:
     from ..subject import Subject
 
-_KEPT_BYTES = (
-    2**29
-)  # of a checkpoint that waits until it is asked for; a larger one costs a step more, and no memory
+_KEPT_BYTES = 2**26
+"""Of a checkpoint that waits until it is asked for; a larger one costs a step more, and no memory."""
 
 
 CHECKPOINT = "checkpoint"

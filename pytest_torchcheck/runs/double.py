@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ..subject import Subject
 
 _JITTER = 0.05  # of the root mean square of a parameter
+_PART = 2**18  # elements of a large parameter that are moved at a time
 _FROM_ZERO = 0.02  # of a parameter that is zero throughout
 
 
@@ -43,9 +45,18 @@ def jittered(subject: Subject, *, seed: int) -> Iterator[nn.Module]:
                     continue
                 if not (parameter.is_floating_point() or parameter.is_complex()):
                     continue
-                size = float(parameter.abs().square().mean().sqrt())
-                noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype).to(
-                    parameter.device
-                )
-                parameter.add_(noise, alpha=_JITTER * size or _FROM_ZERO)
+                _move(parameter, generator)
         yield model
+
+
+def _move(parameter: torch.Tensor, generator: torch.Generator) -> None:
+    """Move one parameter at random; a large one by parts, so that no other tensor is as large as it is."""
+    parts: list[torch.Tensor] = [parameter]
+    if parameter.numel() > _PART and parameter.is_contiguous():
+        size = float(torch.linalg.vector_norm(parameter.view(-1))) / math.sqrt(parameter.numel())
+        parts = list(parameter.view(-1).split(_PART))
+    else:
+        size = float(parameter.abs().square().mean().sqrt())
+    for part in parts:
+        noise = torch.randn(part.shape, generator=generator, dtype=part.dtype).to(part.device)
+        part.add_(noise, alpha=_JITTER * size or _FROM_ZERO)

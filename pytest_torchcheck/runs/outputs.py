@@ -11,7 +11,7 @@ from torch import nn
 
 from ..objects import trees
 from ..state import seed_everything
-from ..subject import SubjectError
+from ..subject.errors import SubjectError
 from .facts import forward_facts
 
 if TYPE_CHECKING:

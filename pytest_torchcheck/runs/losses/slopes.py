@@ -45,6 +45,7 @@ _ONE_SIDED = (
 _STEADY = 1e-12  # relative: parameters that went to and fro round once
 _SMALLEST = 1e-8  # of the loss: a slope that rounding does not hide
 _SAMPLES = 4
+_PART = 2**20  # elements of a gradient that are multiplied at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +172,7 @@ class _Losses:
         reach = float(torch.linalg.vector_norm(parameter.detach()))
         if size > 0 and reach > 0 and math.isfinite(size):
             self._moves[name] = (parameter, way, reach / size)
-            along = torch.vdot(gradient.flatten(), way.to(gradient.dtype).flatten())
-            self.promises[name] = reach * float(along.real) / size
+            self.promises[name] = reach * _along(gradient.flatten(), way.flatten()) / size
         elif not math.isfinite(size):
             self.promises[name] = math.nan
 
@@ -196,6 +196,12 @@ class _Losses:
             values.append(float(self.now().detach()))
         self.step(step, names)
         return Slope(step=step, ahead=(values[0] - loss) / step, behind=(loss - values[1]) / step)
+
+
+def _along(gradient: torch.Tensor, way: torch.Tensor) -> float:
+    """Return the real part of the product of two vectors, in the first one's dtype, by parts."""
+    pairs = zip(gradient.split(_PART), way.split(_PART), strict=True)
+    return sum(float(torch.vdot(g, w.to(g.dtype)).real) for g, w in pairs)
 
 
 @torch.no_grad()

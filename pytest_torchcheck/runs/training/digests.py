@@ -45,13 +45,14 @@ def largest_of(tensor: torch.Tensor) -> float:
     return max(abs(float(low)), abs(float(high)))
 
 
-_CHUNK = 2**22
+_CHUNK = 2**20
 """Elements that are compared at a time: the difference of two large tensors is as large as they are."""
 
 
-def _change(after: torch.Tensor, before: torch.Tensor) -> float:
-    """Return ``max|after - before|``."""
-    if not after.numel() or not (after.is_contiguous() and before.is_contiguous()):
+def change_of(after: torch.Tensor, before: torch.Tensor) -> float:
+    """Return ``max|after - before|`` of two tensors of one shape; NaN where an element is."""
+    small = after.numel() <= _CHUNK
+    if small or not (after.is_contiguous() and before.is_contiguous()):
         return largest_of(after - before)
     pairs = zip(after.view(-1).split(_CHUNK), before.view(-1).split(_CHUNK), strict=True)
-    return float(torch.stack([(now - then).abs().max() for now, then in pairs]).max())
+    return max((largest_of(now - then) for now, then in pairs), key=lambda n: (math.isnan(n), n))

@@ -24,7 +24,7 @@ from ...stepping import take_step
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients, gradient_stats
 from ...subject.optimizers import optimizers_of, schedulers_of
-from .digests import checksums, digests, largest_of, number_of
+from .digests import change_of, checksums, digests, largest_of, number_of
 from .observation import Watched
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
                 continue
             if parameter.is_meta:
                 continue  # a shape alone: nothing that could move
-            moved[name] = largest_of(trees.dense(parameter) - trees.dense(before))
+            moved[name] = change_of(trees.dense(parameter), trees.dense(before))
             sizes[name] = largest_of(trees.dense(before))
         buffers = tuple(
             name
