@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,6 +45,7 @@ class TensorState:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, *, copy: bool) -> TensorState:
+        """Take the state of a tensor, and of its gradient; with its values where ``copy`` says so."""
         lazy = is_lazy(tensor)
         grad = tensor.grad if tensor.is_leaf else None
         return cls(
@@ -57,6 +59,7 @@ class TensorState:
         )
 
     def ensure_copy(self) -> None:
+        """Copy the values, where that has not been done."""
         if self.copy is None and not is_lazy(self.tensor):
             self.copy = self.tensor.detach().clone()
 
@@ -92,6 +95,7 @@ class TensorState:
         )
 
     def restore(self, *, values: bool, gradients: bool = True) -> None:
+        """Put the tensor back; its values and those of its gradient where the arguments say so."""
         if (not values or self.copy is None) and self.untouched():
             return
         with torch.no_grad():
