@@ -7,19 +7,22 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from ..specs import Floats, Labels, Tokens
-from .base import Adapted, AdapterError
+from .base import Adapted, AdapterError, Declared
 
 if TYPE_CHECKING:
     from ..specs import TensorSpec
-    from .base import Declared
 
 CLASS: Final = "transformers.modeling_utils:PreTrainedModel"
+WRAPPER: Final = "peft.peft_model:PeftModel"
+"""A model with adapters of PEFT around it: what the base model says holds of it too."""
 LENGTH: Final = 16
 """Longest drawn sequence: enough for every effect of position, and cheap."""
 
 
 class _Transformers:
     def recognises(self, declared: Declared) -> bool:
+        if declared.is_a(WRAPPER):
+            return Declared(base_of(declared.built), {}).is_a(CLASS)
         return declared.is_a(CLASS)
 
     def adapt(self, declared: Declared) -> Adapted:
@@ -32,12 +35,20 @@ class _Transformers:
             given = fields["inputs"]
         if isinstance(given, tuple) and len(given) == 2 and given[1] is None:
             (given, _) = given
-        if _gives_loss(given, declared.cls):
+        if _gives_loss(
+            given, type(base_of(declared.built)) if declared.is_a(WRAPPER) else declared.cls
+        ):
             fields["loss"] = "output"
         return Adapted(fields=fields)
 
 
 ADAPTER: Final = _Transformers()
+
+
+def base_of(model: Any) -> Any:
+    """Return the model that PEFT's adapters were put into; any other model is its own."""
+    found = getattr(model, "get_base_model", None)
+    return found() if callable(found) else model
 
 
 def label_names(cls: Any) -> tuple[str, ...]:
@@ -61,7 +72,7 @@ def _specs(declared: Declared) -> tuple[dict[str, TensorSpec], dict[str, Any]]:
     Raises:
         AdapterError: The model takes something else than text or images, or does not say its labels.
     """
-    model: Any = declared.built
+    model: Any = base_of(declared.built)
     if model is None:
         raise AdapterError(
             "inputs: the factory raised, so that no specs can be taken from its config"

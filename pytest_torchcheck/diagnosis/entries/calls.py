@@ -12,6 +12,7 @@ from torch import nn
 from ... import sources
 from ...explanation import Explanation, describe, listed
 from ...findings import Culprit
+from ...objects import trees
 from ..crashes.table import entry
 from ..lines.layer_sizes import building_line
 
@@ -259,6 +260,9 @@ def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
     }.get(kind, f"give {scene.at} a tensor")
     before = _before(scene)
     because = scene.said
+    parts = _parts_of_output(scene, kind)
+    if parts is not None:
+        cause, fix = parts
     if kind == "list" and any(isinstance(v, list) for v in getattr(scene.batch, "args", ())):
         fix = "give the inputs as a tuple: a list is one argument, which the model gets as a list; stack it there"
     if kind == "tuple" and before:
@@ -268,7 +272,7 @@ def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
         )
     return Explanation(
         code="not-a-tensor",
-        summary=f"{scene.at} is given a {kind}, not a tensor",
+        summary=f"{scene.at if parts is None else 'the loss'} is given a {kind}, not a tensor",
         observed=f"{function}({argument}=...) got {describe(scene.argument(argument))}"
         if scene.argument(argument) is not None
         else f"{argument} is a {kind}",
@@ -277,6 +281,28 @@ def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=f"{fix}{_line(place)}",
         culprits=scene.blame(kind),
         location=place,
+    )
+
+
+def _parts_of_output(scene: Scene, kind: str) -> tuple[str, str] | None:
+    """Return cause and fix where the loss is given the model's output object instead of a tensor of it."""
+    if scene.phase != "loss":
+        return None
+    found = next(
+        (
+            value
+            for frame, _ in reversed(scene.frames)
+            for value in frame.f_locals.values()
+            if type(value).__name__ == kind.rpartition(".")[2] and trees.tensors(value)
+        ),
+        None,
+    )
+    names = list(trees.tensors(found, "output"))
+    if not names:
+        return None
+    return (
+        f"the model returns a {kind} with {listed(names, 4)}, and the loss takes one tensor",
+        f"give the loss one tensor: loss=lambda output, targets: ..., with {names[0]} for the output",
     )
 
 
@@ -291,7 +317,7 @@ def _before(scene: Scene) -> tuple[str, str] | None:
     return None
 
 
-@entry(r"'(\w+)' object has no attribute '(\w+)'", types=("AttributeError",))
+@entry(r"'([\w.]+)' object has no attribute '(\w+)'", types=("AttributeError",))
 def attribute(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """An attribute that a module, a tensor or an output does not have."""
     import difflib
@@ -313,6 +339,17 @@ def attribute(scene: Scene, match: re.Match[str]) -> Explanation | None:
     who = scene.name_of(owner) if owner is not None else f"a {kind}"
     output = kind in ("tuple", "list", "dict", "NoneType")
     cause = f"{who} has no attribute {name}" + (f"; {near} is close" if near else "")
+    if (parts := _parts_of_output(scene, kind)) is not None:
+        return Explanation(
+            code="not-a-tensor",
+            summary=f"the loss is given a {kind}, not a tensor",
+            observed=f"the loss asks it for {name!r}",
+            cause=parts[0],
+            because=scene.said.replace("torch said", "Python said"),
+            fix=f"{parts[1]}{_line(place)}",
+            culprits=scene.blame(kind),
+            location=place,
+        )
     if output:
         cause = f"the value is a {kind}: what the model (or a layer) returns was taken for a tensor"
     return Explanation(

@@ -183,17 +183,7 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because = f"the targets {list(target.shape)} are the logits' first sizes; {scene.said}"
         change = "call .movedim(-1, 1) on the logits"
     elif logits.dim() == 2 and target.dim() == 1 and logits.shape[0] != target.shape[0]:
-        more, less = max(logits.shape[0], target.shape[0]), min(logits.shape[0], target.shape[0])
-        cause = f"the logits hold {logits.shape[0]} rows, the targets {target.shape[0]}"
-        batch = scene.batch_size()
-        if batch and more - less == batch:
-            cause += f": one position per sample more ({more} - {less} = {batch}, the batch size), as when only one side is shifted by one"
-            change = "shift logits and targets by the same position"
-        elif less and more % less == 0:
-            cause += f": {more // less} rows for each target, so a dimension was flattened or kept on one side only"
-            change = "flatten logits and targets alike"
-        else:
-            change = "make one row of logits for each target"
+        cause, change = _rows(scene, logits, target)
     elif (grown := _grown(scene, logits, target)) is not None and grown.location is not None:
         return _broadcast_in_model(scene, grown, name, observed, target)
     elif logits.dim() > 2 and len(want) == target.dim() and want[0] == target.shape[0]:
@@ -211,6 +201,22 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
         culprits=(*(made := target_culprit(describe(target), place, scene)), *head),
         location=made[0].location,
     )
+
+
+def _rows(scene: Scene, logits: torch.Tensor, target: torch.Tensor) -> tuple[str, str]:
+    """Return cause and fix of logits that have another number of rows than the targets."""
+    more, less = max(logits.shape[0], target.shape[0]), min(logits.shape[0], target.shape[0])
+    cause = f"the logits hold {logits.shape[0]} rows, the targets {target.shape[0]}"
+    batch = scene.batch_size()
+    if batch and more - less == batch:
+        cause += f": one position per sample more ({more} - {less} = {batch}, the batch size), as when only one side is shifted by one"
+        change = "shift logits and targets by the same position"
+    elif less and more % less == 0:
+        cause += f": {more // less} rows for each target, so a dimension was flattened or kept on one side only"
+        change = "flatten logits and targets alike"
+    else:
+        change = "make one row of logits for each target"
+    return cause, change
 
 
 def _other_maps(
