@@ -89,11 +89,7 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
     live = set(first.names("live"))
     dead = {name: kind_of(first.stats[name].kind) for name in first.stats if name not in live}
     dead = {name: kind for name, kind in dead.items() if not _needs_none(subject, name)}
-    for index, seed in REDRAWS:
-        if not dead:
-            break
-        again = subject.gradients(index, seed=seed)
-        _merge(dead, again.stats)
+    _redrawn(dead, subject)
     if dead:
         _after_steps(subject, dead)
     in_step = _trained_in_step(subject, dead) if dead else set()
@@ -138,6 +134,15 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
         )
     elif not alone and not none and not zero and not rounding and not untrained:
         yield from _with_gradients(first, subject, total, shifts, in_step, table)
+
+
+def _redrawn(dead: dict[str, str], subject: Subject) -> None:
+    """Look for gradients with other batches and seeds, until every parameter has one."""
+    for index, seed in REDRAWS:
+        if not dead:
+            break
+        again = subject.gradients(index, seed=seed)
+        _merge(dead, again.stats)
 
 
 def _untrained(subject: Subject) -> list[tuple[str, nn.Parameter]]:

@@ -92,14 +92,7 @@ def _causal(subject: Subject, promise: promises.Causal) -> Finding:
     length = tensor.shape[promise.dim]
     positions = sorted({0, length // 2, length - 2})
     output = subject.forward(batch)
-    try:
-        base = trees.pick(output, promise.output)
-    except KeyError:
-        given = f"Causal(output={promise.output!r})"
-        names = output if isinstance(output, Mapping) else trees.tensors(output)
-        raise SubjectError(
-            "build", UnknownNameError(given, "output", promise.output, names)
-        ) from None
+    base = _picked(output, promise)
     if not isinstance(base, torch.Tensor) or base.dim() <= promise.output_dim:
         return inconclusive(
             "the chosen output is no tensor with that time dimension", code="no-output"
@@ -140,6 +133,19 @@ def _causal(subject: Subject, promise: promises.Causal) -> Finding:
     return passed(
         f"outputs up to t are bit-equal when {path} changes after t, for t in {positions}"
     )
+
+
+def _picked(output: Any, promise: promises.Causal) -> Any:
+    """Return the output that the promise names."""
+    try:
+        base = trees.pick(output, promise.output)
+    except KeyError:
+        given = f"Causal(output={promise.output!r})"
+        names = output if isinstance(output, Mapping) else trees.tensors(output)
+        raise SubjectError(
+            "build", UnknownNameError(given, "output", promise.output, names)
+        ) from None
+    return base
 
 
 def _after(tensor: torch.Tensor, dim: int, position: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..findings import Culprit
+from ..findings import Culprit, Location
 from ..objects.trees import place_of
 from .arguments import resized
 from .lines import computing_lines, gradient_line, line_with
@@ -142,14 +142,7 @@ def _finding(
     a, n = float(block.analytical[row, column]), float(block.numerical[row, column])
     count, total = int(block.wrong.sum()), block.wrong.numel()
     entry = entry_name(call.values[block.index], column)
-    place = {
-        "gradient": lambda: gradient_line(target.function, target.position(block.index)),
-        "return": lambda: gradient_line(target.function, None, assigned=False),
-        "save": lambda: line_with(
-            target.function, r"save_for_backward|ctx\.\w+\s*=", "setup_context", "forward"
-        ),
-        "needs": lambda: line_with(target.function, r"needs_input_grad", "backward", "vjp"),
-    }[relation.where]()
+    place = _place_of(target, block, relation)
     symptom = relation.symptom
     if len(names) > 1:
         symptom = symptom.replace(f" of {names[0]}", f" of {' and of '.join(names)}")
@@ -197,6 +190,18 @@ def _finding(
         told = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
         made = made.replace(because=f"{made.because}; it is computed from {told}")
     return made
+
+
+def _place_of(target: Target, block: Block, relation: Relation) -> Location | None:
+    """Return the line of the user's function that a relation points to."""
+    return {
+        "gradient": lambda: gradient_line(target.function, target.position(block.index)),
+        "return": lambda: gradient_line(target.function, None, assigned=False),
+        "save": lambda: line_with(
+            target.function, r"save_for_backward|ctx\.\w+\s*=", "setup_context", "forward"
+        ),
+        "needs": lambda: line_with(target.function, r"needs_input_grad", "backward", "vjp"),
+    }[relation.where]()
 
 
 def _is_meant(relation: Relation, block: Block) -> bool:

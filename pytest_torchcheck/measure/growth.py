@@ -175,10 +175,7 @@ def grow(
     chosen = (
         tuple(sorted(set(sizes))) if sizes is not None else growth_sizes(subject.contract, symbol)
     )
-    if len(chosen) < 3:
-        raise DeclarationError(
-            f"growth[{symbol!r}]: a law needs three sizes or more; declare a range, sizes={{{symbol!r}: (low, high)}}"
-        )
+    _require_three(chosen, symbol)
     peaks, transient, flops, parameters = [], [], [], []
     runs: list[Tracked] = []
     for size in chosen:
@@ -223,6 +220,14 @@ def grow(
         fake=fake,
         profiles=tuple(run.profile for run in runs),
     )
+
+
+def _require_three(chosen: tuple[int, ...], symbol: str) -> None:
+    """Raise where a law is asked for with fewer than three sizes."""
+    if len(chosen) < 3:
+        raise DeclarationError(
+            f"growth[{symbol!r}]: a law needs three sizes or more; declare a range, sizes={{{symbol!r}: (low, high)}}"
+        )
 
 
 def _power(before: int, after: int, sizes: Sequence[int]) -> float:

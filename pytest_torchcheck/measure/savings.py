@@ -100,18 +100,7 @@ def assert_saves(
         )
     if isinstance(before, Contract) != isinstance(after, Contract):
         raise TypeError("before and after must both be contracts, or both be functions")
-    if isinstance(before, Contract) and isinstance(after, Contract):
-        names = (before.name, after.name)
-        difference = _compare(_results(before, after, step, seed), tolerance, names)
-        first, second = (_profile(contract, at, step, seed) for contract in (before, after))
-    else:
-        assert not isinstance(before, Contract)
-        assert not isinstance(after, Contract)
-        names = (_name(before, "before"), _name(after, "after"))
-        one, watched = _run(before, seed)
-        two, also = _run(after, seed)
-        difference = _compare((one, two), tolerance, names)
-        first, second = build_profile(watched), build_profile(also)
+    names, difference, first, second = _measured(before, after, step, seed, tolerance, at)
     a, b = first.of(what), second.of(what)
     saving = Saving(
         before_bytes=a,
@@ -124,6 +113,30 @@ def assert_saves(
     if saving.share < wanted:
         raise ContractViolation([_missing(saving, wanted, what, names)]) from None
     return saving
+
+
+def _measured(
+    before: Contract | Callable[[], Any],
+    after: Contract | Callable[[], Any],
+    step: StepKind,
+    seed: int,
+    tolerance: float | None,
+    at: Mapping[str, int] | None,
+) -> tuple[tuple[str, str], float, MemoryProfile, MemoryProfile]:
+    """Compare the results of both ways, and measure both."""
+    if isinstance(before, Contract) and isinstance(after, Contract):
+        names = (before.name, after.name)
+        difference = _compare(_results(before, after, step, seed), tolerance, names)
+        first, second = (_profile(contract, at, step, seed) for contract in (before, after))
+    else:
+        assert not isinstance(before, Contract)
+        assert not isinstance(after, Contract)
+        names = (_name(before, "before"), _name(after, "after"))
+        one, watched = _run(before, seed)
+        two, also = _run(after, seed)
+        difference = _compare((one, two), tolerance, names)
+        first, second = build_profile(watched), build_profile(also)
+    return names, difference, first, second
 
 
 def _name(thing: Any, default: str) -> str:

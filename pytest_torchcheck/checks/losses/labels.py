@@ -9,7 +9,7 @@ import torch
 from ... import promises
 from ...codes import labels as explain
 from ...objects import trees
-from ...runs.losses.consumption import evidence
+from ...runs.losses.consumption import Consumed, evidence
 from ...specs import Labels
 from ...state import seed_everything
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
@@ -95,15 +95,7 @@ def label_range(subject: Subject) -> Iterator[Finding]:
     if isinstance(classes, int) and classes > used.classes:
         yield explain.too_few_outputs(subject, classes, used)
     elif isinstance(classes, int) and classes < used.classes:
-        yield suspicious(
-            "label-classes",
-            f"the head has {used.classes} classes, {classes} are declared",
-            observed=f"logits {list(used.shape)}; Labels(classes={classes})",
-            cause="the head is larger than the number of classes",
-            because="the class dimension and the declaration differ",
-            fix=f"give the head {classes} outputs, unless the rest is reserved",
-            location=used.place,
-        )
+        yield from _larger_head(used, classes)
     elif used.low >= 1 and used.counted >= 4 * used.classes:
         yield suspicious(
             "label-base",
@@ -117,6 +109,19 @@ def label_range(subject: Subject) -> Iterator[Finding]:
         yield passed(
             f"{used.counted} labels from {used.low} to {used.top} fit {used.classes} classes"
         )
+
+
+def _larger_head(used: Consumed, classes: int) -> Iterator[Finding]:
+    """Report a head with more classes than are declared."""
+    yield suspicious(
+        "label-classes",
+        f"the head has {used.classes} classes, {classes} are declared",
+        observed=f"logits {list(used.shape)}; Labels(classes={classes})",
+        cause="the head is larger than the number of classes",
+        because="the class dimension and the declaration differ",
+        fix=f"give the head {classes} outputs, unless the rest is reserved",
+        location=used.place,
+    )
 
 
 def ignored_targets(subject: Subject) -> Iterator[Finding]:

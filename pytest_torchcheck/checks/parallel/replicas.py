@@ -72,14 +72,7 @@ def ddp_equivalence(subject: Subject) -> Iterator[Finding]:
     local, ddp = outcome.stages.get("local"), outcome.stages.get("ddp")
     stopped = explain.stopped_at(outcome)
     if local is None or (ddp is None and stopped != "ddp"):
-        yield (
-            explain.broken(subject, outcome)
-            if stopped in ("join", "end")
-            else inconclusive(
-                f"could not be checked: {explain.message_of(outcome)} in each rank before anything is shared",
-                code="blocked",
-            )
-        )
+        yield from _before_gradients(stopped, subject, outcome)
         return
     unused = sorted({name for found in local for name in found["missing"]})
     demanded = [name for name in unused if not subject.is_promised("MayLackGradient", name)]
@@ -117,6 +110,18 @@ def ddp_equivalence(subject: Subject) -> Iterator[Finding]:
     if told:
         return
     yield from _equal_replicas(local, unused, ddp, outcome)
+
+
+def _before_gradients(stopped: str, subject: Subject, outcome: Outcome) -> Iterator[Finding]:
+    """Report what raises in the ranks before gradients could be compared."""
+    yield (
+        explain.broken(subject, outcome)
+        if stopped in ("join", "end")
+        else inconclusive(
+            f"could not be checked: {explain.message_of(outcome)} in each rank before anything is shared",
+            code="blocked",
+        )
+    )
 
 
 def _equal_replicas(

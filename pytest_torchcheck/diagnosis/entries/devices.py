@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -93,14 +93,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
     home = _home(scene) or _kind(scene.device)
     op = scene.failing_op
     facts = op.inputs if op is not None else ()
-    # 0-dimensional CPU tensors may be combined with tensors of any device
-    odd = next(
-        (f for f in facts if _kind(f.device) != home and (f.shape or _kind(f.device) != "cpu")),
-        None,
-    )
-    stray_device = (
-        _kind(odd.device) if odd is not None else _kind(first if _kind(first) != home else second)
-    )
+    odd, stray_device = _stray_operand(facts, home, first, second)
     call = scene.location
     observed = (
         ", ".join(f"{f.name or 'tensor'} {list(f.shape)} on {f.device}" for f in facts[:4])
@@ -118,19 +111,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if name in strays:
         return _stray_attribute(scene, name, stray_device, home, observed, strays, call)
     if name in scene.inputs:
-        return Explanation(
-            code="device-pair",
-            summary=f"input {name} is on {stray_device}, the model on {home}",
-            observed=observed,
-            cause=f"{name} was not moved to the device of the model",
-            because=f"{name} is on {stray_device} when the model is called; {scene.said}",
-            fix=f"call {name}.to(device) before the model",
-            culprits=(
-                Culprit(kind="input", name=name, detail=f"on {stray_device}"),
-                *scene.call_culprit(),
-            ),
-            location=call,
-        )
+        return _input_elsewhere(name, stray_device, home, observed, scene, call)
     part = _part_elsewhere(scene, name, home)
     if part is not None:
         return _two_places(scene, *part, home, observed)
@@ -153,6 +134,40 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         + tuple(
             Culprit(kind="tensor", name=n, location=attribute_line(scene.model, n))
             for n in list(strays)[:3]
+        ),
+        location=call,
+    )
+
+
+def _stray_operand(
+    facts: tuple[Fact, ...], home: str, first: str | Any, second: str | Any
+) -> tuple[Fact | None, str]:
+    """Return the operand on another device, and that device's kind."""
+    # 0-dimensional CPU tensors may be combined with tensors of any device
+    odd = next(
+        (f for f in facts if _kind(f.device) != home and (f.shape or _kind(f.device) != "cpu")),
+        None,
+    )
+    stray_device = (
+        _kind(odd.device) if odd is not None else _kind(first if _kind(first) != home else second)
+    )
+    return odd, stray_device
+
+
+def _input_elsewhere(
+    name: str, stray_device: str, home: str, observed: str, scene: Scene, call: Location | None
+) -> Explanation | None:
+    """Explain an input that was not moved."""
+    return Explanation(
+        code="device-pair",
+        summary=f"input {name} is on {stray_device}, the model on {home}",
+        observed=observed,
+        cause=f"{name} was not moved to the device of the model",
+        because=f"{name} is on {stray_device} when the model is called; {scene.said}",
+        fix=f"call {name}.to(device) before the model",
+        culprits=(
+            Culprit(kind="input", name=name, detail=f"on {stray_device}"),
+            *scene.call_culprit(),
         ),
         location=call,
     )

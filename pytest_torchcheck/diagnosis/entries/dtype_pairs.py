@@ -97,8 +97,7 @@ def _kinds(facts: tuple[Fact, ...], words: list[str]) -> list[str]:
 @entry(*_PAIRS)
 def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """Two dtypes in one op that takes one."""
-    words = [dtype_word(word) for word in match.groups() if word]
-    words = [word for word in words if hasattr(torch, word)]
+    words = [word for word in map(dtype_word, filter(None, match.groups())) if hasattr(torch, word)]
     module, place = scene.module, scene.location
     weight = (
         next((p for p in module.parameters(recurse=False)), None) if module is not None else None
@@ -129,21 +128,11 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
     source = named_source(odd)
     maker = maker_of(odd, got)
     made_at = maker.location if maker is not None else None
-    if not source:
-        source = next(
-            (
-                k
-                for k, v in scene.inputs.items()
-                if dtype_name(v.dtype) == got and given is not None and v.shape == given.shape
-            ),
-            "",
-        )
+    source = _input_like(source, scene, got, given)
     who = source or (f"the result of {maker.name}" if maker is not None else "one operand")
     culprits = scene.blame(f"{want} against {got}")
     location, because = place, scene.said
-    fix = f"call .to({want}) on {source or 'that operand'}{on_line(scene)}".replace(
-        ".to(", ".to(torch."
-    )
+    fix = _conversion(want, source, scene)
     if source and source in scene.inputs:
         culprits, because, cause, fix = _input_cause(source, got, culprits, scene, want, fix)
     elif maker is not None and made_at is not None:
@@ -151,9 +140,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
             maker, made_at, got, scene, culprits, place, want
         )
     else:
-        cause = f"{who} is {got} where {want} is needed" + (
-            "; NumPy's default dtype is float64" if got == "float64" else ""
-        )
+        cause = _plain_cause(who, got, want)
     return Explanation(
         code="dtype-pair",
         summary=where,
@@ -167,6 +154,36 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         culprits=culprits,
         location=location,
     )
+
+
+def _conversion(want: str, source: str, scene: Scene) -> str:
+    """Say which operand to convert."""
+    fix = f"call .to({want}) on {source or 'that operand'}{on_line(scene)}".replace(
+        ".to(", ".to(torch."
+    )
+    return fix
+
+
+def _plain_cause(who: str, got: str, want: str) -> str:
+    """Say which dtype is given where another one is needed."""
+    cause = f"{who} is {got} where {want} is needed" + (
+        "; NumPy's default dtype is float64" if got == "float64" else ""
+    )
+    return cause
+
+
+def _input_like(source: str, scene: Scene, got: str, given: torch.Tensor | None) -> str:
+    """Return the name of the input with this dtype and shape, where there is one."""
+    if not source:
+        source = next(
+            (
+                k
+                for k, v in scene.inputs.items()
+                if dtype_name(v.dtype) == got and given is not None and v.shape == given.shape
+            ),
+            "",
+        )
+    return source
 
 
 def _input_cause(

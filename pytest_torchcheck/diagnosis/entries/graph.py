@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...explanation import Explanation, describe
-from ...findings import Culprit
+from ...findings import Culprit, Location
 from ..crashes.inference_tensors import made_in_inference
 from ..crashes.table import entry
 from .second_backward import loss_tensor_of, on_line
@@ -79,33 +79,7 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if cut is not None and cut.name == "grad":
         return _no_second_graph(cut, observed, scene)
     if cut is not None:
-        at = cut.location
-        holder = (at.function.rpartition("<locals>.")[2] if at else "") or cut.module or cut.name
-        word = f".{cut.name}" if cut.name in _CUTS else cut.name
-        why = (
-            f"{word}{on_line(at)} gives a result without a graph"
-            if cut.name in _CUTS
-            else f"{word}{on_line(at)} runs under no_grad (or inference_mode): it records nothing"
-        )
-        return Explanation(
-            code="no-graph",
-            summary=f"the loss has no graph: {holder} cuts it at {word}",
-            observed=observed,
-            cause=why,
-            because=f"an operand of {word} requires a gradient, its result does not; {scene.said}",
-            fix=f"take the call{on_line(at)} out of no_grad"
-            if cut.name not in _CUTS
-            else f"compute the loss from the values before {word}{on_line(at)}: a comparison, a "
-            "rounding or an index has no "
-            "gradient (use the probabilities, or a straight-through estimator)"
-            if cut.name in _STEPS
-            else f"drop {word}{on_line(at)}",
-            culprits=(
-                Culprit(kind="call", name=holder, detail=f"{word} cuts the graph", location=at),
-                Culprit(kind="loss", name="loss", detail="grad_fn=None"),
-            ),
-            location=at or place,
-        )
+        return _cut_at(cut, observed, scene, place)
     return Explanation(
         code="no-graph",
         summary="the loss has no graph: nothing trainable leads to it",
@@ -118,6 +92,37 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=f"compute the loss from the model's output with torch functions only{on_line(place)}",
         culprits=(Culprit(kind="loss", name="loss", detail="grad_fn=None", location=place),),
         location=place,
+    )
+
+
+def _cut_at(cut: Op, observed: str, scene: Scene, place: Location | None) -> Explanation | None:
+    """Explain the operation that cuts the graph of the loss."""
+    at = cut.location
+    holder = (at.function.rpartition("<locals>.")[2] if at else "") or cut.module or cut.name
+    word = f".{cut.name}" if cut.name in _CUTS else cut.name
+    why = (
+        f"{word}{on_line(at)} gives a result without a graph"
+        if cut.name in _CUTS
+        else f"{word}{on_line(at)} runs under no_grad (or inference_mode): it records nothing"
+    )
+    return Explanation(
+        code="no-graph",
+        summary=f"the loss has no graph: {holder} cuts it at {word}",
+        observed=observed,
+        cause=why,
+        because=f"an operand of {word} requires a gradient, its result does not; {scene.said}",
+        fix=f"take the call{on_line(at)} out of no_grad"
+        if cut.name not in _CUTS
+        else f"compute the loss from the values before {word}{on_line(at)}: a comparison, a "
+        "rounding or an index has no "
+        "gradient (use the probabilities, or a straight-through estimator)"
+        if cut.name in _STEPS
+        else f"drop {word}{on_line(at)}",
+        culprits=(
+            Culprit(kind="call", name=holder, detail=f"{word} cuts the graph", location=at),
+            Culprit(kind="loss", name="loss", detail="grad_fn=None"),
+        ),
+        location=at or place,
     )
 
 

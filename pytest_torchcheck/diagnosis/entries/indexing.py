@@ -14,7 +14,7 @@ from ...findings import Culprit
 from ..crashes.layers import computed, size_values
 from ..crashes.shapes import made_from, named_source
 from ..crashes.table import entry
-from ..lines.layer_sizes import building_line, size_origin
+from ..lines.layer_sizes import Origin, building_line, size_origin
 from .dtype_pairs import made_culprit
 from .sizes.shapes import label
 
@@ -149,23 +149,8 @@ def _table(scene: Scene, name: str, path: str, rows: int, found: _Indices) -> Ex
     length = scene.input_with_size(found.high + 1)
     need = found.high + 1
     values = size_values(scene, path, decided) if path else ()
-    how = (
-        f"write {origin.argument}={need} or more instead of {origin.expression}{on_line}"
-        if origin is not None and origin.constant
-        else f"make {origin.argument} ({origin.expression}) at least {need}{on_line}{computed(values)}"
-        if origin is not None
-        else f"build {name} with at least {need} rows{on_line}"
-    )
-    culprits = (
-        Culprit(
-            kind="module",
-            name=path or name,
-            detail=f"{rows} rows, index {found.high}",
-            location=built,
-        ),
-        *scene.call_culprit(),
-        *values,
-    )
+    how = _wider(origin, need, on_line, values, name)
+    culprits = _table_culprits(path, name, rows, found, built, scene, values)
     if found.low < 0:
         source = found.source or "the indices"
         return Explanation(
@@ -207,6 +192,41 @@ def _table(scene: Scene, name: str, path: str, rows: int, found: _Indices) -> Ex
         fix=f"{how}, or declare the ids as 0..{rows - 1} in the contract",
         culprits=culprits,
         location=decided or call,
+    )
+
+
+def _wider(
+    origin: Origin | None, need: int, on_line: str, values: tuple[Culprit, ...], name: str
+) -> str:
+    """Say how to give the table more rows."""
+    return (
+        f"write {origin.argument}={need} or more instead of {origin.expression}{on_line}"
+        if origin is not None and origin.constant
+        else f"make {origin.argument} ({origin.expression}) at least {need}{on_line}{computed(values)}"
+        if origin is not None
+        else f"build {name} with at least {need} rows{on_line}"
+    )
+
+
+def _table_culprits(
+    path: str,
+    name: str,
+    rows: int,
+    found: _Indices,
+    built: Location | None,
+    scene: Scene,
+    values: tuple[Culprit, ...],
+) -> tuple[Culprit, ...]:
+    """Return the table, the call, and what decides the size."""
+    return (
+        Culprit(
+            kind="module",
+            name=path or name,
+            detail=f"{rows} rows, index {found.high}",
+            location=built,
+        ),
+        *scene.call_culprit(),
+        *values,
     )
 
 

@@ -118,22 +118,9 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
     alike = _alike(again, name) if again is not None else []
     stepped = place is not None and ".step(" in place.text
     if name and stepped:
-        if alike:  # which of them it was, the message does not tell
-            target = f"{name} or {alike[0]}"
-        failing = scene.location
-        if failing is not None and failing != saver and failing != place:
-            culprits += (
-                Culprit(
-                    kind="call", name=failing.text, detail="needs the old value", location=failing
-                ),
-            )
-        cause = f"{target} is changed by the optimizer{line} between forward and backward"
-        fix = f"call step(){line} after every backward that uses {target}"
-        if failing is not None and place is not None and failing.file == place.file:
-            fix = (
-                f"move step(){line} behind the backward on line {failing.line}, or compute anew "
-                f"after line {place.line} what line {failing.line} differentiates"
-            )
+        target, culprits, cause, fix = _stepped_over(
+            alike, name, scene, saver, place, culprits, target, line
+        )
     else:
         cause = f"{_word(op)}{line} overwrites {target}, and {needed}"
         fix = f"write inplace=False on line {built.line}" if built else _in_words(op)
@@ -153,6 +140,34 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
         culprits=culprits,
         location=built or place or scene.location,
     )
+
+
+def _stepped_over(
+    alike: list[str],
+    name: str,
+    scene: Scene,
+    saver: Location | None,
+    place: Location | None,
+    culprits: tuple[Culprit, ...],
+    target: str,
+    line: str,
+) -> tuple[str, tuple[Culprit, ...], str, str]:
+    """Explain a parameter that the optimizer changes before a later backward."""
+    if alike:  # which of them it was, the message does not tell
+        target = f"{name} or {alike[0]}"
+    failing = scene.location
+    if failing is not None and failing != saver and failing != place:
+        culprits += (
+            Culprit(kind="call", name=failing.text, detail="needs the old value", location=failing),
+        )
+    cause = f"{target} is changed by the optimizer{line} between forward and backward"
+    fix = f"call step(){line} after every backward that uses {target}"
+    if failing is not None and place is not None and failing.file == place.file:
+        fix = (
+            f"move step(){line} behind the backward on line {failing.line}, or compute anew "
+            f"after line {place.line} what line {failing.line} differentiates"
+        )
+    return target, culprits, cause, fix
 
 
 def _unknown_change(

@@ -59,49 +59,7 @@ def second_backward(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if shared is None:
         found = found or kept_attributes(scene.model) or kept_variables(frames)
     if found:
-        first = found[0]
-        line = on_line(first.location)
-        return Explanation(
-            code="second-backward",
-            summary=(
-                f"{first.root} carries the graph of an earlier "
-                f"{'step' if shared is None else 'backward'} into backward"
-            ),
-            observed=f"{scene.phase}: backward runs into a graph that is already freed"
-            + (f"; {first.name} has grad_fn={first.grad_fn}" if first.grad_fn else ""),
-            cause=f"{first.root} is kept{line} with its graph, and used again "
-            + ("in the next step" if shared is None else "before a later backward")
-            if certain
-            else (
-                f"likely {listed([h.root for h in found])}, which is kept{line}, still has the "
-                "graph of the step before"
-            ),
-            because=(
-                (
-                    f"{first.name} is part of the loss's graph and outlives the "
-                    f"{'step' if shared is None else 'first backward'}; "
-                )
-                if certain
-                else ""
-            )
-            + scene.quote(90),
-            fix=f"keep {first.root.rpartition('.')[2]} without its graph: .detach(){line}",
-            culprits=tuple(
-                Culprit(
-                    kind="tensor",
-                    name=h.root,
-                    detail=f"grad_fn={h.grad_fn}" if h.grad_fn else "kept from step to step",
-                    location=h.location,
-                )
-                for h in found[:3]
-            )
-            + tuple(
-                Culprit(kind="call", name=h.caller.text, detail="hands it over", location=h.caller)
-                for h in found[:3]
-                if h.caller is not None
-            ),
-            location=first.location or place,
-        )
+        return _kept_graph(found, shared, scene, certain, place)
     calls = [
         op for op in (again.ops if again is not None else []) if op.name in ("backward", "grad")
     ]
@@ -117,6 +75,59 @@ def second_backward(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=f"add the losses and call backward once{on_line(place)}, or detach what the second loss does not train",
         culprits=scene.call_culprit(),
         location=place,
+    )
+
+
+def _kept_graph(
+    found: tuple[Holder, ...],
+    shared: Shared | None,
+    scene: Scene,
+    certain: bool,
+    place: Location | None,
+) -> Explanation | None:
+    """Explain a tensor that carries its graph from one backward into another."""
+    first = found[0]
+    line = on_line(first.location)
+    return Explanation(
+        code="second-backward",
+        summary=(
+            f"{first.root} carries the graph of an earlier "
+            f"{'step' if shared is None else 'backward'} into backward"
+        ),
+        observed=f"{scene.phase}: backward runs into a graph that is already freed"
+        + (f"; {first.name} has grad_fn={first.grad_fn}" if first.grad_fn else ""),
+        cause=f"{first.root} is kept{line} with its graph, and used again "
+        + ("in the next step" if shared is None else "before a later backward")
+        if certain
+        else (
+            f"likely {listed([h.root for h in found])}, which is kept{line}, still has the "
+            "graph of the step before"
+        ),
+        because=(
+            (
+                f"{first.name} is part of the loss's graph and outlives the "
+                f"{'step' if shared is None else 'first backward'}; "
+            )
+            if certain
+            else ""
+        )
+        + scene.quote(90),
+        fix=f"keep {first.root.rpartition('.')[2]} without its graph: .detach(){line}",
+        culprits=tuple(
+            Culprit(
+                kind="tensor",
+                name=h.root,
+                detail=f"grad_fn={h.grad_fn}" if h.grad_fn else "kept from step to step",
+                location=h.location,
+            )
+            for h in found[:3]
+        )
+        + tuple(
+            Culprit(kind="call", name=h.caller.text, detail="hands it over", location=h.caller)
+            for h in found[:3]
+            if h.caller is not None
+        ),
+        location=first.location or place,
     )
 
 

@@ -65,27 +65,9 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
     else:
         summary = f"targets hold {worst} but the classes are 0..{classes - 1}"
     if len(values) == 1 and worst in _MARKS and worst != ignore:
-        built = criterion_built(scene, made[0].location)
-        at = f" on line {built[0].location.line}" if built and built[0].location else on_line(scene)
-        return Explanation(
-            **{
-                **common,
-                "culprits": (*built, *common["culprits"]),
-                "location": built[0].location if built else common["location"],
-            },
-            summary=summary,
-            cause=f"{worst} is {_MARKS[worst]}, and the loss ignores {ignore}",
-            because=f"{count}; every other target is a class; {scene.said}",
-            fix=f"write ignore_index={worst} in {built[0].name if built else name}{at}",
-        )
+        return _mark_counted(scene, made, common, summary, worst, ignore, count, name)
     if low >= 1 and high == classes:
-        return Explanation(
-            **common,
-            summary=summary,
-            cause="labels count from 1",
-            because=f"0 never occurs in {kept.numel()} targets, {high} occurs {int((kept == high).sum())} times; {scene.said}",
-            fix="subtract 1 from the labels where the data is read (on CUDA the same bug is a device-side assert)",
-        )
+        return _from_one(common, summary, kept, high, scene)
     if logits.dim() > 2 and logits.shape[-1] > high >= 0 and logits.shape[-1] != classes:
         return Explanation(
             **common,
@@ -109,6 +91,45 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=f"the head gives {classes} classes, the data {high + 1}",
         because=f"{count}; {scene.said}",
         fix=f"{widened(head, f'{high + 1} classes')}, or correct the labels",
+    )
+
+
+def _mark_counted(
+    scene: Scene,
+    made: tuple[Culprit, ...],
+    common: dict[str, Any],
+    summary: str,
+    worst: int,
+    ignore: Any,
+    count: str,
+    name: str,
+) -> Explanation | None:
+    """Explain a mark for ignored targets that the loss does not ignore."""
+    built = criterion_built(scene, made[0].location)
+    at = f" on line {built[0].location.line}" if built and built[0].location else on_line(scene)
+    return Explanation(
+        **{
+            **common,
+            "culprits": (*built, *common["culprits"]),
+            "location": built[0].location if built else common["location"],
+        },
+        summary=summary,
+        cause=f"{worst} is {_MARKS[worst]}, and the loss ignores {ignore}",
+        because=f"{count}; every other target is a class; {scene.said}",
+        fix=f"write ignore_index={worst} in {built[0].name if built else name}{at}",
+    )
+
+
+def _from_one(
+    common: dict[str, Any], summary: str, kept: torch.Tensor, high: int, scene: Scene
+) -> Explanation | None:
+    """Explain labels that count from one."""
+    return Explanation(
+        **common,
+        summary=summary,
+        cause="labels count from 1",
+        because=f"0 never occurs in {kept.numel()} targets, {high} occurs {int((kept == high).sum())} times; {scene.said}",
+        fix="subtract 1 from the labels where the data is read (on CUDA the same bug is a device-side assert)",
     )
 
 

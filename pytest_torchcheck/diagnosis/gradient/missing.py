@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import sources
 from ...culprits import parameter
-from ...findings import Culprit, Finding
+from ...findings import Culprit, Finding, Location
 from ...probes.gradient.provenance import find_cut
 from ...runs.again import forward_and_loss
 from ...text.wording import have, names_text
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...probes.gradient.provenance import GraphCut
+    from ...probes.recorded.watch import Op
     from ...subject import Subject
     from .siblings import Sibling
 
@@ -53,15 +54,7 @@ def _missing(
         # made outside torch's functions, it is seen where it is first used
         location = sources.line_above(location, r"\bParameter\(") or location
     culprits = [parameter(subject, name, "grad is None") for name in names]
-    if kind == "not-reaching-loss" and (line := loss_line(subject)) is not None:
-        culprits.append(Culprit(kind="loss", name="loss", detail="does not use it", location=line))
-    made = op.location if op is not None and op.location is not None else location
-    if cut is not None and cut.module:
-        culprits.append(
-            Culprit(kind="module", name=cut.module, detail=str(op or ""), location=made)
-        )
-    elif op is not None and made != location:
-        culprits.append(Culprit(kind="call", name=op.name, detail="computes it", location=made))
+    _beside_parameters(kind, subject, culprits, op, location, cut)
     if cut is not None and cut.region is not None:
         location = cut.region  # the line to change: it turned gradients off for the operation
         if not cut.module:
@@ -89,16 +82,7 @@ def _missing(
         cause, fix = cause + more, mend or fix
         culprits += used
     if kind == "never-used" and (instead := _called_instead(subject, names[0])) is not None:
-        cause += f"; {instead.fact}"
-        fix = f"use {instead.idle} instead of {instead.name} on line {instead.line.line}, or delete it"
-        culprits.append(
-            Culprit(
-                kind="call",
-                name=instead.name,
-                detail=f"used where {instead.idle} is not",
-                location=instead.line,
-            )
-        )
+        cause, fix = _used_instead(cause, instead, culprits)
     # the last bias of an energy has no influence on its derivative: correct models have it
     judge = suspicious if kind == "differentiated" else violated
     return judge(
@@ -121,6 +105,41 @@ def _missing(
             "rivals": [str(rival) for rival in (cut.rivals if cut is not None else ())],
         },
     )
+
+
+def _beside_parameters(
+    kind: str,
+    subject: Subject,
+    culprits: list[Culprit],
+    op: Op | None,
+    location: Location | None,
+    cut: GraphCut | None,
+) -> None:
+    """Add the loss that does not use them, and the module or call that computes with them."""
+    if kind == "not-reaching-loss" and (line := loss_line(subject)) is not None:
+        culprits.append(Culprit(kind="loss", name="loss", detail="does not use it", location=line))
+    made = op.location if op is not None and op.location is not None else location
+    if cut is not None and cut.module:
+        culprits.append(
+            Culprit(kind="module", name=cut.module, detail=str(op or ""), location=made)
+        )
+    elif op is not None and made != location:
+        culprits.append(Culprit(kind="call", name=op.name, detail="computes it", location=made))
+
+
+def _used_instead(cause: str, instead: Sibling, culprits: list[Culprit]) -> tuple[str, str]:
+    """Say which module is called where this one is not."""
+    cause += f"; {instead.fact}"
+    fix = f"use {instead.idle} instead of {instead.name} on line {instead.line.line}, or delete it"
+    culprits.append(
+        Culprit(
+            kind="call",
+            name=instead.name,
+            detail=f"used where {instead.idle} is not",
+            location=instead.line,
+        )
+    )
+    return cause, fix
 
 
 def _called_instead(subject: Subject, name: str) -> Sibling | None:

@@ -66,6 +66,13 @@ def complex_cast(subject: Subject, dtype: torch.dtype) -> Finding | None:
         said = f"the output changes by {max(gaps, default=0.0):.3g} (relative)"
     if all(gap <= _ALIKE for gap in gaps):
         return None
+    return _made_real(subject, names, dtype, said, cast)
+
+
+def _made_real(
+    subject: Subject, names: list[str], dtype: torch.dtype, said: str, cast: nn.Module
+) -> Finding | None:
+    """Report complex buffers whose imaginary part a conversion loses."""
     place = sources.of_parameter(subject.model, names[0])
     word = str(dtype).removeprefix("torch.")
     line = f" on line {place.line}" if place is not None else ""

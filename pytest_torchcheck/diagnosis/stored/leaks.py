@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck.findings import Culprit, Finding, Location
 from pytest_torchcheck.text.units import format_bytes
@@ -40,15 +40,7 @@ def leaks(
     first = leak.tensors[0] if leak.tensors else None
     each = f"{format_bytes(leak.bytes_per_step)} per {kind}" if leak.bytes_per_step else ""
     if leak.kind == "hooks":
-        assert leak.hooks is not None
-        name, count = next(iter(leak.hooks.items()))
-        code = "leak-hooks"
-        summary = f"{name} gets {count} more hook{'s' if count > 1 else ''} with every {kind}"
-        cause = "a hook is registered in every step and never removed"
-        fix = "register it once in __init__, or keep the handle and call handle.remove()"
-        culprit = Culprit(
-            kind="module", name=name, detail=f"+{count} hooks per {kind}", location=leak.location
-        )
+        code, summary, cause, fix, culprit = _growing_hooks(leak, kind)
     else:
         code, summary, cause, fix, culprit = _kept_tensors(leak, each)
     made = violated if certain else suspicious
@@ -76,23 +68,22 @@ def leaks(
         cause=cause,
         because=_stays(leak, kind) + _brought(leak, given),
         fix=fix,
-        evidence={
-            "live_bytes": list(leak.live_bytes),
-            "bytes_per_step": leak.bytes_per_step,
-            **({"holders": list(leak.chain)} if leak.chain else {}),
-            "tensors": [
-                {
-                    "shape": list(t.shape),
-                    "dtype": t.dtype,
-                    "bytes per step": t.bytes_per_step,
-                    "made by": t.op,
-                    "module": t.module,
-                    "line": short(t.location),
-                }
-                for t in leak.tensors[:10]
-            ],
-        },
+        evidence=_leak_evidence(leak),
     ).replace(root=root)
+
+
+def _growing_hooks(leak: Leak, kind: str) -> tuple[str, str, str, str, Culprit]:
+    """Say which module gets more hooks, and how to stop it."""
+    assert leak.hooks is not None
+    name, count = next(iter(leak.hooks.items()))
+    code = "leak-hooks"
+    summary = f"{name} gets {count} more hook{'s' if count > 1 else ''} with every {kind}"
+    cause = "a hook is registered in every step and never removed"
+    fix = "register it once in __init__, or keep the handle and call handle.remove()"
+    culprit = Culprit(
+        kind="module", name=name, detail=f"+{count} hooks per {kind}", location=leak.location
+    )
+    return code, summary, cause, fix, culprit
 
 
 def _kept_tensors(leak: Leak, each: str) -> tuple[str, str, str, str, Culprit]:
@@ -114,6 +105,26 @@ def _kept_tensors(leak: Leak, each: str) -> tuple[str, str, str, str, Culprit]:
     )
     culprit = Culprit(kind="tensor", name=holder, detail=each, location=leak.location)
     return code, summary, cause, fix, culprit
+
+
+def _leak_evidence(leak: Leak) -> dict[str, Any]:
+    """Return what was measured of a leak, as plain values."""
+    return {
+        "live_bytes": list(leak.live_bytes),
+        "bytes_per_step": leak.bytes_per_step,
+        **({"holders": list(leak.chain)} if leak.chain else {}),
+        "tensors": [
+            {
+                "shape": list(t.shape),
+                "dtype": t.dtype,
+                "bytes per step": t.bytes_per_step,
+                "made by": t.op,
+                "module": t.module,
+                "line": short(t.location),
+            }
+            for t in leak.tensors[:10]
+        ],
+    }
 
 
 def cached(

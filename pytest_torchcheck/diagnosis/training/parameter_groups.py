@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ... import sources
 from ...explanation import Explanation, clipped, listed
@@ -41,15 +41,7 @@ def groups_overlap(scene: Scene) -> Explanation | None:
         if place is not None and (found := _group(scene, place, one)) is not None:
             texts[one], lines[one] = clipped(found[0], 40), found[1]
     words = {one: f"group {one}" + (f" ({text})" if text else "") for one, text in texts.items()}
-    # a group that holds all of the other one and more was meant to hold the rest
-    wide = next(
-        (
-            one
-            for one, own, its in ((other, first, latest), (number, latest, first))
-            if len(shared) == len(its) < len(own)
-        ),
-        None,
-    )
+    wide = _wide_group(other, first, latest, number, shared)
     at = lines.get(number if wide is None else wide)
     line = f" on line {at.line}" if at is not None else ""
     shown = listed(names, 3) or f"{len(shared)} parameters"
@@ -86,6 +78,21 @@ def groups_overlap(scene: Scene) -> Explanation | None:
         location=at or place,
         evidence={"parameters": names},
     )  # fmt: skip
+
+
+def _wide_group(
+    other: int, first: list[Any], latest: list[Any], number: int, shared: list[Any]
+) -> int | None:
+    """Return the group that holds all parameters of the other and more, or None."""
+    # a group that holds all of the other one and more was meant to hold the rest
+    return next(
+        (
+            one
+            for one, own, its in ((other, first, latest), (number, latest, first))
+            if len(shared) == len(its) < len(own)
+        ),
+        None,
+    )
 
 
 def spent_iterator(scene: Scene) -> UsedUp | None:

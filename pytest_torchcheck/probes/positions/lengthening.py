@@ -77,14 +77,7 @@ def first_lengthening(
         The operation, or None where no output differs.
     """
     compare = _Comparison(length, extra, side, allowed, real)
-    pairs: dict[int, int] = {}
-    partners: dict[int, Step] = {}
-    for a, b in aligned(base, longer):
-        if a is not None and b is not None:
-            partners[id(a)] = b
-            both = zip((*a.operands, *a.results), (*b.operands, *b.results), strict=True)
-            for place, other in both:
-                pairs.setdefault(place, other)
+    pairs, partners = _matched(base, longer)
     known: dict[int, bool] = {}
 
     def differs(place: int) -> bool:
@@ -104,14 +97,7 @@ def first_lengthening(
     assert mask is not None
     numbers = _numbers(base, longer, step, partners[id(step)])
     filled, filler = _filled(longer, partners[id(step)], length, extra, side)
-    fact = (
-        f"{step.op.name} gave other values in {int(mask.sum())} of {mask.numel()} elements of "
-        f"the real positions when {extra} padded ones were added"
-    )
-    if numbers is not None:
-        fact += f": it was given {numbers[0]:.4g} and then {numbers[1]:.4g}, and tensors that agree"
-    elif step.operands:
-        fact += "; what it read of the real positions agrees"
+    fact = _said(step, mask, extra, numbers)
     return Lengthened(
         op=step.op,
         again=partners[id(step)].op,
@@ -122,6 +108,32 @@ def first_lengthening(
         filled=filled,
         filler=filler,
     )
+
+
+def _said(step: Step, mask: torch.Tensor, extra: int, numbers: tuple[float, float] | None) -> str:
+    """Say what the operation gives, and what it read."""
+    fact = (
+        f"{step.op.name} gave other values in {int(mask.sum())} of {mask.numel()} elements of "
+        f"the real positions when {extra} padded ones were added"
+    )
+    if numbers is not None:
+        fact += f": it was given {numbers[0]:.4g} and then {numbers[1]:.4g}, and tensors that agree"
+    elif step.operands:
+        fact += "; what it read of the real positions agrees"
+    return fact
+
+
+def _matched(base: Trace, longer: Trace) -> tuple[dict[int, int], dict[int, Step]]:
+    """Return which value and which step of the longer run each of the shorter run's is."""
+    pairs: dict[int, int] = {}
+    partners: dict[int, Step] = {}
+    for a, b in aligned(base, longer):
+        if a is not None and b is not None:
+            partners[id(a)] = b
+            both = zip((*a.operands, *a.results), (*b.operands, *b.results), strict=True)
+            for place, other in both:
+                pairs.setdefault(place, other)
+    return pairs, partners
 
 
 _VIEWS = frozenset(

@@ -138,13 +138,7 @@ class Watched:
         for _, tensor in self._gradients:
             if tensor.is_leaf:
                 tensor.grad = None
-        hidden = {id(h.value): h.path for h in held if h.kind == "module"}
-        called: set[str] = set()
-        handles = [
-            h.value.register_forward_pre_hook(lambda module, _: called.add(hidden[id(module)]))
-            for h in held
-            if h.kind == "module"
-        ]
+        called, handles = _watch_calls(held)
         symbol = subject.source.batch_symbol
         size = batch.sizes.get(symbol) if symbol is not None else None
         watch = SignalWatch(model, size, subject.contract.batch_dim)
@@ -199,6 +193,18 @@ class Watched:
     def keep(self) -> None:
         """Keep for :func:`observe` what was seen of passes that are the same as its own."""
         self._subject.cache.setdefault("observation", self.observation())
+
+
+def _watch_calls(held: tuple[Holding, ...]) -> tuple[set[str], list[Any]]:
+    """Note which of the held modules are called; return the notes and the handles of the hooks."""
+    hidden = {id(h.value): h.path for h in held if h.kind == "module"}
+    called: set[str] = set()
+    handles = [
+        h.value.register_forward_pre_hook(lambda module, _: called.add(hidden[id(module)]))
+        for h in held
+        if h.kind == "module"
+    ]
+    return called, handles
 
 
 def _differentiable(output: object) -> bool:

@@ -100,15 +100,16 @@ def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
     spatial = len(numbers(match[1])) - 2
     call = scene.location
     call_line = f" on line {call.line}" if call else ""
-    summary = f"{name} expects {want} channels, got {got} (input {shape})"
-    observed = f"{name} takes {want} channels; its input is {describe(given) if given is not None else shape}"
+    common: dict[str, Any] = {
+        "code": "channels",
+        "summary": f"{name} expects {want} channels, got {got} (input {shape})",
+        "observed": f"{name} takes {want} channels; its input is {describe(given) if given is not None else shape}",
+    }
     if given is not None:
         cause, because, change = _layout(module, given, want, spatial)
         if cause:
             return Explanation(
-                code="channels",
-                summary=summary,
-                observed=observed,
+                **common,
                 cause=cause,
                 because=because,
                 fix=f"call {name} with {change} of its input{call_line}",
@@ -118,25 +119,17 @@ def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause, because, change, place = _taken_for_channels(scene, given, spatial)
         if cause:
             return Explanation(
-                code="channels",
-                summary=summary,
-                observed=observed,
+                **common,
                 cause=cause,
                 because=because,
                 fix=change,
                 culprits=scene.blame(),
                 location=place or call,
             )
-    source = named_source(input_fact(scene))
-    if not source and given is not None:
-        source = next(
-            (key for key, value in scene.inputs.items() if value.shape == given.shape), ""
-        )
+    source = _input_source(scene, given)
     if not isinstance(module, _CONVOLUTIONS):
         return Explanation(
-            code="channels",
-            summary=summary,
-            observed=observed,
+            **common,
             cause=f"the convolution's weight was made for {want} channels",
             because=scene.said,
             fix=f"give the weight {got} input channels, or the input {want}{call_line}",
@@ -149,9 +142,7 @@ def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
     because = f"the weight of {name} is {list(module.weight.shape)}"
     because += f" with groups={groups}" if groups != 1 else ""
     return Explanation(
-        code="channels",
-        summary=summary,
-        observed=observed,
+        **common,
         cause=f"{name} was built for {want} channels, and {of} has {got}",
         because=f"{because}; {scene.said}",
         fix=edit(scene, origin, place, got, f"build {name} with in_channels={got}")
@@ -161,6 +152,14 @@ def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
         + size_values(scene, beside=place),
         location=place or call,
     )
+
+
+def _input_source(scene: Scene, given: torch.Tensor | None) -> str:
+    """Return the name of the model's input that the layer is given, or one of its shape; empty where there is none."""
+    source = named_source(input_fact(scene))
+    if source or given is None:
+        return source
+    return next((key for key, value in scene.inputs.items() if value.shape == given.shape), "")
 
 
 @entry(r"Expected (\d)D \(unbatched\) or (\d)D \(batched\) input to (\w+), but got input of size: \[([\d, ]*)\]",
