@@ -158,18 +158,16 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 def _conversion(want: str, source: str, scene: Scene) -> str:
     """Say which operand to convert."""
-    fix = f"call .to({want}) on {source or 'that operand'}{on_line(scene)}".replace(
+    return f"call .to({want}) on {source or 'that operand'}{on_line(scene)}".replace(
         ".to(", ".to(torch."
     )
-    return fix
 
 
 def _plain_cause(who: str, got: str, want: str) -> str:
     """Say which dtype is given where another one is needed."""
-    cause = f"{who} is {got} where {want} is needed" + (
+    return f"{who} is {got} where {want} is needed" + (
         "; NumPy's default dtype is float64" if got == "float64" else ""
     )
-    return cause
 
 
 def _input_like(source: str, scene: Scene, got: str, given: torch.Tensor | None) -> str:
