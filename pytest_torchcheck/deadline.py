@@ -1,20 +1,24 @@
 """How long an explanation may take: it gives up when its time is over, and the finding remains without it.
 
 The deadline is cooperative. Whoever explains asks :func:`keep` before each run of the model, each
-torch call that is
-recorded and each search of a source file; no signal or thread interrupts the user's code. One run
-that never calls
-torch is therefore never cut short.
+torch call that is recorded and each search of a source file; nothing interrupts the user's code. What
+reads source and messages may take long without any of these: a thread interrupts it, and nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import inspect
+import os
+import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
 SECONDS: Final = 30.0
 """Wall time for one explanation, far above what one takes: about 20 steps of the model."""
@@ -52,7 +56,8 @@ class Budget:
         start = time.monotonic()
         _until = start + self._left
         try:
-            yield
+            with _interrupted_after(self._left, _caller()):
+                yield
         finally:
             _until = None
             self._left -= time.monotonic() - start
@@ -82,3 +87,70 @@ def allowed(seconds: float) -> Iterator[None]:
         yield
     finally:
         _allowed = before
+
+
+_HERE: Final = os.path.dirname(os.path.realpath(__file__)) + os.sep
+_READS: Final = tuple(_HERE + part for part in ("diagnosis", "sources", "text", "explanation.py"))
+"""What only reads: source, messages and measured facts. It holds nothing that must be put back."""
+_PASSES_ON: Final = (_HERE + "codes", os.path.realpath(contextlib.__file__))
+"""What calls the former, and must not be interrupted itself."""
+_LIBRARY: Final = os.path.dirname(os.path.realpath(os.__file__)) + os.sep
+_POLL: Final = 0.02
+
+
+@contextlib.contextmanager
+def _interrupted_after(seconds: float, base: FrameType | None) -> Iterator[None]:
+    """Interrupt what the block does once its time is over, wherever it only reads.
+
+    Args:
+        seconds: Wall time.
+        base: The frame that explains; what it calls is looked at.
+    """
+    over, thread = threading.Event(), threading.get_ident()
+    lock = threading.Lock()
+
+    def watch() -> None:
+        wait = max(seconds, 0.0) + _POLL
+        while not over.wait(wait):
+            wait = _POLL
+            with lock:  # this thread holds the interpreter: the other one stands where it is seen
+                if not over.is_set() and _only_reads(sys._current_frames().get(thread), base):
+                    error = ctypes.py_object(TooLongError)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
+                    return
+
+    watcher = threading.Thread(target=watch, name="torchcheck-deadline", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        with lock:
+            over.set()
+
+
+def _caller() -> FrameType | None:
+    """Return the frame whose block runs: those of context managers stand still meanwhile."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and (
+        frame.f_code.co_flags & inspect.CO_GENERATOR
+        or frame.f_code.co_filename == contextlib.__file__
+    ):
+        frame = frame.f_back
+    return frame
+
+
+def _only_reads(frame: FrameType | None, base: FrameType | None) -> bool:
+    """Say whether all that runs above a frame belongs to what only reads."""
+    if frame is None or frame is base or _file(frame).startswith(_PASSES_ON):
+        return False
+    while frame is not None and frame is not base:
+        file = _file(frame)
+        library = file.startswith(_LIBRARY) and "site-packages" not in file
+        if not file.startswith((*_READS, *_PASSES_ON)) and not library:
+            return False
+        frame = frame.f_back
+    return frame is not None
+
+
+def _file(frame: FrameType) -> str:
+    return os.path.realpath(frame.f_code.co_filename)

@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from .findings import Culprit, Location, Plain
 
-Phase = Literal["build", "batch", "data", "forward", "loss", "backward", "step"]
+Phase = Literal["build", "batch", "data", "forward", "loss", "backward", "step", "promise"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 PHASE_WORDS: dict[Phase, str] = {
     "build": "building the model",
@@ -21,6 +21,7 @@ PHASE_WORDS: dict[Phase, str] = {
     "loss": "the loss",
     "backward": "the backward pass",
     "step": "the training step",
+    "promise": "verify() of a promise of your own",
 }
 
 

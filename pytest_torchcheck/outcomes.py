@@ -100,7 +100,8 @@ def named(finding: Finding, promise: str) -> Finding:
     told = finding.evidence.get("out of time") or finding.evidence.get("not explained")
     if told is None or finding.summary != told:
         return finding
-    doubt = "could not be decided" if finding.status == "inconclusive" else "does not hold"
+    open_ = finding.status in ("inconclusive", "error")
+    doubt = "could not be decided" if open_ else "does not hold"
     return finding.replace(summary=f"{doubt}: {promise.rstrip('.')!r}; {told}")
 
 

@@ -18,7 +18,7 @@ not_repeatable = One("diagnosis.outputs.behaviour:not_repeatable", "eval-not-rep
 remembers = One("diagnosis.outputs.remembering:remembers", "eval-remembers")
 output_mismatch = Maybe("diagnosis.outputs.behaviour:output_mismatch", "output-range output-shape")
 placed = One("diagnosis.outputs.samples:placed", "batch-statistics sample-order samples-mixed")
-reseeded = Maybe("diagnosis.outputs.behaviour:reseeded")
+reseeded = Maybe("diagnosis.outputs.behaviour:reseeded", "reseeds", doubtful=True, seen=True)
 single_shape = One("diagnosis.outputs.samples:single_shape", "batch-of-one")
 size_crash = One("diagnosis.outputs.samples:size_crash", "crash size-crash")
 fixed_size = One("diagnosis.outputs.samples:fixed_size", "size-crash")

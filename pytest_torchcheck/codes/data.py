@@ -36,7 +36,7 @@ overwritten = One("data.explaining.samples:overwritten", "sample-overwritten")
 read_error = One("data.explaining.samples:read_error", "sample-raises")
 
 differing = One("data.explaining.workers:differing")
-duplicated = Each("data.explaining.workers:duplicated", "augmentation-duplicated")
+duplicated = Each("data.explaining.workers:duplicated", "augmentation-duplicated", seen=True)
 not_picklable = One("data.explaining.workers:not_picklable", "not-picklable", doubtful=True)
 not_random = One("data.explaining.workers:not_random", "augmentation-fixed")
 shards_shared = One("data.explaining.workers:shards_shared")

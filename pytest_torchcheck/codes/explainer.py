@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from ..text.printable import message_of
 
 Answer = TypeVar("Answer")
 
+INTERNAL = "internal-error"
 UNEXPLAINED = "unexplained"
 """Code of a finding whose explanation ran out of time, where it could have been one of several."""
 
@@ -30,11 +32,14 @@ class Explainer(Generic[Answer]):
             an explanation,
             or where torch's own message decides.
         doubtful: Whether it can find that what was seen is no more than ``suspicious``.
+        seen: Whether it is asked only where something was seen that does not hold. What looks for itself
+            says nothing of what holds where it fails.
     """
 
     target: str
     codes: str = ""
     doubtful: bool = False
+    seen: bool = False
 
     def __call__(self, *args: Any, **options: Any) -> Answer:
         """Import the function and call it."""
@@ -42,22 +47,23 @@ class Explainer(Generic[Answer]):
         return answer
 
     def unexplained(self, budget: Budget) -> Finding:
-        """Return the finding without an explanation, which took too long."""
-        codes = self.codes.split()
-        status: Status = "suspicious" if self.doubtful else "violated"
-        return out_of_time(budget, status, codes[0] if len(codes) == 1 else UNEXPLAINED)
+        """Return what is left to say where the explanation took too long."""
+        if not self.seen:
+            return out_of_time(budget, "inconclusive", UNEXPLAINED)
+        return out_of_time(budget, self._status, self._code)
 
     def failed(self, failure: Exception) -> Finding:
-        """Return the finding without an explanation, which raised: a defect of the explainer, not of the finding."""
-        codes = self.codes.split()
+        """Return what is left to say where the explanation raised: a defect of it, not of the finding."""
         told = f"explaining it failed with {type(failure).__name__}"
         said = message_of(failure).partition("\n")[0]
         return Finding(
-            status="suspicious" if self.doubtful else "violated",
-            code=codes[0] if len(codes) == 1 else UNEXPLAINED,
+            status=self._status if self.seen else "error",
+            code=self._code if self.seen else INTERNAL,
             summary=told,
             observed=f"{told}: {said[:140]}",
-            cause="not known: what explains it has a defect of pytest-torchcheck, what was found is none",
+            cause="not known: what explains it has a defect of pytest-torchcheck, what was found is none"
+            if self.seen
+            else "a defect of pytest-torchcheck, not of your model: nothing is known of what was looked for",
             fix="report it to pytest-torchcheck with the traceback (-vv and --torchcheck-json show it)",
             evidence={
                 "not explained": told,
@@ -65,61 +71,66 @@ class Explainer(Generic[Answer]):
             },
         )
 
+    @property
+    def _status(self) -> Status:
+        return "suspicious" if self.doubtful else "violated"
 
-class One(Explainer[Finding]):
-    """Gives one finding."""
+    @property
+    def _code(self) -> str:
+        codes = self.codes.split()
+        return codes[0] if len(codes) == 1 else UNEXPLAINED
 
-    def __call__(self, *args: Any, **options: Any) -> Finding:
-        """Explain; where that takes too long, give the finding as it is."""
-        budget = Budget()
+    @contextlib.contextmanager
+    def _guarded(self, budget: Budget, instead: list[Finding]) -> Iterator[None]:
+        """Run a part of the explanation; where that raises or takes too long, put in what is left to say."""
         nested = running()
         try:
             with budget.spent():
-                return super().__call__(*args, **options)
+                yield
         except TooLongError:
-            if nested:
+            if nested:  # the time is that of the explanation around this one
                 raise
-            return self.unexplained(budget)
+            instead.append(self.unexplained(budget))
         except UserCodeError:  # told as what it is
             raise
         except Exception as failure:  # the finding stands
-            if nested or not self.codes or os.environ.get("TORCHCHECK_DEBUG"):
+            if not self.codes or os.environ.get("TORCHCHECK_DEBUG"):
                 raise
-            return self.failed(failure)
+            instead.append(self.failed(failure))
+
+
+class One(Explainer[Finding]):
+    """Gives one finding, of what was seen."""
+
+    def __init__(self, target: str, codes: str = "", doubtful: bool = False) -> None:
+        super().__init__(target, codes, doubtful, seen=True)
+
+    def __call__(self, *args: Any, **options: Any) -> Finding:
+        """Explain; where that fails or takes too long, give the finding as it is."""
+        instead: list[Finding] = []
+        with self._guarded(Budget(), instead):
+            return super().__call__(*args, **options)
+        return instead[0]
 
 
 class Each(Explainer[Iterator[Finding]]):
     """Gives a finding for each place at fault."""
 
     def __call__(self, *args: Any, **options: Any) -> Iterator[Finding]:
-        """Explain one by one; where that takes too long, give what remains as one finding.
-
-        It looks for what it explains, so that an error of its own, or of the model, says nothing of
-        what holds.
-        """
-        budget = Budget()
-        nested = running()
-        try:
-            with budget.spent():
-                found = iter(super().__call__(*args, **options))
-        except TooLongError:
-            if nested:
-                raise
-            return iter((self.unexplained(budget),))
-        return self._rest(found, budget)
+        """Explain one by one; where that fails or takes too long, give what remains as one finding."""
+        budget, instead = Budget(), list[Finding]()
+        with self._guarded(budget, instead):
+            return self._rest(iter(super().__call__(*args, **options)), budget)
+        return iter(instead)
 
     def _rest(self, found: Iterator[Finding], budget: Budget) -> Iterator[Finding]:
         while True:
-            nested = running()
-            try:
-                with budget.spent():
-                    one = next(found, None)
-            except TooLongError:
-                if nested:
-                    raise
-                yield self.unexplained(budget)
-                return
+            instead: list[Finding] = []
+            one: Finding | None = None
+            with self._guarded(budget, instead):
+                one = next(found, None)
             if one is None:
+                yield from instead
                 return
             yield one
 
@@ -128,16 +139,11 @@ class Maybe(Explainer[Finding | None]):
     """Gives a finding, or None where what was seen has another reason."""
 
     def __call__(self, *args: Any, **options: Any) -> Finding | None:
-        """Explain; where that takes too long, it cannot be said whether there is something to find."""
-        budget = Budget()
-        nested = running()
-        try:
-            with budget.spent():
-                return super().__call__(*args, **options)
-        except TooLongError:
-            if nested:
-                raise
-            return out_of_time(budget, "inconclusive", UNEXPLAINED)
+        """Explain; where that fails or takes too long, say so."""
+        instead: list[Finding] = []
+        with self._guarded(Budget(), instead):
+            return super().__call__(*args, **options)
+        return instead[0]
 
 
 def out_of_time(budget: Budget, status: Status, code: str) -> Finding:

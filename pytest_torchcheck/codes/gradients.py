@@ -8,17 +8,19 @@ from .rule import STUCK, rule
 nothing_trainable = One(
     "diagnosis.gradient.freezing:nothing_trainable", "nothing-trainable", doubtful=True
 )
-off = Each("diagnosis.gradient.freezing:off", "grad-off")
+off = Each("diagnosis.gradient.freezing:off", "grad-off", doubtful=True, seen=True)
 
-changed_inputs = Each("diagnosis.gradient.changed_inputs:changed_inputs", "input-mutated")
-missing = Each("diagnosis.gradient.missing:missing", "grad-none")
+changed_inputs = Each(
+    "diagnosis.gradient.changed_inputs:changed_inputs", "input-mutated", seen=True
+)
+missing = Each("diagnosis.gradient.missing:missing", "grad-none", seen=True)
 non_finite = Each(
-    "diagnosis.gradient.non_finite:non_finite", "non-finite-forward non-finite-gradient"
+    "diagnosis.gradient.non_finite:non_finite", "non-finite-forward non-finite-gradient", seen=True
 )
 not_reparameterised = One(
     "diagnosis.gradient.missing:not_reparameterised", "sample-not-reparameterised"
 )
-zero = Each("diagnosis.gradient.zero:zero", "grad-zero")
+zero = Each("diagnosis.gradient.zero:zero", "grad-zero", doubtful=True, seen=True)
 unlike_the_loss = One(
     "diagnosis.training.descent:differs", "gradient-partial gradient-wrong", doubtful=True
 )

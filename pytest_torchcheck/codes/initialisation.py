@@ -18,7 +18,9 @@ factory_repeats = One(
 )
 fading = One("diagnosis.training.initialisation:fading")
 saturated = One("diagnosis.training.initialisation:saturated", "units-saturated", doubtful=True)
-unwritten = Each("diagnosis.training.initialisation:unwritten", "never-written")
+unwritten = Each(
+    "diagnosis.training.initialisation:unwritten", "never-written", doubtful=True, seen=True
+)
 
 initialisation_line = Explainer[Location | None]("diagnosis.loss.at_start:initialisation_line")
 

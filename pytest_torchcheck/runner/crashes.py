@@ -6,15 +6,15 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .. import outcomes, sources
+from .. import outcomes, sources, verdicts
 from ..blame import only_observed
-from ..codes.errors import explain_error, own_loss_line
+from ..codes.errors import FURTHER, explain_error, own_loss_line
 from ..declared.names import UnknownNameError
 
 if TYPE_CHECKING:
     from ..contracts import Contract
     from ..explanation import Explanation
-    from ..findings import Culprit, Location
+    from ..findings import Culprit, Finding, Location
     from ..subject import Subject
     from ..subject.errors import SubjectError
 
@@ -50,6 +50,29 @@ def explained_error(
     except Exception as failure:
         found = outcomes.unexplained(cause, error.phase, failure)
     return found.replace(location=sources.of_error(cause))
+
+
+def crash_finding(
+    contract: Contract, error: SubjectError, subject: Subject, *, device: str, lost: bool
+) -> Finding:
+    """Return the finding of an exception of the user's code, with its line and what more there is to say of it."""
+    known = explained_error(contract, error, subject, device=device, lost=lost)
+    place = known.location or next((c.location for c in known.culprits if c.location), None)
+    finding = verdicts.explained(
+        known,
+        location=place or contract.location,
+        evidence={**known.evidence, "phase": error.phase, "traceback": outcomes.told(error.error)},
+    )
+    try:  # what runs the model once more may raise again
+        if place is None and (line := line_of_phase(contract, error.phase, subject)) is not None:
+            finding = finding.replace(location=line)
+        if (further := FURTHER.get(finding.code)) is not None:
+            sizes = error.batch.sizes if error.batch is not None else {}
+            finding = further(finding, subject, sizes)
+    except Exception as failure:
+        note = {"traceback of the explanation": outcomes.told(failure)}
+        finding = finding.replace(evidence={**finding.evidence, **note})
+    return finding
 
 
 def _with_batch_line(contract: Contract, culprits: tuple[Culprit, ...]) -> tuple[Culprit, ...]:

@@ -11,7 +11,6 @@ from .. import compiler, deadline, outcomes, sources, spending, verdicts
 from ..adapters import LoopUnavailableError
 from ..blame import compiled_by_itself, raised_by_observer, unsupported_on
 from ..codes import folding
-from ..codes.errors import FURTHER
 from ..declared.names import UnknownNameError
 from ..findings import Finding, Location, Report
 from ..late import resolve
@@ -20,7 +19,7 @@ from ..storage import artifacts
 from ..subject import Subject
 from ..subject.errors import NothingToDifferentiate, SubjectError, UnmeasurableError
 from ..text.printable import message_of
-from .crashes import explained_error, line_of_phase, seen_only_by_recorders
+from .crashes import crash_finding, seen_only_by_recorders
 from .surroundings import environment
 
 if TYPE_CHECKING:
@@ -263,7 +262,7 @@ class Runner:
             if seen_only_by_recorders(error, subject):
                 reason = compiled_by_itself(error)
                 return (*_acting(found), verdicts.inconclusive(reason, code="not-measurable"))
-            if raised_by_observer(error.error):
+            if error.phase != "promise" and raised_by_observer(error.error):
                 return (*_acting(found), outcomes.internal(case.check.name, error.error, found))
             return (*_acting(found), self.crash(case, error, subject))
         except LoopUnavailableError as error:
@@ -306,23 +305,7 @@ class Runner:
                 root=root,
             )
         lost = subject.device.type != "cpu" and is_device_error(cause)
-        known = explained_error(self.contract, error, subject, device=case.device, lost=lost)
-        finding = verdicts.explained(
-            known,
-            location=known.location
-            or next((c.location for c in known.culprits if c.location is not None), None)
-            or line_of_phase(self.contract, error.phase, subject)
-            or self.contract.location,
-            evidence={
-                **known.evidence,
-                "phase": error.phase,
-                "traceback": outcomes.told(cause),
-            },
-        )
-        if (further := FURTHER.get(finding.code)) is not None:
-            finding = further(
-                finding, subject, error.batch.sizes if error.batch is not None else {}
-            )
+        finding = crash_finding(self.contract, error, subject, device=case.device, lost=lost)
         self._crashes[key] = f"{case.check.name}/{finding.code}"
         if lost:
             self._lost[case.device] = self._crashes[key]

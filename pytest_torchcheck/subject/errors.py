@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..batches import Batch
 
 
-Phase = Literal["build", "batch", "forward", "loss", "backward", "step", "data"]
+Phase = Literal["build", "batch", "forward", "loss", "backward", "step", "data", "promise"]
 
 
 LossKind = Literal["user", "probe"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -132,11 +133,82 @@ def test_each_kind_of_explainer_keeps_what_it_can(monkeypatch: pytest.MonkeyPatc
         maybe = Maybe("here:slowly", "odd-code")()
         assert maybe is not None
         assert (maybe.status, maybe.code) == ("inconclusive", "unexplained")
-        each = list(Each("here:slowly_each", "odd-code")(2))
+        each = list(Each("here:slowly_each", "odd-code", seen=True)(2))
         assert [f.summary for f in each[:2]] == ["one more"] * 2
         assert each[2].summary == one.summary
         assert len(each) == 3
         assert One("here:outer", "outer-code")().code == "outer-code"
+
+
+def reading(file: str, *, yields: bool = False) -> Any:
+    """Return a function of a file that reads on for three seconds, and asks for no deadline."""
+    names: dict[str, Any] = {"time": time}
+    code = """
+def reads(*_):
+    start = time.monotonic()
+    while time.monotonic() - start < 3:
+        pass
+"""
+    if yields:
+        code += "    yield"
+    exec(compile(code, file, "exec"), names)
+    return names["reads"]
+
+
+PACKAGE = Path(deadline.__file__).parent
+
+
+@pytest.mark.parametrize("kind", [One, Maybe, Each])
+def test_what_only_reads_is_interrupted(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    reads = reading(str(PACKAGE / "diagnosis" / "odd.py"), yields=kind is Each)
+    monkeypatch.setattr(explainer, "resolve", lambda _: reads)
+    start = time.monotonic()
+    with deadline.allowed(0.1):
+        made = kind("here:reads", "odd-code")()
+        (found,) = made if kind is Each else (made,)
+    assert time.monotonic() - start < 2
+    assert "explaining it took more than 0.1 s" in found.summary
+    assert found.status == ("violated" if kind is One else "inconclusive")
+
+
+def test_the_users_code_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = reading(__file__)
+    code = compile("def calls(*_):\n    theirs()", str(PACKAGE / "diagnosis" / "odd.py"), "exec")
+    names: dict[str, Any] = {"theirs": theirs}
+    exec(code, names)
+    monkeypatch.setattr(explainer, "resolve", lambda _: names["calls"])
+    start = time.monotonic()
+    with deadline.allowed(0.1):
+        One("here:calls", "odd-code")()
+    assert time.monotonic() - start >= 3
+
+
+def fails(*_: Any) -> Any:
+    raise ZeroDivisionError("of our own")
+
+
+def fails_each(*_: Any) -> Any:
+    yield violated("odd-code", "the first")
+    raise ZeroDivisionError("of our own")
+
+
+def test_an_explanation_that_fails_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"fails": fails, "fails_each": fails_each}
+    monkeypatch.setattr(explainer, "resolve", lambda name: known[name.partition(":")[2]])
+    one = One("here:fails", "odd-code")()
+    assert (one.status, one.code) == ("violated", "odd-code")
+    assert "explaining it failed with ZeroDivisionError: of our own" in one.observed
+    for kind in (Maybe, Each):
+        seen = kind("here:fails", "odd-code", seen=True)()
+        (seen,) = seen if kind is Each else (seen,)
+        assert (seen.status, seen.code) == ("violated", "odd-code")
+        # nothing was seen before: it cannot be said whether anything is wrong
+        looks = kind("here:fails", "odd-code")()
+        (looks,) = looks if kind is Each else (looks,)
+        assert (looks.status, looks.code) == ("error", "internal-error")
+    first, rest = Each("here:fails_each", "odd-code")()
+    assert first.summary == "the first"
+    assert rest.status == "error"
 
 
 def test_time_runs_only_while_an_explanation_does(monkeypatch: pytest.MonkeyPatch) -> None:
