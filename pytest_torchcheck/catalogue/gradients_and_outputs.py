@@ -365,6 +365,9 @@ CHECKS: tuple[Check, ...] = (
             promise="PermutationEquivariant",
             cost="3 F in float64",
         ),
+    ),
+    *family(
+        "own_promises",
         check(
             "own-promises",
             "The project's own promises hold.",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +10,6 @@ import torch
 from .. import promises
 from ..codes import behaviour as explain
 from ..declared.names import UnknownNameError
-from ..findings import Finding
 from ..objects import trees
 from ..runs.woken import also_woken
 from ..specs.sequences import Lengths
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..batches import Batch
+    from ..findings import Finding
     from ..subject import Subject
 
 
@@ -386,38 +385,3 @@ def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
                 axes = {name: dim for name, (_, dim) in chosen.items()}
                 return explain.permutation(subject, promise, path, gap, batch, variant, axes)
     return passed(f"{len(base)} outputs agree over {len(orders)} permutations of {size} entries")
-
-
-def own_promises(subject: Subject) -> Iterator[Finding]:
-    """Run ``verify`` of every promise class that the project wrote itself.
-
-    What it raises is the project's own error, and so is what it yields beside findings.
-    """
-    for promise in subject.contract.own_promises:
-        name = f"{type(promise).__name__}.verify"
-        with subject.phase("promise"):
-            found = _findings_of(name, promise.verify(subject))
-        if not found:
-            yield inconclusive(f"{name} yielded no finding", code="no-verdict")
-        for finding in found:
-            yield replace(finding, check=finding.check or "own-promises")
-
-
-def _findings_of(name: str, given: Any) -> list[Finding]:
-    """Return what ``verify`` gave.
-
-    Raises:
-        TypeError: It is not an iterable of findings.
-    """
-    allowed = "yield findings from pytest_torchcheck.verdicts, such as passed(...) or violated(...)"
-    if isinstance(given, Finding) or not isinstance(given, Iterable):
-        raise TypeError(f"{name} returned {_called(given)}; {allowed}")
-    found = list(given)
-    for one in found:
-        if not isinstance(one, Finding):
-            raise TypeError(f"{name} yielded {_called(one)}; {allowed}")
-    return found
-
-
-def _called(value: object) -> str:
-    return "nothing" if value is None else f"an object of type {type(value).__name__}"

