@@ -340,6 +340,18 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
+        "agreement",
+        check(
+            "mode-agreement",
+            (
+                "Train and eval mode compute the same but for dropout, noise and statistics of the "
+                "batch, and running statistics settle there."
+            ),
+            cost="none where no class of the model asks for its mode; else 1 F, and 5 with statistics",
+            axes="once",
+        ),
+    ),
+    *family(
         "promised",
         check(
             "causality",

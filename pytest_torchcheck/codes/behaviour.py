@@ -56,6 +56,10 @@ replay = Explainer[Any]("diagnosis.crashes.replay:replay")
 unrepeated_batch = One("diagnosis.outputs.unrepeated:unrepeated_batch", "seed-ignored")
 unrepeated_build = One("diagnosis.outputs.unrepeated:unrepeated_build", "seed-ignored")
 
+growing_statistics = One("diagnosis.outputs.modes:growing", "statistics-grow")
+modes_differ = One("diagnosis.outputs.modes:modes", "modes-differ", doubtful=True)
+statistics_differ = One("diagnosis.outputs.modes:differ", "statistics-differ")
+
 ENTAILS = (
     rule(
         "eval-determinism/* mode-flags/mode-stuck",

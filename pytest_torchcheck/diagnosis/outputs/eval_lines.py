@@ -92,8 +92,8 @@ _GENERATORS = {
 }
 
 
-def writing_line(subject: Subject, name: str) -> Place | None:
-    """Return the first line of an eval forward that changes a buffer or parameter."""
+def writing_line(subject: Subject, name: str, *, train: bool = False) -> Place | None:
+    """Return the first line of a forward, in eval mode or in train mode, that changes a buffer or parameter."""
     with subject.pristine() as model:
         tensors = dict((*model.named_buffers(), *model.named_parameters()))
         target = tensors[name]
@@ -123,7 +123,7 @@ def writing_line(subject: Subject, name: str) -> Place | None:
 
         try:
             with Writer(model):
-                eval_run(subject, subject.batch())()
+                eval_run(subject, subject.batch(), train=train)()
         except SubjectError:
             return None
     if bound and (line := _binding_line(subject, name)) is not None:

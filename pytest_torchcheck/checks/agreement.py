@@ -1,0 +1,70 @@
+"""Training mode and evaluation mode compute the same, but for dropout, noise and the statistics of the batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..codes import behaviour as explain
+from ..runs.facts import forward_facts
+from ..runs.settling import asking_for_mode, gap, outputs_with, settled
+from ..verdicts import inconclusive, not_applicable, passed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..findings import Finding
+    from ..runs.settling import Settled
+    from ..subject import Subject
+
+_ROUNDING = 1e-3
+_GROWTH = 1.001
+"""Ratio of one change to the change before, at fixed weights and on one batch, from which on a buffer grows."""
+
+
+def mode_agreement(subject: Subject) -> Iterator[Finding]:
+    """Call the model in training mode with dropout and torch's own norms as in evaluation, and let statistics settle."""
+    kinds = asking_for_mode(subject.model) if subject.has_modes else []
+    if not kinds:
+        yield not_applicable("no class of the model's own asks for its mode")
+        return
+    seen = settled(subject)
+    if seen.random:
+        yield inconclusive("the training forward draws random numbers of its own")
+        return
+    growing = [n for n, ratio in seen.ratios.items() if abs(ratio) > _GROWTH]
+    if growing:
+        yield explain.growing_statistics(subject, growing, seen.ratios[growing[0]])
+        return
+    if seen.moving:
+        yield inconclusive("the training forward gives other outputs in each call")
+        return
+    plain = forward_facts(subject).outputs
+    limits = outputs_with(subject, seen.limits, train=False) if seen.written else plain
+    if gap(plain, limits) > _ROUNDING:
+        yield _statistics(
+            subject, seen, gap(outputs_with(subject, seen.limits, train=True), limits)
+        )
+        return
+    distance = gap(seen.quiet, plain)
+    if _ROUNDING < distance < float("inf"):
+        yield explain.modes_differ(subject, distance)
+        return
+    yield passed(
+        f"{len(plain)} outputs are the same in train and in eval mode without dropout and batch "
+        f"statistics; the mode is asked for by {', '.join(kinds[:3])}"
+    )
+
+
+def _statistics(subject: Subject, seen: Settled, distance: float) -> Finding:
+    """Judge statistics that evaluation reads, by how far apart the modes are where they have settled."""
+    if set(seen.limits) != set(seen.written):
+        return inconclusive("what the statistics settle at is not known after four calls")
+    batch = subject.batch()
+    size = batch.sizes.get(subject.source.batch_symbol or "", 0)
+    if distance == float("inf"):
+        return inconclusive("the output has another form in eval mode")
+    if size < 4 or distance <= _ROUNDING + 2.0 / size:
+        return passed(
+            f"{len(seen.limits)} running statistics settle where evaluation gives what training gives"
+        )
+    return explain.statistics_differ(subject, list(seen.written), distance)

@@ -1,0 +1,189 @@
+"""What training mode gives without dropout and batch statistics, and where statistics of the model's own settle."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..objects import trees
+from ..record.modes import Observer
+from ..state import seed_everything
+from .facts import copied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
+    from ..subject import Subject
+
+_ROUNDS = 4
+_LINEAR = 1e-3
+_MODE = re.compile(r"\.training\b")
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What calls of one batch in training mode, at fixed weights, showed.
+
+    Attributes:
+        quiet: The outputs, with torch's own dropout and batch statistics as in evaluation.
+        random: Whether random numbers were drawn all the same.
+        moving: Whether the outputs differ from call to call.
+        written: Buffers that the calls changed.
+        ratios: Of each buffer that is an average, the ratio of one change to the change before.
+        limits: The value that each such buffer settles at.
+    """
+
+    quiet: Tensors
+    random: bool
+    moving: bool
+    written: tuple[str, ...]
+    ratios: dict[str, float] = field(default_factory=dict)
+    limits: Tensors = field(default_factory=dict)
+
+
+def asking_for_mode(model: nn.Module) -> list[str]:
+    """Return the classes of a model, other than torch's, whose source reads ``training``."""
+    kinds = {type(m) for m in model.modules() if not _is_torchs(m)}
+    return sorted(kind.__name__ for kind in kinds if _reads_mode(kind))
+
+
+def _reads_mode(kind: type) -> bool:
+    for cls in kind.__mro__:
+        if cls.__module__.partition(".")[0] in ("torch", "builtins"):
+            continue
+        with contextlib.suppress(OSError, TypeError):
+            if _MODE.search(inspect.getsource(cls)):
+                return True
+    return False
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] == "torch"
+
+
+def settled(subject: Subject) -> Settled:
+    """Call the model in training mode with everything of torch's own as in evaluation.
+
+    Cost: 1 forward; 3 more where it changes buffers.
+
+    Raises:
+        SubjectError: The model raised.
+    """
+    with subject.pristine() as model, torch.no_grad():
+        quiet(model)
+        states = [_buffers(model)]
+        outputs = []
+        for _ in range(_ROUNDS):
+            seed_everything(subject.seed)
+            before = torch.get_rng_state()
+            with Quiet():
+                outputs.append(copied(subject.call(model, subject.batch().clone())))
+            random = not torch.equal(before, torch.get_rng_state())
+            states.append(_buffers(model))
+            written = tuple(n for n, t in states[0].items() if not trees.same(t, states[1][n]))
+            if not written or random:
+                break
+        moving = any(not _close(outputs[0], other) for other in outputs[1:])
+        found = Settled(quiet=outputs[0], random=random, moving=moving, written=written)
+        for name in written if len(states) > _ROUNDS else ():
+            _follow(found, name, [state[name].double() for state in states[1:]])
+        return found
+
+
+def quiet(model: nn.Module) -> None:
+    """Set training mode, and evaluation for the modules that are torch's own."""
+    model.train()
+    for module in model.modules():
+        if _is_torchs(module) and not any(True for _ in module.children()):
+            module.eval()
+
+
+def outputs_with(subject: Subject, buffers: Tensors, *, train: bool) -> Tensors:
+    """Return the outputs with other values in some buffers, in eval mode or in quiet training mode."""
+    with subject.pristine() as model, torch.no_grad():
+        quiet(model) if train else model.eval()
+        known = dict(model.named_buffers())
+        for name, value in buffers.items():
+            known[name].copy_(value)
+        seed_everything(subject.seed)
+        with Quiet():
+            return copied(subject.call(model, subject.batch().clone()))
+
+
+def gap(first: Tensors, second: Tensors) -> float:
+    """Return the largest relative difference between outputs; infinite where they are not alike in kind.
+
+    Single numbers are left out: a loss that is returned beside the output often exists in training alone.
+    """
+    if first.keys() != second.keys() or any(first[p].shape != second[p].shape for p in first):
+        return float("inf")
+    return max(
+        (
+            trees.worst(t, second[p]) / max(trees.scale(t), 1e-30)
+            for p, t in first.items()
+            if t.dim()
+        ),
+        default=0.0,
+    )
+
+
+def _close(first: Tensors, second: Tensors) -> bool:
+    return gap(first, second) <= _LINEAR
+
+
+def _buffers(model: nn.Module) -> Tensors:
+    return {
+        name: tensor.detach().clone()
+        for name, tensor in model.named_buffers()
+        if tensor.is_floating_point() and not tensor.is_meta
+    }
+
+
+def _follow(found: Settled, name: str, states: list[torch.Tensor]) -> None:
+    """Note the limit of a buffer whose changes shrink, or grow, by one factor."""
+    if len({tuple(s.shape) for s in states}) > 1:
+        return
+    first, second = states[-2] - states[-3], states[-1] - states[-2]
+    size = float(first.square().sum())
+    if size == 0.0:
+        found.limits[name] = states[-1]
+        found.ratios[name] = 0.0
+        return
+    ratio = float((first * second).sum()) / size
+    error = float((second - ratio * first).norm()) / max(float(second.norm()), 1e-30)
+    if error <= _LINEAR or abs(ratio) < _LINEAR:
+        found.ratios[name] = ratio
+        if abs(ratio) < 1.0 - _LINEAR:
+            found.limits[name] = states[-1] + second * ratio / (1.0 - ratio)
+
+
+class Quiet(Observer):
+    """Lets the functions of torch that behave otherwise in training do what they do in evaluation."""
+
+    def around(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run one call."""
+        name = getattr(func, "__name__", "")
+        if "dropout" in name and args and isinstance(args[0], torch.Tensor):
+            return args[0]
+        if name == "scaled_dot_product_attention":
+            kwargs = {**kwargs, "dropout_p": 0.0}
+            args = args[:4]
+        elif name == "batch_norm" and getattr(func, "__module__", "") == "torch.nn.functional":
+            given = dict(zip(_BATCH_NORM, args, strict=False)) | kwargs
+            if given.get("running_mean") is not None:
+                return func(**{**given, "training": False})
+        return func(*args, **kwargs)
+
+
+_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")  # fmt: skip

@@ -1,0 +1,195 @@
+"""Statistics that run away or settle elsewhere are found; averages, power iterations, queues and dropout are not blamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract, Finding
+
+X = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(12) % 3
+
+
+class Scaled(nn.Module):
+    """Divides by the size of the batch in training, and by a running size in evaluation."""
+
+    momentum = 0.05
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.drop, self.norm = nn.Dropout(0.2), nn.BatchNorm1d(8)
+        self.register_buffer("size", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(self.body(x) * 3.0)
+        size = h.detach().abs().mean(0)
+        if self.training:
+            with torch.no_grad():
+                self.update(size)
+        else:
+            size = self.used()
+        return self.head(self.drop(h / (size + 0.1)))
+
+    def update(self, size: torch.Tensor) -> None:
+        self.size.mul_(1 - self.momentum).add_(size, alpha=self.momentum)
+
+    def used(self) -> torch.Tensor:
+        return self.size
+
+
+class RunsAway(Scaled):
+    def update(self, size: torch.Tensor) -> None:
+        self.size.add_(self.size - size, alpha=self.momentum)  # HERE
+
+
+class GrowsByItsMomentum(Scaled):
+    def update(self, size: torch.Tensor) -> None:
+        self.size.mul_(1 + self.momentum).add_(size, alpha=self.momentum)  # HERE
+
+
+class AveragesSquares(Scaled):
+    def update(self, size: torch.Tensor) -> None:
+        self.size.lerp_(size.square() * 4.0, self.momentum)  # HERE
+
+
+class ForgetsTheRest(Scaled):
+    def update(self, size: torch.Tensor) -> None:
+        self.size.mul_(1 - self.momentum).add_(size, alpha=0.5)  # HERE
+
+
+class Assigned(Scaled):
+    def update(self, size: torch.Tensor) -> None:
+        self.size = torch.lerp(self.size, size, self.momentum)
+
+
+class Corrected(Scaled):
+    """Stores a product, and divides by the sum of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(()))
+        self.size.zero_()
+
+    def update(self, size: torch.Tensor) -> None:
+        self.size.lerp_(size, self.momentum)
+        self.weight.lerp_(torch.ones(()), self.momentum)
+
+    def used(self) -> torch.Tensor:
+        return self.size / self.weight.clamp(min=1e-6)
+
+
+class Counts(Scaled):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def update(self, size: torch.Tensor) -> None:
+        super().update(size)
+        self.steps.add_(1.0)
+
+
+class Spectral(nn.Module):
+    """One power iteration in each training forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.randn(8, 5)), nn.Linear(8, 3)
+        self.register_buffer("u", F.normalize(torch.randn(8), dim=0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            v = F.normalize(self.weight.T @ self.u, dim=0)
+            if self.training:
+                self.u.copy_(F.normalize(self.weight @ v, dim=0))
+        return self.head(x @ (self.weight / (self.u @ self.weight @ v)).T)
+
+
+class Queue(nn.Module):
+    """Remembers the latest features, which a loss of its own would read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.register_buffer("latest", torch.zeros(24, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.dropout(self.body(x).relu(), 0.1, self.training)
+        if self.training:
+            self.latest = torch.cat([h.detach(), self.latest])[:24]
+        return self.head(h)
+
+
+class FunctionalNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.register_buffer("m", torch.zeros(8))
+        self.register_buffer("v", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.batch_norm(self.body(x), self.m, self.v, training=self.training)
+        return self.head(F.dropout(h.relu(), p=0.3, training=self.training))
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x + 0.1 * torch.randn_like(x) if self.training else x)
+
+
+class Skips(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(5, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.body(x).tanh()
+        return self.head(self.norm(h) if self.training else h)
+
+
+def told(model: Any) -> list[Finding]:
+    """Return what mode-agreement finds."""
+    torch.manual_seed(0)
+    contract = Contract(model=model, batch=((X,), Y), loss=F.cross_entropy)
+    findings = contract.check(checks=["mode-agreement"]).findings
+    return [f for f in findings if f.status in ("violated", "suspicious", "error")]
+
+
+@pytest.mark.parametrize(
+    ("model", "code"),
+    [
+        (RunsAway, "statistics-grow"),
+        (GrowsByItsMomentum, "statistics-grow"),
+        (AveragesSquares, "statistics-differ"),
+        (ForgetsTheRest, "statistics-differ"),
+    ],
+)
+def test_statistics_that_do_not_settle_at_the_batch_are_named(
+    model: type[nn.Module], code: str
+) -> None:
+    (finding,) = told(model)
+    assert (finding.status, finding.code) == ("violated", code)
+    assert [c.name for c in finding.culprits] == ["size"]
+    assert finding.location is not None
+    assert finding.location.text.endswith("# HERE")
+
+
+@pytest.mark.parametrize(
+    "model", [Scaled, Assigned, Corrected, Counts, Spectral, Queue, FunctionalNorm, Noisy]
+)
+def test_sound_statistics_and_noise_are_silent(model: type[nn.Module]) -> None:
+    assert told(model) == []
+
+
+def test_a_layer_of_one_mode_is_no_more_than_suspicious() -> None:
+    (finding,) = told(Skips)
+    assert (finding.status, finding.code) == ("suspicious", "modes-differ")
