@@ -8,6 +8,7 @@ import pytest
 
 from ..codes.functions import NEVER
 from ..findings import Location
+from ..late import Late
 from ..render.evidence import Table
 from ..render.text import place
 from . import options, tasks
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ..findings import Report
     from ..functions.coverage import CoverageRow
     from .options import Options
+
+_table = Late("functions.coverage:table")
 
 _MOST_ROWS = 40
 
@@ -52,9 +55,7 @@ class Coverage:
             if not wanted and not any("coverage" in finding.evidence for finding in found):
                 self._rows = []
             else:
-                from ..functions.coverage import table  # spares importing torch
-
-                self._rows = table(found, self.settings.packages if wanted else ())
+                self._rows = _table(found, self.settings.packages if wanted else ())
         return self._rows
 
     def unchecked(self) -> list[CoverageRow]:

@@ -12,6 +12,7 @@ import pytest
 
 from .. import sources
 from ..infer.target import TargetError, arguments_of, load, parse_target
+from ..late import Late
 from . import markers, options
 from .collection.items import ContractNode
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from ..infer.inference import Inferred
     from ..runner import Case
     from .options import Options
+
+_with_batch = Late("storage.artifacts:with_batch")
 
 _ALONE: Final = "torchcheck_alone"
 """Option that tells workers of xdist, which are always given paths, to collect models only."""
@@ -55,9 +58,7 @@ class NamedModel(pytest.Collector):
             replayed = _replayed(self.config)
             if replayed is None or contract.name != replayed.contract:
                 return []
-            from ..storage.artifacts import with_batch  # spares importing torch
-
-            contract = with_batch(contract, replayed.batch)
+            contract = _with_batch(contract, replayed.batch)
         node = ModelNode.from_parent(
             self, name=self.name, nodeid=self.nodeid, contract=contract, replayed=replayed
         )

@@ -13,6 +13,7 @@ import pytest
 from .. import __version__
 from ..codes import folding
 from ..findings import Finding, Report, strict_json
+from ..late import Late
 from ..render.html import render_html
 from ..render.terminal import render_finding
 from ..storage.files import write_whole
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
     from .coverage import Coverage
     from .options import Options
+
+_sarif = Late("render.sarif:sarif")
+_summary_line = Late("render.markdown:summary_line")
 
 _FORMAT: Final = 1
 
@@ -195,15 +199,12 @@ class Ledger:
         return render_html([report for _, report in reports], tables=tables)
 
     def _sarif(self, reports: Sequence[tuple[str, Report]]) -> str:
-        from ..render.sarif import sarif  # spares loading it where no such file is asked for
-
         root = Path(os.environ.get("GITHUB_WORKSPACE") or self.config.rootpath)
-        return strict_json(sarif(reports, root=root, version=__version__)) + "\n"
+        return strict_json(_sarif(reports, root=root, version=__version__)) + "\n"
 
     def _markdown(self, reports: Sequence[tuple[str, Report]]) -> str:
-        from ..render.markdown import summary_line  # spares loading it where nobody asked
-
-        return summary_line(report for _, report in reports)
+        line: str = _summary_line(report for _, report in reports)
+        return line
 
     def _append(self, path: Path, text: str) -> None:
         """Add to a file of the runner's, which other steps write to as well."""

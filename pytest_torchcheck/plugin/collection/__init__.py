@@ -12,6 +12,7 @@ import pytest
 from ... import sources
 from ...catalogue import catalogue
 from ...declared.kept_count import LOG
+from ...late import Late
 from .. import declared, markers, options
 from .items import EXTRA, CheckItem, ContractNode
 from .records import Records
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from ...contracts import Contract
     from ...storage.artifacts import Artifact
     from ..options import Options
+
+_load = Late("storage.artifacts:load")
+_with_batch = Late("storage.artifacts:with_batch")
 
 
 class _Contracts:
@@ -79,9 +83,7 @@ class _Contracts:
         if replayed is not None:
             if obj.name != replayed.contract:
                 return None
-            from ...storage.artifacts import with_batch  # spares importing torch
-
-            obj = with_batch(obj, replayed.batch)
+            obj = _with_batch(obj, replayed.batch)
         return ContractNode.from_parent(collector, name=name, contract=obj, replayed=replayed)
 
     def _replayed(self, config: pytest.Config) -> Artifact | None:
@@ -89,10 +91,8 @@ class _Contracts:
         if self.settings.replay is None:
             return None
         if self._artifact is None:
-            from ...storage.artifacts import load  # spares importing torch
-
             try:
-                self._artifact = load(self.settings.replay)
+                self._artifact = _load(self.settings.replay)
             except ValueError as error:
                 markers.usage_error(config, f"--torchcheck-replay: {error}")
         return self._artifact

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from ...findings import ContractViolation, Finding
-from ...late import resolve
+from ...late import Late, resolve
 from .. import known, markers, options
 from ..options import ACCELERATORS, Options
 from ..parts import TorchcheckWarning
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from ...contracts import Contract
     from ...runner import Case, Runner
     from ...storage.artifacts import Artifact
+
+_cases = Late("runner:cases")
+_ordered = Late("runner:ordered")
+_say_again = Late("heard:say_again")
 
 
 EXTRA: Final = pytest.StashKey[list[Any]]()
@@ -108,20 +112,20 @@ class ContractNode(pytest.Collector):
 
     def collect(self) -> list[pytest.Item | pytest.Collector]:
         """Return one item per case."""
-        from ...runner import cases, ordered  # spares importing torch
-
         own = markers.item_settings(self)
         places = own.devices or self.settings.devices or None
         once = self.replayed
         if once is not None:
-            found = cases(self.contract, devices=places or (once.device,))
+            found = _cases(self.contract, devices=places or (once.device,))
             wanted = (once.check, once.device, once.dtype)
             return [
                 self._item(case)
                 for case in found
                 if (case.check.name, case.device, case.dtype) == wanted
             ]
-        chosen = ordered(self.contract, cases(self.contract, devices=places), self.settings.budget)
+        chosen = _ordered(
+            self.contract, _cases(self.contract, devices=places), self.settings.budget
+        )
         extra = (case for each in self.config.stash.get(EXTRA, []) for case in each.cases(self))
         found = (*chosen, *extra)
         self.size = len(found)
@@ -181,8 +185,6 @@ class CheckItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run the case and raise what its findings come to."""
-        from ...heard import say_again  # spares importing torch
-
         node = self.parent
         before = node.runner.seconds
         self.findings = node.runner.run(self.case)
@@ -204,7 +206,7 @@ class CheckItem(pytest.Item):
         if node.settings.durations:
             self.step_seconds = node.runner.step_seconds(self.case)
         verdict = judge(settled, strict=node.settings.strict)
-        if refused := say_again(node.runner.heard()):
+        if refused := _say_again(node.runner.heard()):
             self.add_report_section("call", "torchcheck", f"a warning is an error here: {refused}")
             if not verdict.failing:
                 raise refused

@@ -138,9 +138,8 @@ def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
         )
     place, origin = where_decided(scene, module.in_channels)
     of = f"the model's input {source}" if source else "what reaches it"
-    groups = module.groups
-    because = f"the weight of {name} is {list(module.weight.shape)}"
-    because += f" with groups={groups}" if groups != 1 else ""
+    groups = f" with groups={module.groups}" if module.groups != 1 else ""
+    because = f"the weight of {name} is {list(module.weight.shape)}{groups}"
     return Explanation(
         **common,
         cause=f"{name} was built for {want} channels, and {of} has {got}",
