@@ -45,8 +45,7 @@ def only_observed(error: SubjectError) -> bool:
     """Say whether torch's compiler refused what it compiles by itself because it was observed.
 
     Operators such as ``cond`` and ``flex_attention`` compile their functions also outside
-    ``torch.compile``.
-    The same call is made once more, with nothing that observes it.
+    ``torch.compile``. The same call is made once more, with nothing that observes it.
     """
     if isinstance(error.error, UnobservableError):
         return True

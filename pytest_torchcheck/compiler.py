@@ -1,11 +1,9 @@
 """torch's compiler is left unloaded where nothing is compiled: loading it takes as long as ``import torch``.
 
 Methods of :class:`torch.optim.Optimizer` import ``torch._dynamo`` when they are called: some to
-keep the compiler out
-of them, ``step`` to break its graph. While ``torch._dynamo`` is not imported nothing can be
-compiled, so that here
-they do the rest of their work alone. From the moment that anything imports it, torch's own
-functions run.
+keep the compiler out of them, ``step`` to break its graph. While ``torch._dynamo`` is not imported
+nothing can be compiled, so that here they do the rest of their work alone. From the moment that
+anything imports it, torch's own functions run.
 """
 
 from __future__ import annotations

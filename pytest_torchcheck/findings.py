@@ -105,10 +105,8 @@ class Finding:
         check: Name of the check, such as ``gradients-exist``.
         code: Stable kebab-case symptom, such as ``grad-none``.
         status: ``violated`` fails; ``error`` fails too: the check itself raised, a defect of this
-            package;
-            ``suspicious`` warns (and fails under strict); ``inconclusive`` could not have failed;
-            ``known``
-            is a failure that the project has recorded; the rest need no action.
+            package; ``suspicious`` warns (and fails under strict); ``inconclusive`` could not have
+            failed; ``known`` is a failure that the project has recorded; the rest need no action.
         summary: One sentence that stands alone: name and symptom.
         culprits: What is at fault, the first one first.
         location: The line of the user's code to change or to look at.

@@ -26,8 +26,7 @@ def kept_in(error: BaseException) -> Exception:
     """Return an ``Exception`` of the same name, message and traceback.
 
     A test framework's skip out of a forward, a loss or a step, or a ``sys.exit()`` there, would get
-    through
-    everything that keeps errors in, and let a check pass for one that did not apply.
+    through everything that keeps errors in, and let a check pass for one that did not apply.
     """
     kind = type(type(error).__name__, (Exception,), {})
     made: Exception = kind(message_of(error)).with_traceback(error.__traceback__)

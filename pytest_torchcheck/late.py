@@ -1,10 +1,9 @@
 """Names that are resolved when they are used: what a lower layer calls of a higher one, and what few runs need.
 
 Imports in this package lead one way, from what is rendered down to what is declared. Where a value
-of a lower
-layer offers a shortcut upwards (a contract that checks itself, a finding that prints itself), or
-where an
-explanation is needed only after something failed, the target is written as ``"module:name"``.
+of a lower layer offers a shortcut upwards (a contract that checks itself, a finding that prints
+itself), or where an explanation is needed only after something failed, the target is written as
+``"module:name"``.
 """
 
 from __future__ import annotations

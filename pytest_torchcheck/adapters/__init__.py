@@ -1,10 +1,9 @@
 """Adapters: what a framework already says of a model, so that its contract need not.
 
 An adapter recognises a model by its class, or by its batch, without importing the framework: what
-    is not imported yet cannot have
-made the model. It fills in what the contract does not declare. This package's own adapters, and
-those of third parties, are
-entry points of the group `pytest_torchcheck.adapters`.
+is not imported yet cannot have made the model. It fills in what the contract does not declare. This
+package's own adapters, and those of third parties, are entry points of the group
+`pytest_torchcheck.adapters`.
 """
 
 from __future__ import annotations

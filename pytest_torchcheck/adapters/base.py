@@ -37,8 +37,7 @@ class Declared:
 
     Args:
         model: A module, a class, a factory, or an object that holds a model, such as a trainer; the
-            contract's
-            ``trainer`` where no model is declared.
+            contract's ``trainer`` where no model is declared.
         fields: The contract's other arguments; None where nothing was declared.
     """
 
@@ -77,8 +76,8 @@ class Declared:
         """Say whether the model's class is, or is derived from, one of ``package.module:Class``; imports nothing.
 
         A factory that does not say its class is built to see it only where such a class is
-        imported, where its
-        code mentions one, and where the contract does not say by what the model is trained.
+        imported, where its code mentions one, and where the contract does not say by what the model
+        is trained.
 
         Args:
             places: Where the class can be looked up; a module that is not imported has made no model.
@@ -238,10 +237,9 @@ class Adapted:
 
     Attributes:
         fields: Values for fields of the contract; those that the user has declared are left alone.
-        call: ``(model, batch) -> output``: how the model is called, where calling it with the batch's
-            arguments is not it. The mode of the model, ``model.training``, says what is asked for:
-                what is
-            trained by, such as ``{"loss": ...}``, or a prediction.
+        call: ``(model, batch) -> output``: how the model is called, where calling it with the
+            batch's arguments is not it. The mode of the model, ``model.training``, says what is
+            asked for: what is trained by, such as ``{"loss": ...}``, or a prediction.
         without: Checks that mean nothing for such a model, each with the reason.
         loop: The trainer's own loop, where there is a trainer; the checks of the training step then
             watch it.

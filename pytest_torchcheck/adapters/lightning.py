@@ -2,10 +2,9 @@
 
 With a Trainer beside it the training step's checks watch that one's own loop. Without one, and for
 single calls, the model is trained as a Trainer would in one process: in train mode a call is its
-``training_step``, in eval mode its
-``forward``. What a Trainer gives it is stood in for while it runs: ``self.log`` does nothing,
-    ``self.optimizers()`` and
-``self.manual_backward()`` work, ``self.trainer`` knows the numbers of a short run.
+``training_step``, in eval mode its ``forward``. What a Trainer gives it is stood in for while it
+runs: ``self.log`` does nothing, ``self.optimizers()`` and ``self.manual_backward()`` work,
+``self.trainer`` knows the numbers of a short run.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ def configured(made: Any) -> list[Any]:
 
     Args:
         made: In any of the forms that Lightning takes: an optimizer, several, a dict or several of
-            them with
-            ``optimizer`` and ``lr_scheduler``, or a pair of lists.
+            them with ``optimizer`` and ``lr_scheduler``, or a pair of lists.
     """
     found: list[Any] = list(optimizers_of(_without_schedulers(made)))
     found += [scheduler for scheduler, interval in _schedulers(made) if interval == "step"]

@@ -26,13 +26,11 @@ def assert_ddp_equivalent(
     """Assert that data-parallel ranks compute what one process computes, start alike and stay alike.
 
     Model, loss, optimizer and train step are sent to spawned processes: write them as functions or
-        classes at
-    the top level of a file.
+    classes at the top level of a file.
 
     Args:
         model, batch, loss, seed, device, fields: As for :func:`assert_backward`; the batch needs
-            ``ranks``
-            samples at least.
+            ``ranks`` samples at least.
         ranks: How many processes.
         train_step: ``(model, optimizer, inputs, targets) -> loss``, also run with the wrapped model
             on every rank.
@@ -77,8 +75,7 @@ def assert_fsdp_equivalent(
     Args:
         model, batch, loss, ranks, seed, device, fields: As for :func:`assert_ddp_equivalent`.
         wrap: ``(model)``: shards the model in place by ``fully_shard``; every module of a
-            ``ModuleList`` and the
-            model itself by default.
+            ``ModuleList`` and the model itself by default.
         meta: Whether the model can be built on meta and given memory afterwards, or how: ``(model)``.
 
     Raises:

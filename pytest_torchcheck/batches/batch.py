@@ -235,10 +235,9 @@ def relayout(batch: Batch, kind: Layout) -> Batch:
     Args:
         batch: Its tensors are not changed.
         kind: ``contiguous``; ``non_contiguous`` has gaps along the last axis; ``expanded`` repeats
-            row 0 with stride 0 (the only kind
-            that changes values); ``offset`` does not start at the beginning of its storage;
-            ``channels_last`` concerns images
-            and volumes, other tensors become contiguous.
+            row 0 with stride 0 (the only kind that changes values); ``offset`` does not start at
+            the beginning of its storage; ``channels_last`` concerns images and volumes, other
+            tensors become contiguous.
 
     Raises:
         ValueError: There is no such layout.

@@ -128,8 +128,7 @@ class Declared:
         """Every symbol of the specs and what it may be.
 
         Besides names there are ``*batch`` and ``...`` (how many axes), ``batch[0]`` (their sizes),
-        ``T?`` (whether the axis is
-        there) and ``#T`` (whether it is 1).
+        ``T?`` (whether the axis is there) and ``#T`` (whether it is 1).
         """
         names: dict[str, None] = {}
         for spec in self._specs.values():

@@ -99,8 +99,7 @@ class Filling:
         """The simplest tensor that may stand at a path of a batch; None where only the drawn one may.
 
         Of a real tensor without a domain that is zeros, and of integers and booleans, of which
-        nothing is known, the first value
-        everywhere.
+        nothing is known, the first value everywhere.
         """
         leaf = batch.tensors().get(path)
         if leaf is None or not is_dense(leaf):

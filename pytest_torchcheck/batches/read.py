@@ -27,9 +27,8 @@ def read(source: Any, seed: int) -> Batch:
 
     Args:
         source: ``(inputs, targets)``, the inputs alone, a callable ``(seed) -> (inputs, targets)``,
-            a Dataset of such items, or a
-            DataLoader of such batches. Inputs are a tuple (positional), a dict (keywords), or one
-            argument.
+            a Dataset of such items, or a DataLoader of such batches. Inputs are a tuple
+            (positional), a dict (keywords), or one argument.
         seed: Handed to a callable; which items of a Dataset, and which batch of a DataLoader.
 
     Raises:

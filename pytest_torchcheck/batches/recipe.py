@@ -46,9 +46,8 @@ class Recipe:
         requires_grad: Whether floating inputs ask for a gradient; None leaves that to their specs.
         edge: What is special about the values.
         keep: By path, which units keep their drawn values: those whose number has these bits, the
-            lowest first; a bit that is
-            None may be either. All others are the simplest; None keeps nothing. All is kept where a
-            path is missing.
+            lowest first; a bit that is None may be either. All others are the simplest; None keeps
+            nothing. All is kept where a path is missing.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -109,8 +108,7 @@ def kept_by_bits(
         bits: See `Recipe`.
         unit: What one unit is.
         grid: A shape of which this one is a corner: units are numbered as they stand there, so that
-            they keep their numbers
-            when sizes shrink.
+            they keep their numbers when sizes shrink.
     """
     if bits is None or unit == "whole":
         return simplest if bits is None else drawn
@@ -144,8 +142,7 @@ def with_edge(
         drawn: The tensor.
         simplest: Makes its simplest form.
         spec: Its spec; scales and special numbers concern normal and undeclared values only, so
-            that no value
-            leaves the domain that was declared.
+            that no value leaves the domain that was declared.
         seed: Decides where a single special element stands.
     """
     if edge == "plain" or not is_dense(drawn) or not drawn.numel():

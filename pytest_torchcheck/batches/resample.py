@@ -102,8 +102,7 @@ def infer_dims(
     """Guess the axes of a tensor without a spec from the tensors that have one.
 
     Every axis must be found, in the same order, among the axes of a declared tensor, in exactly one
-    way; where that
-    fails, only the first axis is followed, and only if it has the batch's size.
+    way; where that fails, only the first axis is followed, and only if it has the batch's size.
 
     Args:
         shape: The tensor's shape.

@@ -34,8 +34,7 @@ class BatchSource(Declared):
         targets: Specs of the targets, or None.
         sizes: Ranges of the symbols, see `parse_sizes`.
         batch: Real data: ``(inputs, targets)``, the inputs alone, a callable ``(seed) -> (inputs,
-            targets)``, a Dataset of such items
-            or a DataLoader of such batches.
+            targets)``, a Dataset of such items or a DataLoader of such batches.
         batch_dim: Where the batch's axis stands; None where there is none, as for graphs.
         output: Spec of the output; it helps to tell the axes of targets without a spec.
 
@@ -160,8 +159,8 @@ class BatchSource(Declared):
         """Another batch with the same sizes and other values.
 
         Drawn batches are drawn from another seed. Of real data that is made by the seed, another
-        batch is taken; else the rows change
-        places, labels with them, and values with a declared domain are drawn anew.
+        batch is taken; else the rows change places, labels with them, and values with a declared
+        domain are drawn anew.
         """
         if batch.origin == "drawn":
             return self.make(Recipe(seed=batch.seed + _OTHER * (seed + 1), sizes=batch.sizes))

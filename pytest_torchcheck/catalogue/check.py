@@ -72,21 +72,17 @@ class Check:
         promise: Class name in :mod:`pytest_torchcheck.promises` without which it does not apply.
         cost: In words of the subject's own step: F forward, B backward, S optimizer step.
         axes: ``device-dtype``: once per declared device and full-precision dtype;
-            ``low-precision``: once per
-            device and declared half-precision dtype; ``device``: once per device; ``once``: once
-            per contract.
+            ``low-precision``: once per device and declared half-precision dtype; ``device``: once
+            per device; ``once``: once per contract.
         devices: Device types it runs on; empty for every real device.
         family: Module of ``checks`` that holds it.
         about: ``model``, or ``declaration``: what the contract declares beside the model.
         leads: Whether it runs before all others: a model that crashes is reported by the check that
-            a reader
-            would ask for it, not by whichever comes first.
+            a reader would ask for it, not by whichever comes first.
         starts: ``"module:function"`` that is given the contract before any check runs, to begin in
-            the background
-            what this one will wait for.
+            the background what this one will wait for.
         tries_skip: Whether a contract that skips it still runs it, to see whether the skip is still
-            needed;
-            False for what costs too much.
+            needed; False for what costs too much.
     """
 
     name: str

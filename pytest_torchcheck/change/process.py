@@ -96,8 +96,7 @@ class Process:
 
         Returns:
             ``nodes``, the contracts that it has; ``problems``, text by file that could not be
-            imported; and ``leaks``,
-            modules that come from the user's checkout all the same.
+            imported; and ``leaks``, modules that come from the user's checkout all the same.
 
         Raises:
             UnavailableError: It ended before it had collected anything.

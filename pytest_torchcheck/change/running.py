@@ -192,8 +192,7 @@ def noise(subject: Subject, batch: Batch, load: Load, seeds: int) -> list[float]
 
     Returns:
         The mean squared difference of the first floating output, relative to its mean square;
-        nothing where there is
-        no such output, or where the run raises.
+        nothing where there is no such output, or where the run raises.
     """
     found = []
     for index in range(seeds):

@@ -89,8 +89,8 @@ def parting(mine: Trace, other: Trace, allowed: float) -> Step | None:
     """Find the operation of a run that makes what the other run does not have, on the way to an output.
 
     Operations are not paired, since a refactoring changes them: a value counts as the same where
-        the other run has one
-    of equal elements, in any shape and order. A detour that leads to the same value is no parting.
+    the other run has one of equal elements, in any shape and order. A detour that leads to the same
+    value is no parting.
 
     Args:
         mine: The run that is searched.

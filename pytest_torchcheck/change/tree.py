@@ -114,9 +114,8 @@ class Tree:
         """Write the tracked files of the reference.
 
         A temporary index is used. ``git archive`` would leave out what ``.gitattributes`` marks
-        ``export-ignore``,
-        which many projects do with their tests; ``git worktree`` would register the folder in the
-        repository.
+        ``export-ignore``, which many projects do with their tests; ``git worktree`` would register
+        the folder in the repository.
 
         Raises:
             UnreadableReferenceError: Git failed.
@@ -148,8 +147,7 @@ class Tree:
         """Return entries of ``sys.path`` for a process that imports the project from this tree.
 
         Folders of the checkout become those of the tree. A folder that the reference does not have
-        is left out, unless
-        packages are installed in it.
+        is left out, unless packages are installed in it.
         """
         found = []
         for entry in entries:

@@ -207,8 +207,7 @@ def _trained_in_step(subject: Subject, dead: Mapping[str, str]) -> set[str]:
     """Name the parameters without a gradient of the contract's loss that the user's own step gives one.
 
     The discriminator of a GAN gets its gradient from a loss of its own. A gradient of None is
-    refuted by a
-    backward pass that writes one, one that is zero by a step after which it is not.
+    refuted by a backward pass that writes one, one that is zero by a step after which it is not.
     """
     if subject.contract.train_step is None:
         return set()

@@ -198,8 +198,7 @@ def _compare(
 
     Args:
         small: Fewer samples of ``a``, ``of_a`` among them, which float64 runs instead where the
-            difference
-            is as small as rounding makes it.
+            difference is as small as rounding makes it.
     """
     mine = outputs(subject, a)
     gaps = _gaps(mine, outputs(subject, b), rows, of_a, of_b)
@@ -228,8 +227,7 @@ def beyond_rounding(subject: Subject, batch: Batch, gap: float, bound: float) ->
     """Say whether a relative difference is more than rounding makes.
 
     A forward that casts to float32 in between (a softmax, a norm) rounds to that in float64 as
-    well; it is looked at
-    only where that decides.
+    well; it is looked at only where that decides.
 
     Args:
         subject: The model.

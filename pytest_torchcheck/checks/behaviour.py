@@ -217,8 +217,7 @@ def seeding(subject: Subject) -> Iterator[Finding]:
     """Seed torch alone, and leave the generators of numpy and random where they are.
 
     A factory that builds, or a batch function that gives, other values under one seed is
-        suspicious: what fails with
-    them cannot be repeated.
+    suspicious: what fails with them cannot be repeated.
     """
     if subject.device.type == "cpu":
         if moved := moved_by_building(subject):
@@ -323,8 +322,7 @@ def rng_hygiene(subject: Subject) -> Iterator[Finding]:
     """Look at default dtype, grad mode, threads and determinism flags after a forward, and for anomaly mode left on.
 
     Anomaly mode that the model's file or its factory turns on is suspicious: it was for debugging,
-    and every
-    backward is slower with it.
+    and every backward is slower with it.
     """
     if torch.is_anomaly_enabled() or (subject.model and subject.cache.get("anomaly-after-build")):
         yield explain.anomaly_left_on(subject, by_build=not torch.is_anomaly_enabled())

@@ -30,8 +30,7 @@ def deterministic_algorithms(subject: Subject) -> Iterator[Finding]:
     """Run a pass twice with deterministic algorithms demanded, from one seed, and compare bit by bit.
 
     torch then also fills new memory with NaN, so that a pass that reads memory which nobody wrote
-    gives NaN where
-    an ordinary one does not.
+    gives NaN where an ordinary one does not.
     """
     if on_meta(subject):
         yield inconclusive(

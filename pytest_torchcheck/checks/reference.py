@@ -30,8 +30,7 @@ def reference_match(subject: Subject) -> Iterator[Finding]:
     """Load the model's weights into the reference, run both in eval mode and compare, submodule by submodule.
 
     The submodule that is named was given the same in both versions and gave something else, while
-    all that it
-    calls itself agrees. Submodules are matched by their names.
+    all that it calls itself agrees. Submodules are matched by their names.
     """
     for promise in subject.contract.promised("Matches"):
         assert isinstance(promise, promises.Matches)

@@ -29,8 +29,7 @@ class Explainer(Generic[Answer]):
     Attributes:
         target: ``"module:function"``, relative to this package.
         codes: The codes that it can give, separated by spaces; empty where it answers a question of
-            an explanation,
-            or where torch's own message decides.
+            an explanation, or where torch's own message decides.
         doubtful: Whether it can find that what was seen is no more than ``suspicious``.
         seen: Whether it is asked only where something was seen that does not hold. What looks for itself
             says nothing of what holds where it fails.

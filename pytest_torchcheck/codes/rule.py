@@ -17,9 +17,8 @@ class Rule:
         follows: Patterns of ``check/code`` of what it entails.
         link: What must fit besides. ``model``: nothing, the fact concerns the whole model (but an
             exception is a fact of its own); ``raises``: the follower is an exception; ``within``:
-            everything that the
-            follower names lies within what the cause names; ``overlap``: they share a name;
-            ``line``: they point to the same line.
+            everything that the follower names lies within what the cause names; ``overlap``: they
+            share a name; ``line``: they point to the same line.
         why: The entailment in words.
     """
 

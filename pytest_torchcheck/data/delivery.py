@@ -1,13 +1,12 @@
 """Does a spawned worker deliver batches, within a deadline?
 
 A process that knows nothing but torch does what a spawned DataLoader worker does: it is prepared by
-:mod:`multiprocessing.spawn` (``__main__`` is imported again), unpickles the dataset, is seeded, runs
-``worker_init_fn``, fetches two batches and pickles them for the way back. A process of our own
-instead of
-a DataLoader gives its stderr, a deadline that holds, and the stack of a worker that hangs; and it
-leaves the user's tensors where they are (DataLoader would move them into shared memory). It is
-forked off
-a :mod:`~.zygote`, so that torch is imported once per session and beside the other checks.
+:mod:`multiprocessing.spawn` (``__main__`` is imported again), unpickles the dataset, is seeded,
+runs ``worker_init_fn``, fetches two batches and pickles them for the way back. A process of our own
+instead of a DataLoader gives its stderr, a deadline that holds, and the stack of a worker that
+hangs; and it leaves the user's tensors where they are (DataLoader would move them into shared
+memory). It is forked off a :mod:`~.zygote`, so that torch is imported once per session and beside
+the other checks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What of a dataset cannot go to a spawned worker, by attribute path.
 
 The dataset is pickled as :mod:`multiprocessing` would, into nothing: tensors and arrays are stood
-in for,
-because ForkingPickler would move the user's storages into shared memory.
+in for, because ForkingPickler would move the user's storages into shared memory.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """One process for a whole session that has imported torch and forks spawned workers off, as forkserver does.
 
 A spawned worker spends its first seconds importing torch and, with the module that declares a
-contract, this package, which have
-nothing to do with the dataset. The zygote imports both once, in the background while other checks
-run, and never anything of the
-user's: a worker that is forked off it is as fresh as a new interpreter, and still imports the main
-module and unpickles the dataset
+contract, this package, which have nothing to do with the dataset. The zygote imports both once, in
+the background while other checks run, and never anything of the user's: a worker that is forked off
+it is as fresh as a new interpreter, and still imports the main module and unpickles the dataset
 itself. Only on Linux; elsewhere, and where the zygote is lost, every worker is an interpreter of
 its own.
 """

@@ -19,8 +19,7 @@ def class_of(model: nn.Module | Callable[[], nn.Module]) -> type[nn.Module] | No
 
     Args:
         model: A module, a class, a ``partial`` of one, or a factory; its return annotation counts
-            if it is a
-            class of the project's own, since ``-> nn.Module`` says nothing.
+            if it is a class of the project's own, since ``-> nn.Module`` says nothing.
     """
     if isinstance(model, nn.Module):
         return type(model)

@@ -53,8 +53,7 @@ def check_function(
     Args:
         fn: ``SomeFunction.apply`` or any callable that returns tensors.
         inputs: A tuple of positional arguments, a dict of keyword arguments, or one tensor. They
-            are cast
-            to float64, cut down where they are large, and never changed.
+            are cast to float64, cut down where they are large, and never changed.
         name: How the findings call it; the Function's or the callable's own name by default.
         twice: Second derivatives are promised.
         surrogate: The gradient is meant to differ from forward's derivative.

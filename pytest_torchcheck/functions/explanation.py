@@ -208,8 +208,7 @@ def _is_meant(relation: Relation, block: Block) -> bool:
     """Say whether nobody writes such a Function by accident: its only effect is a gradient of its own.
 
     That is so where forward is locally constant (spikes, rounding), and where forward is the
-    identity and
-    backward multiplies by a constant (gradient reversal and scaling).
+    identity and backward multiplies by a constant (gradient reversal and scaling).
     """
     if relation.code == "gradcheck-surrogate":
         return True

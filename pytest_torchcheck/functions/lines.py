@@ -106,8 +106,7 @@ def computing_lines(function: type | None, position: int | None, most: int = 4) 
     """Return the lines of ``backward`` that compute what its gradient line reads, the last one first.
 
     Variables are followed to every line that may assign them, and what those read in turn; lines
-    that only unpack
-    what was saved are left out.
+    that only unpack what was saved are left out.
 
     Args:
         function: The Function.

@@ -33,12 +33,11 @@ def check_module(
 ) -> list[Finding]:
     """Compare the gradients of a module's inputs and parameters with central differences.
 
-    Works in float64 on copies: the module's parameters, buffers and attributes are put back. Fast: one
-    backward and two forwards for every 16 tensors. What differs is then located in the smallest
-    submodule
-    that is wrong on its own, and in the custom Function that it applies. A module that stops
-    gradients on
-    purpose (``detach``) differs too: the check is for modules that promise to be differentiable.
+    Works in float64 on copies: the module's parameters, buffers and attributes are put back. Fast:
+    one backward and two forwards for every 16 tensors. What differs is then located in the smallest
+    submodule that is wrong on its own, and in the custom Function that it applies. A module that
+    stops gradients on purpose (``detach``) differs too: the check is for modules that promise to be
+    differentiable.
 
     Args:
         module: Any module, in the mode in which it is.

@@ -46,12 +46,11 @@ class Target:
         chosen: The differentiable floating outputs.
         dtype: ``float64``, or ``float32`` where the callable refuses that.
         rtol, step: Tolerance and step that fit the dtype.
-        surrogate: A declared estimator, or None.
-    origin: The only Function in the graph of a callable that is not one itself.
+        surrogate: A declared estimator, or None. origin: The only Function in the graph of a
+            callable that is not one itself.
         used_at: Where the user's code applies it, where that was seen.
-        cost: Seconds of one forward and of one backward.
-    stochastic: Whether the outputs change with the seed.
-    notes: What was done to the arguments, in words.
+        cost: Seconds of one forward and of one backward. stochastic: Whether the outputs change
+            with the seed. notes: What was done to the arguments, in words.
     """
 
     name: str

@@ -114,8 +114,8 @@ class Cuda:
         """Warm up on another stream, as torch asks for, then capture a CUDA graph.
 
         Other threads of the process may go on using CUDA meanwhile (a loader that pins memory). A
-        capture that
-        fails leaves torch on its stream, and random generators that wait for its end: both are put back.
+        capture that fails leaves torch on its stream, and random generators that wait for its end:
+        both are put back.
         """
         with self.other_stream():
             for _ in range(3):

@@ -203,10 +203,8 @@ class TorchLayer:
 
         Args:
             workspaces: Also those that cuBLAS keeps for each stream, which would count as a leak of
-                the test that
-                used a product first. A CUDA graph that a fixture holds may still use them: only
-                    where leaks are
-                looked for.
+                the test that used a product first. A CUDA graph that a fixture holds may still use
+                them: only where leaks are looked for.
         """
         gc.collect()
         for module in self._started_modules():

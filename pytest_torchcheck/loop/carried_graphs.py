@@ -35,8 +35,7 @@ class Carried:
         names: Paths of the tensors, such as ``carried['hidden'][0]``.
         location: The line that puts it there.
         given: The variables with a graph that this line reads, and the line that bound each of
-            them: in the
-            same function, or the call that passed it.
+            them: in the same function, or the call that passed it.
     """
 
     names: tuple[str, ...] = ()

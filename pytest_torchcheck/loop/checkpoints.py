@@ -26,8 +26,7 @@ def keep_checkpoint(subject: Subject, model: nn.Module, made: Any) -> None:
     """Keep the states after the first of the steps that run anyway, for :func:`is_resumed`.
 
     Nothing is kept where the step is the user's own, whose closures may hold more than these states
-    do, or
-    where they are large.
+    do, or where they are large.
     """
     if subject.contract.train_step is not None:
         return

@@ -83,8 +83,8 @@ def iterator_lines(filename: str, name: str, given: Any) -> tuple[Location | Non
     """Return the line that makes an iterator, and the next line of that function that reads it.
 
     A generator expression, and a filter or map by a lambda, say themselves where they were made.
-    Else it is the only
-    line that gives such a thing to the name, or to a variable that the name is given.
+    Else it is the only line that gives such a thing to the name, or to a variable that the name is
+    given.
 
     Args:
         filename: Of the code that uses it.

@@ -37,10 +37,9 @@ def listening(
 
     Args:
         handlers: ``backward``, ``zero-grad``, ``scheduler-step``, ``scale``, ``unscale``,
-            ``scaler-step``,
-            ``scaler-update``, ``clip-norm``, ``clip-value``, ``mode``, ``load-state``, ``convert``,
-            ``copy``. Each is
-            called around the original; what has no handler is left alone.
+            ``scaler-step``, ``scaler-update``, ``clip-norm``, ``clip-value``, ``mode``,
+            ``load-state``, ``convert``, ``copy``. Each is called around the original; what has no
+            handler is left alone.
         before_step: Called before every optimizer's step, whichever class it is of; returns other
             arguments or None.
         before_forward: Called before every module's forward.

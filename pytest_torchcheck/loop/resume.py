@@ -2,9 +2,8 @@
 
 The checkpoint holds what everybody saves: ``state_dict`` of the model, of the optimizers and of the
 schedulers that came with them, and of whatever else the training step keeps that has one: a
-    gradient scaler, a
-sampler, an average; and the states of its random generators. What the run depends on besides is the
-missing piece.
+gradient scaler, a sampler, an average; and the states of its random generators. What the run
+depends on besides is the missing piece.
 """
 
 from __future__ import annotations
@@ -77,16 +76,15 @@ def is_resumed(subject: Subject) -> tuple[str, ...] | None:
     """Say whether a run resumed after one step ends as the steps that were run anyway do, bit by bit.
 
     One step up to the checkpoint, the rest of them behind it: what a piece does every second or
-        third step
-    differs if it has forgotten the first one. Equal checksums are the promise itself; anything
-    else, such as
-    steps that no checkpoint can continue, only says that :func:`measure` has to look.
+    third step differs if it has forgotten the first one. Equal checksums are the promise itself;
+    anything else, such as steps that no checkpoint can continue, only says that :func:`measure` has
+    to look.
 
     Returns:
         What the checkpoint held; None where the run ends elsewhere. Cost: the steps behind the
-        checkpoint, and
-        the one before it where :func:`~pytest_torchcheck.loop.checkpoints.keep_checkpoint` did not
-        take it from the steps that run anyway.
+        checkpoint, and the one before it where
+        :func:`~pytest_torchcheck.loop.checkpoints.keep_checkpoint` did not take it from the steps
+        that run anyway.
     """
     known = trajectory(subject)
     states = subject.cache.pop(

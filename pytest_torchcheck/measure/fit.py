@@ -66,14 +66,12 @@ def fit_power(sizes: Sequence[int], values: Sequence[int], *, highest: float | N
         sizes: At least three different ones, ascending.
         values: One per size.
         highest: The highest power of any part of the cost, where known: a kink, at which the peak
-            moves from
-            one moment to another, looks like a higher power than any part has.
+            moves from one moment to another, looks like a higher power than any part has.
 
     Returns:
         The exact law of all values; else that of the larger sizes where two values more than needed
-        agree,
-        since small ones may have their peak elsewhere; else the lowest power that fits to 1 % of
-        the range; else the local power at the end.
+        agree, since small ones may have their peak elsewhere; else the lowest power that fits to 1
+        % of the range; else the local power at the end.
 
     Raises:
         ValueError: Fewer than three sizes.

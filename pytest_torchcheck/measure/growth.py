@@ -39,12 +39,10 @@ class Growth:
         sizes: The sizes measured, ascending; the other symbols stayed as they are.
         bytes: Peak of a step at each size.
         transient_bytes: At each size, the peak of what grows with the batch: without parameters,
-            buffers,
-            gradients and the optimizer's own. It is what the power is taken from, since small batches
-            hide behind the optimizer.
+            buffers, gradients and the optimizer's own. It is what the power is taken from, since
+            small batches hide behind the optimizer.
         power: The highest power of the symbol in the memory, also in a tensor that stays beneath
-            the peak at
-            these sizes.
+            the peak at these sizes.
         exact: Whether the bytes are those of a polynomial to the last one.
         law: The polynomial, such as ``64.0 KiB·T² + 1.5 MiB·T``.
         fastest: The largest of the tensors that grow with the highest power, at the largest size,

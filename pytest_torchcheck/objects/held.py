@@ -35,9 +35,8 @@ def keeper(value: Any) -> Callable[[], None] | None:
 
     Args:
         value: A generator of torch, numpy or random (not one of the process, which is put back with
-            the process), an
-            array of numpy that may be written to, a ``bytearray``, an ``array.array`` or a file that
-            can be read from any place.
+            the process), an array of numpy that may be written to, a ``bytearray``, an
+            ``array.array`` or a file that can be read from any place.
     """
     if isinstance(value, torch.Generator):
         state = value.get_state()

@@ -15,10 +15,8 @@ def give_modes(model: nn.Module) -> tuple[str, ...]:
     """Let ``train()`` and ``eval()`` set the mode, also where a class overrides ``train`` with other arguments.
 
     Such a class breaks ``eval()``, which calls ``train(False)``. Its instances get an attribute
-    that sets the
-    mode where it is given one, and calls the class's own ``train`` otherwise. A program that
-    ``torch.export`` made
-    raises in both: it stays in its only mode.
+    that sets the mode where it is given one, and calls the class's own ``train`` otherwise. A
+    program that ``torch.export`` made raises in both: it stays in its only mode.
 
     Args:
         model: The model; its instances are changed, no class is.

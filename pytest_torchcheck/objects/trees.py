@@ -34,11 +34,10 @@ _COMPARED_AS = {
 def leaves(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
     """Iterate over ``(path, leaf)`` of tensors and plain values in nested containers and objects.
 
-    Dicts, tuples, lists, sets, views and stored iterators, named tuples, dataclasses, PackedSequence,
-    distributions, plain objects (their slots too) and what a function closes over are entered; what
-    holds
-    no tensor is a leaf. The elements of a set have no order: they are put in that of their values, and
-    their paths hold a brace.
+    Dicts, tuples, lists, sets, views and stored iterators, named tuples, dataclasses,
+    PackedSequence, distributions, plain objects (their slots too) and what a function closes over
+    are entered; what holds no tensor is a leaf. The elements of a set have no order: they are put
+    in that of their values, and their paths hold a brace.
     """
     return _leaves(value, path, depth, ())
 
@@ -237,8 +236,8 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return a strided, detached view or copy of any tensor, in a dtype that can be compared.
 
     Quantized tensors are dequantized, nested ones flattened and joined, distributed ones give their
-    local
-    part, and eight-bit floats, 32-bit complex numbers and wide unsigned integers become a wider dtype.
+    local part, and eight-bit floats, 32-bit complex numbers and wide unsigned integers become a
+    wider dtype.
     """
     tensor = tensor.detach()
     if (local := attribute(tensor, "to_local")) is not None:

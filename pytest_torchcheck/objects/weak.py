@@ -1,8 +1,7 @@
 """What is remembered of a class for as long as the class lives, and no longer.
 
 A class may be made in a test and hold, by its closures, models and batches: a cache that holds the
-    class would
-hold them as well.
+class would hold them as well.
 """
 
 from __future__ import annotations

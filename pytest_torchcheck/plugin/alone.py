@@ -121,8 +121,7 @@ class _OnCpu:
         """Explain what the test raises here, where that can have lost a context.
 
         The test may fail here for reasons of its own: it looks at the device's name, reads what
-            this process has
-        not, or needs what no CPU can do.
+        this process has not, or needs what no CPU can do.
         """
         outcome = yield
         if not self.raised or call.excinfo is None:

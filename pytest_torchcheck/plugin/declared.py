@@ -28,8 +28,7 @@ def held(name: str, container: object, kind: type[Contract]) -> list[tuple[str, 
     """Return the contracts in a list, tuple or dict, each with the name that its items get.
 
     The name is that of the container, a dot, and the key; in a list the contract's own name where
-    all of them
-    have one of their own, so that an insertion moves no other one's, else its position.
+    all of them have one of their own, so that an insertion moves no other one's, else its position.
 
     Args:
         name: What the container is called in its module.

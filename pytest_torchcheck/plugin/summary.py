@@ -46,8 +46,7 @@ def is_red(report: Report, tally: Tally | None) -> bool:
     """Say whether a contract fails the run.
 
     One whose checks all ran, and of which none reached a verdict, does: a check that was selected
-        alone and
-    could not decide anything is only a skip, as everywhere in pytest.
+    alone and could not decide anything is only a skip, as everywhere in pytest.
     """
     stands = standing(report, tally)
     if stands == "nothing checked":

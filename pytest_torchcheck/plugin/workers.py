@@ -127,10 +127,8 @@ class _Controller:
         """Let a worker that has just left be sent what it cannot read any more.
 
         Between its end and the moment that the controller hears of it, xdist may give it more to do
-        (another
-        worker leaves, and its items are shared out), and would end the whole run with an internal
-        error. What it
-        was given is shared out again when it is removed.
+        (another worker leaves, and its items are shared out), and would end the whole run with an
+        internal error. What it was given is shared out again when it is removed.
         """
         send = node.sendcommand
 
@@ -209,8 +207,8 @@ def _mend_each(scheduler: Any) -> None:
     """Let several workers of ``--dist each`` be replaced at once, and a replacement be replaced.
 
     xdist 3.8 fails with a KeyError where one replacement has collected and another has only
-    started, and where a
-    worker left nothing to take over; and it loses what is left where a replacement ends in its turn.
+    started, and where a worker left nothing to take over; and it loses what is left where a
+    replacement ends in its turn.
     """
     add, schedule = scheduler.add_node_collection, scheduler.schedule
 
@@ -238,8 +236,8 @@ def _forget_done(scheduler: Any, node: Any) -> None:
     """Forget the scopes that a leaving worker has run to their end.
 
     xdist 3.8 puts all of its scopes back into the queue. A worker that is then given one with
-    nothing left in it
-    gets no item, never reports one done, and is never asked again: the run hangs.
+    nothing left in it gets no item, never reports one done, and is never asked again: the run
+    hangs.
     """
     work: dict[str, dict[str, bool]] = getattr(scheduler, "assigned_work", {}).get(node) or {}
     for scope in [scope for scope, unit in work.items() if all(unit.values())]:

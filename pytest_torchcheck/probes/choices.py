@@ -61,8 +61,7 @@ def left_out_by_choice(
     """Name the parameters of modules that did not run although a sibling in the same container did, by choice.
 
     A choice is seen where the forward that calls the sibling reads values of a tensor (a router, a
-    mask),
-    or where an argument that is no tensor equals the key of the sibling that ran.
+    mask), or where an argument that is no tensor equals the key of the sibling that ran.
 
     Args:
         run: One forward of ``module``.

@@ -1,10 +1,9 @@
 """Where tensors would be on a GPU, found out without one: a run that pretends that the model was moved.
 
 The values stay on the CPU, so that data-dependent code runs as ever; only the answers to "which
-device?" are
-those of a GPU, and each tensor is remembered as one of the model's device or one that stayed
-behind. It finds
-what the ``meta`` device lets pass (its kernels accept CPU indices and weights in many operations).
+device?" are those of a GPU, and each tensor is remembered as one of the model's device or one that
+stayed behind. It finds what the ``meta`` device lets pass (its kernels accept CPU indices and
+weights in many operations).
 """
 
 from __future__ import annotations
@@ -311,8 +310,7 @@ def _is_told(caller: str) -> bool:
     """Say whether code in a file is told the pretended device: the user's, and the layers of torch.
 
     Code that was written while the program runs (``<string>``) acts for whoever had it written.
-    Other code
-    of torch, as that of checkpointing and autocast, would look for a real GPU.
+    Other code of torch, as that of checkpointing and autocast, would look for a real GPU.
     """
     return sources.rank(caller) > 0 or caller.startswith((_LAYERS, "<"))
 

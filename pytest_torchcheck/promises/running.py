@@ -16,8 +16,7 @@ class SharesData(Promise):
 
     Attributes:
         run: ``(model, optimizer)``: the user's own loop over two epochs or more, on every rank with
-            the wrapped
-            model; it makes its loaders itself, as in training.
+            the wrapped model; it makes its loaders itself, as in training.
     """
 
     run: Callable[..., Any]
@@ -49,11 +48,9 @@ class FullyShards(Promise):
 
     Attributes:
         wrap: ``(model)``: shards the model in place, as the user's training does; by default every
-            module of a
-            ``ModuleList`` and the model itself are sharded.
+            module of a ``ModuleList`` and the model itself are sharded.
         meta: Whether the model can also be built on meta, sharded, given memory (``to_empty``) and
-            then its
-            state_dict; a function ``(model)`` where more than ``to_empty`` is needed.
+            then its state_dict; a function ``(model)`` where more than ``to_empty`` is needed.
     """
 
     wrap: Callable[..., Any] | None = None

@@ -79,8 +79,8 @@ class Rank:
             seed: In force while building.
             double: Whether to convert to float64.
             synchronised: Whether synchronised normalisations stay what they are on a CPU, where the
-                wrapper
-                refuses them; everywhere else they use their running statistics, as plain ones do.
+                wrapper refuses them; everywhere else they use their running statistics, as plain
+                ones do.
         """
         program = self.program
         if program.is_factory:

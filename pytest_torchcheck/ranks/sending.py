@@ -1,9 +1,8 @@
 """Sending a model to another process: by pickle, and what stands in an importable contract by its name.
 
 A decorated factory is no longer found under its own name (the contract is), and the loss of a
-contract is often
-a lambda; pickle refuses both. A contract that stands at the top level of a file is imported again
-instead.
+contract is often a lambda; pickle refuses both. A contract that stands at the top level of a file
+is imported again instead.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def _refuse(func: Any) -> None:
     """Refuse an operator that torch compiles by itself, where that would lose gradients.
 
     Without an observer ``cond``, ``scan`` or ``flex_attention`` is compiled with the tensors that
-    its functions
-    close over as operands. Under a mode torch runs it as it is, and autograd sees the operands alone.
+    its functions close over as operands. Under a mode torch runs it as it is, and autograd sees the
+    operands alone.
 
     Raises:
         UnobservableError: Gradients are recorded, and ``func`` is such an operator.

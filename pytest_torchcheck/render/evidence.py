@@ -2,22 +2,15 @@
 
 Nine keys of ``Finding.evidence`` have a shape of their own; any other key is shown as text.
 
-``losses``
-    A list of numbers, one per step; or a mapping of names to such lists.
-``layers``
-    A list of mappings, one per layer, with the same keys in each (such as ``name``, ``rms``,
-    ``grad``); or a mapping of layer names to mappings or numbers. ``histogram`` holds counts, and
-    is drawn.
-``gradients``
-    A list of mappings, one per parameter, with the same keys in each; the last one counts them all.
-``holders``
-    A list of names, from the object that is alive to what holds it; or a list of such lists.
-``lines``
-    A list of mappings with ``bytes`` and either ``file``, ``line`` and ``text`` or ``where``.
-``samples``, ``labels``, ``reading``
-    Lists of mappings with the same keys in each: what a dataset holds, and how long reading it takes.
-``timeline``
-    A step's memory over time, as :func:`~pytest_torchcheck.render.timeline.timeline_svg` takes it.
+``losses`` A list of numbers, one per step; or a mapping of names to such lists. ``layers`` A list
+of mappings, one per layer, with the same keys in each (such as ``name``, ``rms``, ``grad``); or a
+mapping of layer names to mappings or numbers. ``histogram`` holds counts, and is drawn.
+``gradients`` A list of mappings, one per parameter, with the same keys in each; the last one counts
+them all. ``holders`` A list of names, from the object that is alive to what holds it; or a list of
+such lists. ``lines`` A list of mappings with ``bytes`` and either ``file``, ``line`` and ``text``
+or ``where``. ``samples``, ``labels``, ``reading`` Lists of mappings with the same keys in each:
+what a dataset holds, and how long reading it takes. ``timeline`` A step's memory over time, as
+:func:`~pytest_torchcheck.render.timeline.timeline_svg` takes it.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ def excerpt(place: Location | None) -> list[Line]:
     """Return the lines around a place; none where the file is not what the finding was made from.
 
     The report may be laid out long after the run, or elsewhere: an excerpt of another version of
-        the file would
-    show a line that nobody ran.
+    the file would show a line that nobody ran.
     """
     if place is None or not place.text:
         return []

@@ -47,8 +47,8 @@ class Runner:
         explain_seconds: Wall time that one explanation may take; a finding remains without one that
             takes longer.
         budget: How many plain training steps the checks of the contract may take together; the
-            contract's own
-            goes first. What no longer fits is reported as not run. A check that is declared always runs.
+            contract's own goes first. What no longer fits is reported as not run. A check that is
+            declared always runs.
     """
 
     def __init__(

@@ -80,10 +80,8 @@ def copied_soundly(subject: Subject) -> int | None:
 
     Returns:
         How many tensors of the original were changed, where both ways of copying hold. None where
-        one of them has
-        to be looked at by itself: something refused, the outputs differ, or a class copies itself
-            in its own way,
-        which pickling might mend.
+        one of them has to be looked at by itself: something refused, the outputs differ, or a class
+        copies itself in its own way, which pickling might mend.
     """
     if any("__deepcopy__" in vars(c) for m in subject.model.modules() for c in type(m).__mro__):
         return None

@@ -25,9 +25,8 @@ def jittered(subject: Subject, *, seed: int) -> Iterator[nn.Module]:
     """Give the model in float64 with every parameter moved at random by a twentieth of its size.
 
     Zero-initialised heads and ties at the first weights are gone there. The pristine state comes
-    back
-    afterwards. Batches must be moved by ``batch.to(dtype=torch.float64)``; new tensors are float64
-    by default.
+    back afterwards. Batches must be moved by ``batch.to(dtype=torch.float64)``; new tensors are
+    float64 by default.
 
     Args:
         subject: Whose model.

@@ -49,8 +49,7 @@ class ForwardFacts:
         grown: Keys of ``state_dict()`` that the forward added or reshaped.
         output: The output rebuilt from the copies; None where it is not of tensors in plain containers.
         repeats: In eval mode: whether the state is bit-equal afterwards and a further call runs,
-            with the same
-            outputs. None in training mode.
+            with the same outputs. None in training mode.
         steady: In eval mode: whether a call with another seed gave the same outputs too.
         grows: In eval mode: whether calls go on leaving bytes or hooks behind.
         compared: How many parameters and buffers ``repeats`` is about.

@@ -164,9 +164,8 @@ def chain_of(taps: Sequence[Tap]) -> tuple[list[Tap], list[Tap]]:
     """Return the layers that tell the samples apart, and those at the end behind which the fading signal is exactly 0.
 
     The last layer is in neither, since a head may start at any scale. A layer of zero spread is
-    left out as one that is
-    zero-initialised, unless the spread has fallen beyond :data:`FADED` before the first of all
-    further layers without.
+    left out as one that is zero-initialised, unless the spread has fallen beyond :data:`FADED`
+    before the first of all further layers without.
     """
     told = [place for place, tap in enumerate(taps) if tap.spread]
     chain = [taps[place] for place in told]
@@ -180,8 +179,8 @@ def gradient_trend(chain: Sequence[Tap], forward: float) -> float:
     """Return the trend of the gradient from the last layer back to the first; 1 where too few layers tell.
 
     Two tell enough where it is exactly 0 at the first layer: it has vanished on its way. Where it
-        is 0 at nearly all
-    of them, a zero-initialised head may be the reason, unless the signal has vanished too.
+    is 0 at nearly all of them, a zero-initialised head may be the reason, unless the signal has
+    vanished too.
 
     Args:
         chain: The layers, in order.
@@ -206,8 +205,7 @@ def trend(values: Sequence[float | None], noise: int | None = None) -> float:
     """Return the ratio of the last value to the first, or what the median step makes of it where that is nearer to 1.
 
     One layer with a scale of its own (a gate, a small head) moves the ends and not the median step.
-    From the place
-    ``noise`` on the values are rounding, and their steps say nothing.
+    From the place ``noise`` on the values are rounding, and their steps say nothing.
     """
     logs = [math.log(value) for value in values if value]
     told = logs if noise is None or noise < 2 else logs[: noise + 1]

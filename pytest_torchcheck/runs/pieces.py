@@ -26,8 +26,7 @@ class Piece:
     Attributes:
         name: Qualified name, such as ``head.mean``.
         kind: ``buffer`` (not persistent), ``left-out`` (a buffer that an overridden ``state_dict``
-            does not return),
-            ``tensor`` or ``attribute`` (numbers, texts, lists of them).
+            does not return), ``tensor`` or ``attribute`` (numbers, texts, lists of them).
         owner: The module that holds it.
         key: The attribute of the owner.
         value: A copy of the tensor, or the text of a plain value.

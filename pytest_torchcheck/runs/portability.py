@@ -54,8 +54,8 @@ class MetaRun:
 
     Attributes:
         kind: ``not-run`` where it was not needed; ``ran``; ``mixed`` devices; ``no-data`` where the
-            code reads values; ``unsupported`` where an operation
-            has no meta kernel; ``crash`` for any other error.
+            code reads values; ``unsupported`` where an operation has no meta kernel; ``crash`` for
+            any other error.
         message: First line of the error.
         location: The user's line of the error.
         explanation: The error, explained; None where it ran.
@@ -90,8 +90,7 @@ def portability(subject: Subject) -> Portability:
     """Run the model under the pretence of a GPU; on ``meta`` too where that leaves a doubt, or is declared. Cached.
 
     The first use of ``meta`` in a process takes seconds (torch imports its symbolic shapes then),
-    so it is the
-    second witness and not the first.
+    so it is the second witness and not the first.
 
     Raises:
         SubjectError: The model does not run at all.

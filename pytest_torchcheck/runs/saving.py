@@ -41,8 +41,7 @@ def refused_after_forward(subject: Subject) -> str:
 
     Returns:
         What the load says of the keys or shapes that do not fit, on one line; empty where it is
-        taken, or where the
-        state before the evaluation is refused too.
+        taken, or where the state before the evaluation is refused too.
     """
     with subject.pristine() as model:
         before = _each(model.state_dict(), _cloned)

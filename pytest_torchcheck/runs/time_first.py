@@ -21,10 +21,9 @@ def other_batch_dim(subject: Subject) -> int | None:
     """Return 1 where samples seem to lie along dimension 1 of a real batch, not along dimension 0; else None.
 
     That is so where every output keeps its entries when those of the inputs are exchanged along
-    dimension 1,
-    and entry 0 stays when all others are replaced. It is not asked where symbols are declared, nor
-    where a
-    tensor of one dimension, such as labels, has the size of dimension 0 alone.
+    dimension 1, and entry 0 stays when all others are replaced. It is not asked where symbols are
+    declared, nor where a tensor of one dimension, such as labels, has the size of dimension 0
+    alone.
     """
     source = subject.source
     if not source.has_real or subject.contract.batch_dim != 0:

@@ -21,8 +21,7 @@ def of_assignment(module: Any, name: str, *, plain: bool = False) -> Location | 
     """Return the line of a module's class (or its bases) that assigns ``self.name``.
 
     Plain, annotated, augmented and tuple assignments count, ``register_buffer("name", ...)`` and
-    its like, also where
-    the name comes from a loop over names, and last a class attribute.
+    its like, also where the name comes from a loop over names, and last a class attribute.
 
     Args:
         module: An ``nn.Module`` or any object.
@@ -55,8 +54,7 @@ def _assignments(cls: type, plain: bool) -> tuple[dict[str, int], dict[str, int]
     """Return the line that assigns each attribute in a class's methods, and in its body.
 
     The first line counts; of a name that no ``__init__`` assigns as such, and that stands in one as
-    a text, the line
-    that registers under a name from a variable.
+    a text, the line that registers under a name from a variable.
     """
     try:
         lines, start = inspect.getsourcelines(cls)

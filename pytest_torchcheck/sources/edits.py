@@ -56,8 +56,7 @@ def usable(code: str, place: Location | None) -> bool:
 
     Args:
         code: An expression, or the end of one that starts with a dot (``.to(x.device)``), or a
-            keyword argument
-            (``device=x.device``).
+            keyword argument (``device=x.device``).
         place: The line where it is to stand; nothing is known of the names without one.
     """
     whole = f"_{code}" if code.startswith(".") else code
@@ -81,8 +80,8 @@ def like_tensor(place: Location | None, attribute: str) -> str:
     """Return ``name.attribute`` of a tensor that the function at a line is given, or an empty string.
 
     A parameter counts where its function does with it what is done with tensors, and does not read
-    it by a key.
-    In the ``forward`` of a module that has none, it is the first parameter of the module.
+    it by a key. In the ``forward`` of a module that has none, it is the first parameter of the
+    module.
     """
     function = _function_at(place)
     if function is None:

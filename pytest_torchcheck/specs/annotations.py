@@ -1,8 +1,7 @@
 """Specs from annotations: ``Float[Tensor, "b c h w"]`` of jaxtyping, or ``Annotated[Tensor, Tokens("B T", vocab=100)]``.
 
 jaxtyping is never imported here: its annotations are known by what they carry (``dim_str`` and
-    ``dtypes``), so that it stays
-optional.
+``dtypes``), so that it stays optional.
 """
 
 from __future__ import annotations
@@ -46,9 +45,8 @@ def spec_from_annotation(
 
     Args:
         annotation: Such as ``Float[Tensor, "b c h w"]``, also within ``Optional``; or ``Annotated``
-            with a spec, which takes
-            the shape of what it annotates where it has none: ``Annotated[Int[Tensor, "b t"],
-                Tokens(vocab=100)]``.
+            with a spec, which takes the shape of what it annotates where it has none:
+            ``Annotated[Int[Tensor, "b t"], Tokens(vocab=100)]``.
         field: What to call it in an error.
         promised: Whether it is of an output, which may be of any allowed dtype, rather than of what
             is drawn.

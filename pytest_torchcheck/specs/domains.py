@@ -1,10 +1,8 @@
 """Value domains: what may stand in a tensor, filled from a seed on the CPU.
 
 A domain never touches the global random state, so the same seed gives the same values on every
-device, in every worker
-and beside any model. Besides drawing, a domain knows its simplest member and how far values may be
-mixed with it
-(``unit``): that is what a failing batch is reduced to.
+device, in every worker and beside any model. Besides drawing, a domain knows its simplest member
+and how far values may be mixed with it (``unit``): that is what a failing batch is reduced to.
 """
 
 from __future__ import annotations
@@ -59,8 +57,8 @@ class Context:
         siblings: The tensors of the batch that are filled already, by their path and by its last part.
         path: Where the tensor stands, such as ``x`` or ``y.mask``.
         grid: The largest shape that the tensor may have. Where it is given, a smaller tensor of the
-            same seed is a corner of a
-            larger one, so that what fails may still fail when sizes shrink.
+            same seed is a corner of a larger one, so that what fails may still fail when sizes
+            shrink.
     """
 
     def __init__(

@@ -1,12 +1,10 @@
 """Random numbers at the speed of copying memory: the same ones for the same seed, on every machine and in every worker.
 
 Drawing a normal number costs ten times more than reading one. Two fixed pools of 2^20 normal
-numbers are made once per process
-(8 MB, about 10 ms); a tensor is the sum of a window of each, and the windows come from the seed.
-The sum of independent normal
-numbers is normal, and the elements of a window are independent of each other; two seeds share one
-of 2^20 windows at most by
-chance, and then only by half. Uniform numbers are the sum of two uniform windows modulo 1.
+numbers are made once per process (8 MB, about 10 ms); a tensor is the sum of a window of each, and
+the windows come from the seed. The sum of independent normal numbers is normal, and the elements of
+a window are independent of each other; two seeds share one of 2^20 windows at most by chance, and
+then only by half. Uniform numbers are the sum of two uniform windows modulo 1.
 """
 
 from __future__ import annotations

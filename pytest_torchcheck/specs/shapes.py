@@ -2,17 +2,14 @@
 
 The vocabulary is jaxtyping's, with relations that can be drawn as well as checked:
 
-=============  ==========================================================================
-``B``          a free size; the same name is the same size in every tensor of a batch
-``3``          a fixed size
+=============  ========================================================================== ``B``
+a free size; the same name is the same size in every tensor of a batch ``3``          a fixed size
 ``H*W``        a relation: ``+``, ``-``, ``*``, ``//`` and parentheses over names and numbers
-``heads=4``    a fixed size with a name for the reader
-``*batch``     any number of axes, the same ones wherever ``*batch`` stands
-``...``        any number of axes, the same ones wherever ``...`` stands
-``T?``         an axis that may be absent
-``#T``         an axis of size ``T`` or 1
-``_``          an axis of any size, tied to nothing
-=============  ==========================================================================
+``heads=4``    a fixed size with a name for the reader ``*batch``     any number of axes, the same
+ones wherever ``*batch`` stands ``...``        any number of axes, the same ones wherever ``...``
+stands ``T?``         an axis that may be absent ``#T``         an axis of size ``T`` or 1 ``_``
+an axis of any size, tied to nothing =============
+==========================================================================
 
 An empty string is a scalar.
 """

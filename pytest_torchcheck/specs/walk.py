@@ -1,8 +1,8 @@
 """Walk through whatever holds tensors or specs, and build the same thing with other leaves.
 
 Dicts, tuples, lists, named tuples, dataclasses, PackedSequence, pytrees that are registered with
-torch, and plain objects are
-entered. Paths are spelled as Python would: ``x``, ``x[0]``, ``x['mask']``, ``x.data``.
+torch, and plain objects are entered. Paths are spelled as Python would: ``x``, ``x[0]``,
+``x['mask']``, ``x.data``.
 """
 
 from __future__ import annotations

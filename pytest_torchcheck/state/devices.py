@@ -38,8 +38,7 @@ def is_range_error(error: BaseException) -> bool:
     """Say whether an error of the CPU is one that a kernel of a GPU can only assert: an index or a value out of range.
 
     Others (shapes, dtypes, devices, what Python itself raises) are raised on a GPU too, before
-    anything is queued,
-    and lose no context.
+    anything is queued, and lose no context.
     """
     text = message_of(error)
     return (

@@ -33,10 +33,9 @@ def isolated(*, seeds: bool = False) -> Iterator[None]:
 
     Args:
         seeds: Every run inside seeds first. Then the random states are left to the block around
-            this one, if
-            there is one (to take and put them back costs more than a small model's step), and are
-            no run's
-            afterwards: what draws without a seed must not draw what a run drew.
+            this one, if there is one (to take and put them back costs more than a small model's
+            step), and are no run's afterwards: what draws without a seed must not draw what a run
+            drew.
     """
     global _isolated
     outermost = contextlib.nullcontext() if _isolated else _undisturbed()

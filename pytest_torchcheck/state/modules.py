@@ -119,8 +119,7 @@ class ModuleState:
             parameters: Their values too, where they were copied.
             gradients: The values of all gradients, not only of those that are seen to have been written.
             last: No run follows: the iterators are the very ones that there were, and so are the
-                counts of writes to
-                tensors, so that a graph that was pending can run backward.
+                counts of writes to tensors, so that a graph that was pending can run backward.
         """
         _reshard(self.module)
         for thing, cls, then in self._objects:

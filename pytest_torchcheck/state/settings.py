@@ -19,8 +19,8 @@ def flags_settable() -> contextlib.AbstractContextManager[None]:
     """Allow the flags of ``torch.backends`` to be set.
 
     Whoever has imported ``torch.testing._internal.common_utils``, as tests of CUDA extensions do,
-    has forbidden it
-    for the whole process; torch's own ``cudnn.flags`` allows it for itself in this way.
+    has forbidden it for the whole process; torch's own ``cudnn.flags`` allows it for itself in this
+    way.
     """
     allowed: contextlib.AbstractContextManager[None] = getattr(
         torch.backends, "__allow_nonbracketed_mutation"
@@ -78,9 +78,8 @@ class Precision:
     """How products in float32 may be rounded, as torch's old and new settings have it.
 
     The old ones (``allow_tf32``, ``set_float32_matmul_precision``) and the new ones
-    (``fp32_precision``) are two
-    records of one thing: torch raises where the old are read and the two disagree, so that both are
-        kept.
+    (``fp32_precision``) are two records of one thing: torch raises where the old are read and the
+    two disagree, so that both are kept.
 
     Attributes:
         new: By backend and kind of operation.

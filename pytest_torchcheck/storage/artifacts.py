@@ -67,9 +67,8 @@ def save(path: Path, artifact: Artifact, findings: Sequence[Finding]) -> str:
 
     Returns:
         Why the batch is not there, or an empty text: the folder or disk takes no file, or the batch
-            holds
-        objects of other kinds than tensors, numbers, text and containers of them, which cannot be loaded
-        without running code. A batch of an earlier run is removed then.
+        holds objects of other kinds than tensors, numbers, text and containers of them, which
+        cannot be loaded without running code. A batch of an earlier run is removed then.
     """
     told = strict_json([finding.to_dict() for finding in findings], default=str)
     report = path.with_suffix(".json")

@@ -21,11 +21,10 @@ def register(*annotations: Any, **options: Any) -> None:
 
     Args:
         annotations: Register these, through Hypothesis's public interface. Without any, every
-            annotation is understood, through
-            the table in which Hypothesis keeps its resolvers for other libraries.
+            annotation is understood, through the table in which Hypothesis keeps its resolvers for
+            other libraries.
         **options: Of `tensors`, such as ``sizes={"b": (1, 4)}``. Where every annotation is
-            understood, each takes the sizes
-            of its own symbols.
+            understood, each takes the sizes of its own symbols.
 
     Raises:
         SpecError: This version of Hypothesis has no such table, or an annotation is not jaxtyping's.

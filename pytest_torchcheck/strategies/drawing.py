@@ -1,20 +1,16 @@
 """Batches and tensors as strategies.
 
 What Hypothesis draws is small: one integer per free size, one per choice of layout, dtype and
-    device, and one string of bytes for
-the values. The bytes hold what is special, a seed, and per tensor whether anything is kept, and for
-every bit of an element's
-number whether only elements with that bit are. Almost always all are kept; the others are the
-simplest of their domain. Drawing
+device, and one string of bytes for the values. The bytes hold what is special, a seed, and per
+tensor whether anything is kept, and for every bit of an element's number whether only elements with
+that bit are. Almost always all are kept; the others are the simplest of their domain. Drawing
 therefore costs as much as filling, and making the numbers smaller makes the batch simpler: sizes go
-    to the bottom,
-then values to zero, or to the one element that matters, found bit by bit.
+to the bottom, then values to zero, or to the one element that matters, found bit by bit.
 
 Hypothesis lowers bytes one at a time, sorts them, and lowers equal ones together. So every bit has
-its own two bytes, whose meaning
-depends on no others: if one is above 1, as random ones are, the bit is free; else it is set where
-    the bytes are equal.
-Setting a bit either way is one step away from anywhere.
+its own two bytes, whose meaning depends on no others: if one is above 1, as random ones are, the
+bit is free; else it is set where the bytes are equal. Setting a bit either way is one step away
+from anywhere.
 """
 
 from __future__ import annotations

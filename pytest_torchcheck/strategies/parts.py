@@ -25,8 +25,8 @@ def size_codes(span: SizeRange) -> st.SearchStrategy[int]:
     """One size of a range, which shrinks to the bottom; both ends are drawn more often than others.
 
     Codes below the number of sizes stand for sizes in ascending order; the codes above stand for
-    the ends once more, so that a
-    failure at the top shrinks to the code of the top, and from there on downwards.
+    the ends once more, so that a failure at the top shrinks to the code of the top, and from there
+    on downwards.
     """
     values = span.values
     extra = max(1, len(values) // 6) if len(values) > 2 else 0

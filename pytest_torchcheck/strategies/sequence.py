@@ -36,8 +36,8 @@ def examples(
     """Iterate over batches of other sizes, the telling ones first.
 
     In order: every size at its smallest; every size odd, prime and different; every size at its
-        largest; each size alone at
-    its smallest, at its largest, at 1, one less and one more than is typical; then random ones.
+    largest; each size alone at its smallest, at its largest, at 1, one less and one more than is
+    typical; then random ones.
 
     Args:
         source: Where batches come from; sizes that its real targets do not allow are left out.

@@ -149,8 +149,7 @@ class PristineModel:
 
         Raises:
             UnmeasurableError: Its parameters are of a class that wraps other tensors, such as
-                ``DTensor``,
-                and cannot be cast in place and back.
+                ``DTensor``, and cannot be cast in place and back.
         """
         wanted = dtype or self.dtype
         if wanted is not None:

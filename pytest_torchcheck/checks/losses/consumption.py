@@ -93,10 +93,9 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
     """Compare what each loss function was given with what it expects.
 
     Three habits are suspicious: a logarithm of what a softmax or a sigmoid gave (tried with an
-        input as a sure model
-    gives it), a regression on labels that are declared as classes, and a cross entropy of targets
-    that are no class
-    probabilities (several ones in a row, negative ones, or one number per sample).
+    input as a sure model gives it), a regression on labels that are declared as classes, and a
+    cross entropy of targets that are no class probabilities (several ones in a row, negative ones,
+    or one number per sample).
     """
     seen = evidence(subject)
     found = list(_inputs(subject, seen, set()))

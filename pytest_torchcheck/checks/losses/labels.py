@@ -55,8 +55,7 @@ def label_range(subject: Subject) -> Iterator[Finding]:
     """Compare the labels with the size of the class dimension and with the declared classes.
 
     Targets of a binary cross entropy are judged where they are the user's own, and where the loss
-    heeds them; labels
-    of a CTC loss where they are the user's own, up to ``target_lengths``.
+    heeds them; labels of a CTC loss where they are the user's own, up to ``target_lengths``.
     """
     seen = evidence(subject)
     drawn = subject.batch().origin == "drawn"

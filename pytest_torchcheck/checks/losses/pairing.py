@@ -164,8 +164,7 @@ def _one_distance(
     """Say whether one distance leads from every changed target to an output.
 
     It may be along one axis other than the batch's, as that of a next-token loss; an axis may be
-    read backward, and
-    axes of one size may be exchanged: time may come first in one of the two.
+    read backward, and axes of one size may be exchanged: time may come first in one of the two.
     """
     axes = range(len(shape))
     orders = [

@@ -37,10 +37,8 @@ def autocast(subject: Subject) -> Iterator[Finding]:
     """Run a pass under autocast and compare with float64; the bound is a float64 pass that only rounds.
 
     That pass rounds weights, inputs and what each layer gives to the low precision, forward and
-    backward, and takes
-    the branches of full precision. Gradients must be finite and of their parameters' dtype; in
-    float16 the loss is
-    scaled by 1024, as a GradScaler does.
+    backward, and takes the branches of full precision. Gradients must be finite and of their
+    parameters' dtype; in float16 the loss is scaled by 1024, as a GradScaler does.
     """
     if on_meta(subject):
         yield inconclusive(

@@ -181,8 +181,7 @@ def host_syncs(subject: Subject) -> Iterator[Finding]:
     """Let torch report every operation for which the host waits, in a second pass; the first one warms up.
 
     Only lines of the user's own code count. The declared train step is run too: what it reads for a
-    log each step
-    costs as much.
+    log each step costs as much.
     """
     layer = accelerator.current()
     with subject.backward():
@@ -292,8 +291,7 @@ def graph_capture(subject: Subject) -> Iterator[Finding]:
             held.update(trees.tensors(subject.call(model, static)))
 
         # a capture that fails leaves the allocator and the generators of the process as they were
-        # then: what
-        # waits is found before
+        # then: what waits is found before
         once()
         with layer.host_syncs() as waits:
             once()

@@ -42,8 +42,8 @@ def device_portability(subject: Subject) -> Iterator[Finding]:
     """Run as if on a GPU, and on ``meta`` in doubt; report what stays on the CPU, by attribute or call.
 
     The declared loss is run after it in the same way: tensors that it makes on the CPU, and values
-        that it reads on
-    the host, are suspicious. Where a train step waits for a GPU is seen on a GPU only (host-syncs).
+    that it reads on the host, are suspicious. Where a train step waits for a GPU is seen on a GPU
+    only (host-syncs).
     """
     declared = subject.contract.devices
     if declared is not None and all(device == "cpu" for device in declared):

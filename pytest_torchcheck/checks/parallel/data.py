@@ -24,9 +24,8 @@ def rank_data(subject: Subject) -> Iterator[Finding]:
     """Run the promised loop on every rank with the wrapped model, and record what its loaders deliver.
 
     Only loaders during whose epochs an optimizer steps count. Batches whose sizes differ between
-    ranks are a
-    mistake only where the training step, given such shards, does not make the mean over all samples
-    of them.
+    ranks are a mistake only where the training step, given such shards, does not make the mean over
+    all samples of them.
     """
     made = evidence(subject)
     if (reason := unusable(made, ("epochs",))) is not None:

@@ -57,8 +57,7 @@ def ddp_equivalence(subject: Subject) -> Iterator[Finding]:
     """Compare the gradients of DistributedDataParallel over spawned processes with one process's, in float64.
 
     Dropout is off and normalisations use their running statistics. Two steps are taken, gradients
-    are also
-    accumulated under ``no_sync``, and the parameters of all ranks are compared afterwards.
+    are also accumulated under ``no_sync``, and the parameters of all ranks are compared afterwards.
     """
     if not any(p.requires_grad for p in subject.model.parameters()):
         yield not_applicable("no parameter requires a gradient")
@@ -152,8 +151,7 @@ def rank_consistency(subject: Subject) -> Iterator[Finding]:
     """Build the model on every rank, with one seed and with a seed of each rank's own, and compare.
 
     With one seed all parameters must be bit-equal before the wrapper; with own seeds the wrapper
-    must have
-    sent everything that decides the output, and dropout must differ.
+    must have sent everything that decides the output, and dropout must differ.
     """
     if not any(p.requires_grad for p in subject.model.parameters()):
         yield not_applicable("no parameter requires a gradient, so that there is nothing to wrap")
@@ -190,8 +188,7 @@ def distributed_steps(subject: Subject) -> Iterator[Finding]:
     """Run the declared train step with the wrapped model on every rank's shard; compare the ranks afterwards.
 
     Parameters and buffers must be bit-equal after every step, and the gradient that the optimizer
-    sees must be
-    the one that it sees with a single rank on the whole batch.
+    sees must be the one that it sees with a single rank on the whole batch.
     """
     made = evidence(subject)
     if (reason := unusable(made, ("single", "steps"))) is not None:

@@ -25,9 +25,8 @@ def fsdp_equivalence(subject: Subject) -> Iterator[Finding]:
     """Shard on every rank by the promised plan; compare with the plain model, in float64.
 
     Outputs, averaged gradients and the parameters after one step; the state_dict, loaded into a
-    plain and into
-    another sharded model; tied parameters; and where promised a build on meta. Dropout is off and
-    normalisations use their running statistics.
+    plain and into another sharded model; tied parameters; and where promised a build on meta.
+    Dropout is off and normalisations use their running statistics.
     """
     made = evidence(subject)
     if (reason := unusable(made, ("sharded", "meta"))) is not None:
@@ -77,8 +76,7 @@ def synchronised_statistics(subject: Subject) -> Iterator[Finding]:
     """Train one step on the ranks' shards with live statistics; compare with plain batch normalisation on all of them.
 
     Gradients and running statistics are compared in float64. torch's own SyncBatchNorm refuses CPU
-    tensors, so
-    that on a CPU nothing is said.
+    tensors, so that on a CPU nothing is said.
     """
     names = synchronised(subject.model)
     if not names:

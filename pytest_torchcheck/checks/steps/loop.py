@@ -302,8 +302,7 @@ def evaluation_leaves_trace(subject: Subject) -> Iterator[Finding]:
     """Compare the modes of the training forwards from call to call, and the states in which calls leave the generators.
 
     A step that puts the whole model into eval mode before the forward that it trains is suspicious,
-    where dropout
-    or running statistics are in it.
+    where dropout or running statistics are in it.
     """
     trace = whole_trace(subject)
     found = [_placed(subject, one) for one in mode_findings(subject, trace)]

@@ -34,10 +34,9 @@ _ACCUMULATED = 1e-5  # float64 leaves 1e-12; losses that compute in float32 insi
 def accumulated(subject: Subject) -> Iterator[Finding]:
     """Compare the accumulated gradient with the full batch's, on the batch as it is and with targets ignored.
 
-    Without the promise, a step that runs several backward passes before its optimizer's step may mean
-    anything by them. Only what cannot be meant is told then: the full batch's gradient times their
-        number,
-    and the last micro-batch's alone.
+    Without the promise, a step that runs several backward passes before its optimizer's step may
+    mean anything by them. Only what cannot be meant is told then: the full batch's gradient times
+    their number, and the last micro-batch's alone.
     """
     if not subject.contract.promised("Accumulates"):
         yield _unpromised(subject)

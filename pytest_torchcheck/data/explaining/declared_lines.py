@@ -58,8 +58,7 @@ def loader_line(
     """Return the line that tells a role's loader something; the declaration where none is found.
 
     Followed from the contract's ``loader`` through names, dicts by role, and functions of the same
-    file to the
-    DataLoader's call or the dict of its arguments.
+    file to the DataLoader's call or the dict of its arguments.
 
     Args:
         declared: Where the contract is declared.

@@ -1,8 +1,8 @@
 """The user's lines that make a loader, a sampler or a split, or change what a dataset holds, read from the files at hand.
 
 A dataset, a sampler and a dict of a loader's arguments do not say where they were made. The files
-that may say it are
-that of the contract and that of the dataset's class; a line counts where it is the only one that fits.
+that may say it are that of the contract and that of the dataset's class; a line counts where it is
+the only one that fits.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def loader_told(
     """Return the line that tells a part's loader something; the declaration where none is found.
 
     Followed from the contract as :func:`~.declared.loader_line` does, else the one call or dict of
-    arguments in the files
-    at hand that says what this loader was told.
+    arguments in the files at hand that says what this loader was told.
     """
     place = loader_line(declared, part.role, words)
     if place is not None and place is not declared:

@@ -32,8 +32,8 @@ def given_line(
     """Return the line by which the innermost function of the user's returns what a sample holds at a path.
 
     None where that is ``__getitem__`` itself, for a stream, or where it cannot be told. A value
-    such as None counts where
-    the call stands for it in what is returned: ``return {"weight": self.weight_of(i)}``, or by a name.
+    such as None counts where the call stands for it in what is returned: ``return {"weight":
+    self.weight_of(i)}``, or by a name.
 
     Args:
         part: The dataset; put back afterwards.

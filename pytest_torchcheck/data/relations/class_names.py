@@ -1,8 +1,7 @@
 """Do datasets that are put together agree on which label a class has?
 
 Each part may count its own classes (``class_to_idx``). That is wrong only where the labels read
-follow these: a part that
-maps its labels to common ones is right, whatever it calls its classes.
+follow these: a part that maps its labels to common ones is right, whatever it calls its classes.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ def find_writes(part: Part, *, seed: int = 0) -> Collated | None:
 
     Returns:
         None where the samples are the same, where the dataset holds nothing that changed, and where
-        no batch can be
-        made, which ``samples-valid`` reports.
+        no batch can be made, which ``samples-valid`` reports.
     """
     if part.plan.collate_fn is None or not part.plan.makes_batches:
         return None

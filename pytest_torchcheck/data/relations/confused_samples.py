@@ -1,8 +1,7 @@
 """Does a sample give another one's contents once that one has been read, because a cache has one key for both?
 
 Two samples that fill the same entry are read under one seed: one by itself, and after the other.
-    Entries that are meant
-to be shared (a shard, a file of many samples) give the same both times.
+Entries that are meant to be shared (a shard, a file of many samples) give the same both times.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ class Confusion:
         count: How many samples were read by themselves.
         keys: How many entries they filled.
         whole: Whether all arrays of the input are the first sample's: what is shared on purpose, as
-            the anchor of a class,
-            stands beside an array of the sample's own.
+            the anchor of a class, stands beside an array of the sample's own.
     """
 
     first: int

@@ -1,8 +1,7 @@
 """Does a collate function keep every label with its sample?
 
 Samples are collated together and each by itself. The row of the batch that holds a sample's inputs
-must hold its label;
-padding may follow either, and rows may stand in another order.
+must hold its label; padding may follow either, and rows may stand in another order.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ class Pairing:
         mixed: Indices of those whose row holds another label.
         own, got: Labels of the first of them: by itself, and in the batch.
         moved: The one line of the collate function, or of what it calls, that puts something in
-            another order; None where
-            there is none, or several.
+            another order; None where there is none, or several.
         returned: The line by which the collate function returns the batch.
         mask: A mask of the batch that is longer than its samples, or None.
         shifted: Indices of the batch that reach into other samples, or None.

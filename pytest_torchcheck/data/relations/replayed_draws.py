@@ -1,10 +1,9 @@
 """Is a generator replayed within one reading, to transform image and mask alike, while the transforms draw from another?
 
 The classic way of it sets ``random`` back to a state, or seeds it twice alike, and applies one
-transform to both. It does
-nothing where the transform draws from torch or NumPy. That is seen by a state that is set back
-although nothing drew from
-that generator since, while one line draws from another generator both before and after.
+transform to both. It does nothing where the transform draws from torch or NumPy. That is seen by a
+state that is set back although nothing drew from that generator since, while one line draws from
+another generator both before and after.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Does a worker read the samples that the main process reads?
 
 A spawned worker is another interpreter: what hangs on Python's salted ``hash``, on an order of a
-    set, or on a global that
-only the main program sets, comes out differently there. Only what the main process itself reads
-alike, with other seeds, with generators
-that have moved on, and as a worker would, is compared.
+set, or on a global that only the main program sets, comes out differently there. Only what the main
+process itself reads alike, with other seeds, with generators that have moved on, and as a worker
+would, is compared.
 """
 
 from __future__ import annotations

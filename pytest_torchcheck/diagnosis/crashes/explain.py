@@ -45,8 +45,7 @@ def explain_error(
 
     Returns:
         The explanation; ``code`` is ``crash`` for an error that the table does not know, or whose
-        explanation
-        takes longer than :mod:`pytest_torchcheck.deadline` allows.
+        explanation takes longer than :mod:`pytest_torchcheck.deadline` allows.
     """
     scene = Scene(error, phase=phase, model=model, batch=batch, rerun=rerun, device=device)
     budget = deadline.Budget()

@@ -269,14 +269,12 @@ def replay(
         rerun: Does again what failed; it may change the model as the first run did.
         model: Whose modules, parameters and buffers are named.
         like: The error of the first run; a replay that raises another type of error is no evidence,
-            unless
-            it comes out of torch's code on the same line (attention has a fast path, not taken when
-            watched).
+            unless it comes out of torch's code on the same line (attention has a fast path, not
+            taken when watched).
         anomaly: Also turn on autograd's anomaly mode, which names the forward line of a failing
             backward.
         graphs: Follow which graphs are freed, and run twice: the step that left its graph behind
-            runs before
-            the one that fails.
+            runs before the one that fails.
 
     Returns:
         The history, or None where the run raised nothing or something else.

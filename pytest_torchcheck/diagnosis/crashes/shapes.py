@@ -65,8 +65,7 @@ def single_sample(fact: Fact | None) -> tuple[Op, Op | None] | None:
 
     Returns:
         The convolution, and the op that dropped the batch dimension before it (None where the input
-        never had
-        one); None where every convolution got a batch.
+        never had one); None where every convolution got a batch.
     """
     while fact is not None and fact.made_by is not None and fact.made_by.inputs:
         op, source = fact.made_by, fact.made_by.inputs[0]
@@ -103,8 +102,7 @@ def sized_by(fact: Fact | None, size: int, most: int = 40) -> tuple[Op | None, s
 
     Returns:
         The first op of its history whose result has that size, and the name of the input, parameter
-        or buffer
-        that had it before any op; either may be missing.
+        or buffer that had it before any op; either may be missing.
     """
     maker: Op | None = None
     for _ in range(most):

@@ -27,8 +27,7 @@ def head_of(model: nn.Module, logits: torch.Tensor | None, classes: int) -> str:
     """Return the name of the layer, or of the bare parameter, that gives logits their classes; empty where none does.
 
     Of several with as many outputs it is the one nearest to these logits in their graph; the last
-    one of the model
-    where they have no graph.
+    one of the model where they have no graph.
     """
     names = {id(p): name for name, p in model.named_parameters()}
     for leaf in _leaves(logits.grad_fn if logits is not None else None):

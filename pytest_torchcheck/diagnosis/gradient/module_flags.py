@@ -45,8 +45,7 @@ def idle_flags(subject: Subject) -> list[Flag]:
     """Find modules on which ``requires_grad`` was set as a plain attribute, to no effect on any parameter.
 
     A class that reads or sets ``self.requires_grad`` has such a flag of its own, and is left out;
-    so is one that the
-    user's code reads elsewhere. Nothing is run.
+    so is one that the user's code reads elsewhere. Nothing is run.
     """
     found: dict[tuple[Location | None, bool], list[tuple[str, nn.Module]]] = {}
     for name, module in subject.model.named_modules():

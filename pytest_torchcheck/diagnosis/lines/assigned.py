@@ -40,10 +40,8 @@ def assigned(
     """Return what a name that a line uses was given; None where that is not certain.
 
     A variable is looked for in the function around the line, above it, then in the functions around
-    that one and
-    in the module; ``self.name`` in the class around the line, and an entry of a dict
-    (``state['scaler']``) in the
-    outermost function. Plain copies of a name are followed.
+    that one and in the module; ``self.name`` in the class around the line, and an entry of a dict
+    (``state['scaler']``) in the outermost function. Plain copies of a name are followed.
 
     Args:
         place: The line that uses it.

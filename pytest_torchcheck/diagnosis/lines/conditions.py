@@ -27,11 +27,9 @@ def deciding(place: Location, most: int = _MOST) -> tuple[Location, ...]:
     """Return the lines that decide what a line does, the nearest first; cached.
 
     These are the assignments, within its function, of the names that the conditions and loops
-    around the line and
-    the value that it assigns read, with the ``return`` of functions of the file that they call, and
-    the conditions
-    themselves where they are more than one such name. A loop over the parts of a whole model
-    decides nothing.
+    around the line and the value that it assigns read, with the ``return`` of functions of the file
+    that they call, and the conditions themselves where they are more than one such name. A loop
+    over the parts of a whole model decides nothing.
     """
     tree = sources.tree_of(place.file)
     scope = _around(tree, place.line) if tree is not None else None

@@ -42,8 +42,7 @@ def dropped_result(model: nn.Module, name: str) -> Dropped | None:
     """Return the statement that calls a parameter, or a module around it, and drops what that returns.
 
     A class method or a static one returns something new and leaves the instance as it is; so do the
-    methods by which
-    a tensor is copied or converted.
+    methods by which a tensor is copied or converted.
 
     Args:
         model: The model.

@@ -37,10 +37,9 @@ def handed_on(
     """Return the variable that the statement at a place assigns, and the first line after it that copies or returns it as it is.
 
     Of a statement that returns what it computes: the line that gets it, or that hands it on from
-        there. Arguments as of
-    :func:`~pytest_torchcheck.diagnosis.lines.unread.unread`, with how many functions to leave at most. No
-    line where the
-    variable is assigned anew before, or never handed on.
+    there. Arguments as of :func:`~pytest_torchcheck.diagnosis.lines.unread.unread`, with how many
+    functions to leave at most. No line where the variable is assigned anew before, or never handed
+    on.
     """
     function = enclosing(place)
     every = statements(function) if function is not None else []
@@ -87,8 +86,8 @@ def passed_by(
     """Return the lines after a place that read what its statement computes with, and the one at which its function comes back.
 
     ``h = self.block(x)``, and later ``return self.head(x)``: where h is never read, these take x
-    past it. Reads of a
-    shape or dtype do not count. Arguments as of :func:`~pytest_torchcheck.diagnosis.lines.unread.unread`.
+    past it. Reads of a shape or dtype do not count. Arguments as of
+    :func:`~pytest_torchcheck.diagnosis.lines.unread.unread`.
     """
     function = enclosing(place)
     every = statements(function) if function is not None else []

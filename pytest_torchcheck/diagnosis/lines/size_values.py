@@ -1,9 +1,9 @@
 """Where the value of a layer's size comes from: the names in its expression, back to their assignments.
 
-``nn.Embedding(int(dims.sum()), n)`` holds no number that could be changed there. The names are followed
-through the constructors that hand them down and the one call that builds the model, to where they
-are assigned.
-The source is parsed, nothing is run; where a class is built in several places nothing is said.
+``nn.Embedding(int(dims.sum()), n)`` holds no number that could be changed there. The names are
+followed through the constructors that hand them down and the one call that builds the model, to
+where they are assigned. The source is parsed, nothing is run; where a class is built in several
+places nothing is said.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def value_lines(
         name: Qualified name of a module.
         argument: Argument of its constructor; the one that says its input's size by default.
         size: The number. Of several lines that assign one variable, those that can be read to give
-            another number
-            are left out.
+            another number are left out.
     """
     if model is None or not name:
         return ()

@@ -90,8 +90,7 @@ def unread_values(place: Location, run: Callable[[], object]) -> str:
     """Return the first of two variables that the statement at a place unpacks, where no line that runs reads it afterwards.
 
     ``values, indices = scores.topk(k)`` with ``values`` left unread. Arguments as of
-    :func:`unread`; empty where
-    it is read, or where the statement is no such one.
+    :func:`unread`; empty where it is read, or where the statement is no such one.
     """
     function = enclosing(place)
     statement = next(

@@ -68,9 +68,9 @@ def _writing_line(subject: Subject, qualified: str) -> Location | None:
     """Return the line that initialises a parameter, or that builds it.
 
     Where the line gets its numbers from a parameter of the function around it, the call that gives
-    them counts.
-    A line that names the parameter counts first, then one of a loop or of an ``apply`` function that
-    writes to every module's parameter of that name; of several the one under its module's type.
+    them counts. A line that names the parameter counts first, then one of a loop or of an ``apply``
+    function that writes to every module's parameter of that name; of several the one under its
+    module's type.
     """
     parts = qualified.split(".")
     writes = r"(\.data)?\.(normal_|uniform_|fill_|mul_|zero_|copy_)\("

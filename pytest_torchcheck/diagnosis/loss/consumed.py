@@ -33,8 +33,7 @@ def loss_line(subject: Subject) -> Location | None:
     """Return the line of the user's loss that returns.
 
     Of a loss of torch's own it is the line of the training step that calls it, or the one at which
-    the model's
-    forward gives what it is computed from; where neither can be seen, the declaration.
+    the model's forward gives what it is computed from; where neither can be seen, the declaration.
     """
     return own_loss_line(subject) or forward_returned(subject) or subject.contract.location
 

@@ -27,8 +27,7 @@ def complex_cast(subject: Subject, dtype: torch.dtype) -> Finding | None:
     """Compare a copy converted by ``.to(dtype)`` with one whose complex tensors stay complex.
 
     Complex parameters are no matter of this: they lose their half as well, but a model of complex
-        weights can hardly
-    do without.
+    weights can hardly do without.
 
     Args:
         subject: Whose model; only copies are converted.

@@ -180,8 +180,7 @@ def place_dependence(
         batch: The batch.
         turned: The same in another order.
         axes: For entries of sets in place of samples, by path, the dimension along which they
-            stand: a view that
-            scatters them is told then.
+            stand: a view that scatters them is told then.
     """
     size = next((batch.tensors()[path].shape[dim] for path, dim in (axes or {}).items()), 0)
     changed = [with_entry(batch, turned, axes or {}, n) for n in range(min(size, _SAMPLES))]

@@ -78,9 +78,8 @@ def padding(
     """Explain an output that depends on the amount of padding, or (``contents``) on what stands there.
 
     ``refilled`` has other values at the padded positions; None where nothing but the padding id
-    tells that they are
-    padded, so that other values are real ones. ``real`` says which positions of the batch are no
-    padding.
+    tells that they are padded, so that other values are real ones. ``real`` says which positions of
+    the batch are no padding.
     """
     length = batch.tensors()[path].shape[promise.dim]
     place = None

@@ -24,9 +24,8 @@ def random_in_eval(subject: Subject, moved: list[str], gap: float) -> Finding:
     """Explain randomness in eval mode.
 
     ``violated`` for dropout and noise, which are for training alone; ``suspicious`` for every other
-    draw:
-    nearly all models that sample a latent, a step of a diffusion, a mask or a token in eval mode
-    mean to.
+    draw: nearly all models that sample a latent, a step of a diffusion, a mask or a token in eval
+    mode mean to.
 
     Args:
         subject: The model.

@@ -32,10 +32,8 @@ def copied_after_training(subject: Subject, names: Collection[str]) -> Finding |
     """Copy the model after a training step of the user's, where attributes keep tensors with a graph.
 
     A tensor that the loss reads after the forward has to keep its graph: an auxiliary loss, the
-        parameters of a
-    distribution. That is suspicious. One that can be detached at the end of the forward, with equal
-    weights after
-    the step, keeps it for nothing.
+    parameters of a distribution. That is suspicious. One that can be detached at the end of the
+    forward, with equal weights after the step, keeps it for nothing.
 
     Args:
         subject: Whose model.

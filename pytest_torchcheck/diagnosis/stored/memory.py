@@ -150,8 +150,8 @@ def with_live_tensors(finding: Finding, subject: Subject, sizes: Mapping[str, in
     """Add to an out-of-memory error of any check what the device cannot tell: the live tensors, each by line.
 
     Where the step was tracked, they are those at that moment; else those at the peak of the same
-    step run
-    again on fake tensors, which allocates nothing; where that cannot be done the finding stays as it is.
+    step run again on fake tensors, which allocates nothing; where that cannot be done the finding
+    stays as it is.
 
     Args:
         finding: The explained error.

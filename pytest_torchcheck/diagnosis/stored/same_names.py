@@ -37,8 +37,7 @@ def same_name(group: list[Holding]) -> SameName | None:
     """Return the lines that gave one name to several modules of a list; None where that is not certain.
 
     It is where one loop registers every module that it appends, under a name that it computes, and
-    yet only some
-    of the list are registered: a name that is given again replaces what it stood for.
+    yet only some of the list are registered: a name that is given again replaces what it stood for.
     """
     first = group[0]
     value = getattr(first.owner, first.name, None)

@@ -42,8 +42,7 @@ def lost_by_training(subject: Subject, changed: list[Piece]) -> Finding | None:
     """Restore a model that has run in training from its checkpoint, and compare it with itself.
 
     Both are evaluated, and run in training mode then. What has one entry per sample is reset first:
-        a stateful model
-    starts its sequences anew.
+    a stateful model starts its sequences anew.
 
     Raises:
         SubjectError: The model raised.

@@ -1,8 +1,7 @@
 """Iterators that give their elements once and are read twice: a ``map`` that is asked ``in`` for one element after another.
 
 An ``in`` that does not find its element reads a one-shot iterator to its end; every later one finds
-nothing.
-The source is parsed, nothing is run.
+nothing. The source is parsed, nothing is run.
 """
 
 from __future__ import annotations

@@ -55,9 +55,8 @@ def compared_whole(subject: Subject) -> Finding | None:
     """Return the finding of a name test of the optimizer function that is met by no name, and leaves no trace.
 
     The texts stand, between dots, in the names of several parameters, and the optimizer has these
-    in groups with the
-    very options that the parameters without such a text have. Nothing runs where the source has no
-    such test.
+    in groups with the very options that the parameters without such a text have. Nothing runs where
+    the source has no such test.
     """
     tests = [
         test

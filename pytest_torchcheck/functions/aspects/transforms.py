@@ -230,9 +230,8 @@ def check_checkpoint(target: Target) -> Outcome:
     """Run forward a second time for backward, as activation checkpointing does.
 
     Checkpointing puts torch's random state back before it recomputes, and nothing else; backward
-    then uses
-    what the second forward saved. This does the same without torch.utils.checkpoint, which loads
-    torch._dynamo (seconds).
+    then uses what the second forward saved. This does the same without torch.utils.checkpoint,
+    which loads torch._dynamo (seconds).
     """
     return _same_as_plain(
         target,

@@ -27,12 +27,9 @@ def holds_as_given(target: Target, block: Block) -> bool:
     """See whether the gradient is right at the values as they were given: then other values are out of domain.
 
     A backward may rely on what forward is given (probabilities that sum to one, a sorted input),
-    and owes
-    no gradient elsewhere. Which entries are wrong may hang on the values (the largest of a row) and
-    on the
-    place (the last of an axis), so that all of them are looked at, and those of a large input along
-    random
-    directions too.
+    and owes no gradient elsewhere. Which entries are wrong may hang on the values (the largest of a
+    row) and on the place (the last of an axis), so that all of them are looked at, and those of a
+    large input along random directions too.
     """
     call = target.recorded
     if call is None:

@@ -28,8 +28,8 @@ class Relation:
         fix: One edit.
         evidence: Plain numbers.
         where: What line to show: ``gradient`` (the line of backward that computes it), ``return``,
-            ``save``
-            (the line that saves tensors) or ``needs`` (the line that reads needs_input_grad).
+            ``save`` (the line that saves tensors) or ``needs`` (the line that reads
+            needs_input_grad).
     """
 
     code: str

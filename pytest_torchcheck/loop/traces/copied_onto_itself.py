@@ -108,9 +108,8 @@ def copying_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     """Yield a line that is to bring weights back after they were exchanged, and copies each onto itself.
 
     To copy a tensor onto itself is harmless where two names stand for one tensor. Here other values
-    were put into the
-    weights since the optimizer set them, a forward ran with those, and they are still there after
-    the copying.
+    were put into the weights since the optimizer set them, a forward ran with those, and they are
+    still there after the copying.
     """
     for place in trace.copied_onto_themselves:
         names = _kept_exchanged(subject, place)

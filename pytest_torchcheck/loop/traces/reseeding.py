@@ -65,8 +65,8 @@ def reseeding_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     """Yield a generator that steps leave in one state though they began in different ones, and that trains.
 
     Every recorded step begins with a seed of its own. Where two of them end in the same state,
-    something in them
-    has set it. That is a fault only where training draws from this state before anything sets it again.
+    something in them has set it. That is a fault only where training draws from this state before
+    anything sets it again.
     """
     left = _left_alike(trace.generators)
     if left and subject.contract.loop is None:

@@ -32,10 +32,9 @@ def two_point_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     """Yield a step whose gradients sum up two passes of one call, all of its weights moved uphill between them.
 
     Sharpness-aware minimisation moves the weights like this, and wants the second gradient alone.
-    An adversarial term
-    that is added to the loss wants the sum: that is why this is no more than suspicious. Where only
-        some of the
-    weights move, as in adversarial training of embeddings, it is not even that.
+    An adversarial term that is added to the loss wants the sum: that is why this is no more than
+    suspicious. Where only some of the weights move, as in adversarial training of embeddings, it is
+    not even that.
     """
     for step in trace.optimizer_steps():
         places = [p for p in step.fresh if trace.events[p].step == step.step]

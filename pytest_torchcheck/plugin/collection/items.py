@@ -137,8 +137,7 @@ class ContractNode(pytest.Collector):
         """Make an item whose id is given whole.
 
         From pytest 9.2 on, an id that is pieced together from a name with brackets differs from the
-        one that
-        reports and the cache read back, so that ``--lf`` and ``--sw`` would lose the item.
+        one that reports and the cache read back, so that ``--lf`` and ``--sw`` would lose the item.
         """
         nodeid = f"{self.nodeid}::{case.id}"
         made: CheckItem = CheckItem.from_parent(self, name=case.id, nodeid=nodeid, case=case)

@@ -34,8 +34,7 @@ def main(task_file: str) -> int:
     """Collect the contracts of a task with pytest and answer requests until there are no more.
 
     Requests come in by the standard input and answers go out by the standard output, a line of JSON
-    each; what the
-    user's code prints goes to the log.
+    each; what the user's code prints goes to the log.
     """
     task = json.loads(Path(task_file).read_text(encoding="utf-8"))
     requests = os.fdopen(os.dup(0), encoding="utf-8")

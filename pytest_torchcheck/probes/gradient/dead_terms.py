@@ -36,8 +36,7 @@ class DeadTerms:
     """Follows what is computed of derivatives without a graph; costs nothing where there is none.
 
     A weight or a perturbation that is made of a derivative is meant to be constant: only numbers
-        that are added to
-    others which carry a graph count.
+    that are added to others which carry a graph count.
     """
 
     def __init__(self) -> None:

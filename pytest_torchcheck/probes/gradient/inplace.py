@@ -58,8 +58,7 @@ def find_inplace(
     Returns:
         The first conflict in the order in which the backward meets them, which is the one that
         torch raises; None where there is none, or where ``torch.func`` forbids to look. With the
-        record in place torch itself does not
-        raise, so ``run`` ends.
+        record in place torch itself does not raise, so ``run`` ends.
     """
     watch = _InplaceWatch(module)
     parameters = list(module.parameters()) if module is not None else []

@@ -18,8 +18,7 @@ class Stepwise(Watch):
     """Notes calls that give a constant by pieces of what requires a gradient, each line once.
 
     Rounding and signs, and the grid of :func:`torch.nn.functional.grid_sample` with
-    ``mode="nearest"``, whose gradient
-    is documented for ``bilinear`` and ``bicubic`` only.
+    ``mode="nearest"``, whose gradient is documented for ``bilinear`` and ``bicubic`` only.
     """
 
     def __init__(self, module: Any = None) -> None:

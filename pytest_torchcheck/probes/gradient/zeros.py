@@ -225,8 +225,7 @@ def _compares_positions(scores: Value, dim: int) -> bool:
     """Say whether a softmax runs over the keys of an attention: what it reads is a product of two computed values.
 
     Scores of shape (batch, positions, 1) are not told from those of a pooling that is normalised
-    over the wrong
-    dimension; those with heads are, and those of one query.
+    over the wrong dimension; those with heads are, and those of one query.
     """
     shape = scores.tensor.shape
     if dim != len(shape) - 1 or (len(shape) < 4 and (len(shape) < 3 or shape[-2] != 1)):

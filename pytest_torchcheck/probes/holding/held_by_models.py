@@ -84,8 +84,8 @@ def holdings(model: nn.Module) -> list[Holding]:
     """Find the tensors and modules that attributes hold and no registration knows, each once.
 
     Looks into lists, tuples, dicts, sets, plain objects, closures, partial arguments and class
-    attributes.
-    A module that itself contains the model (a reference to the parent) is left out. Nothing is run.
+    attributes. A module that itself contains the model (a reference to the parent) is left out.
+    Nothing is run.
 
     Args:
         model: Any module; only read.

@@ -14,8 +14,7 @@ def given_to_init(model: nn.Module, name: str) -> bool:
     """Say whether an attribute is an argument of its module's ``__init__``, as it is or converted.
 
     Such a tensor belongs to whoever builds the model (the training data of a Gaussian process): a
-    new instance
-    is given it again. A value that ``__init__`` computes or draws is the model's own.
+    new instance is given it again. A value that ``__init__`` computes or draws is the model's own.
 
     Args:
         model: The model.

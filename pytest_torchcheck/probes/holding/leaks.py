@@ -63,8 +63,7 @@ class Leak:
 
     Attributes:
         kind: ``graph``: tensors kept alive together with what backward needs of them; ``tensors``:
-            detached
-            ones; ``hooks``: hooks on a module or parameter.
+            detached ones; ``hooks``: hooks on a module or parameter.
         bytes_per_step: How much stays per step; 0 where only hooks grow.
         live_bytes: Live after each measured step, relative to the first.
         tensors: What stays, the largest first.

@@ -46,13 +46,10 @@ class Floor:
     """The analytic floor of a loss: make it before the backward, read ``value`` after it.
 
     Terms that are linear in the result of a ``log_softmax`` (cross entropy with hard, soft,
-    weighted or
-    smoothed labels) have a floor that follows from their weights, which a hook sees in the
-    backward: the
-    lowest ``-sum(t * log p)`` over distributions ``p`` is the entropy of ``t``, scaled by its sum.
-    Of other
-    terms the bounds are followed through sums, means, products with constants, squares and torch's
-    losses.
+    weighted or smoothed labels) have a floor that follows from their weights, which a hook sees in
+    the backward: the lowest ``-sum(t * log p)`` over distributions ``p`` is the entropy of ``t``,
+    scaled by its sum. Of other terms the bounds are followed through sums, means, products with
+    constants, squares and torch's losses.
 
     Args:
         loss: A scalar that requires a gradient.

@@ -47,8 +47,7 @@ def build_profile(
         largest: How many of the tensors live at the peak to describe; negative for all.
         moment: Describe this place in the log, the last one looked at, instead of the peak.
         transient: Leave out what the model and the optimizer own or make: what remains is what
-            grows with
-            the batch, at its own peak.
+            grows with the batch, at its own peak.
 
     Raises:
         ValueError: Nothing was logged.

@@ -57,8 +57,7 @@ def find_overflow(run: Callable[[], object], module: nn.Module) -> NonFinite | N
     """Find the first operation of a forward that computes an infinity from finite numbers.
 
     Unlike :func:`find_nonfinite` it counts also where later operations make the result finite
-    again, as a
-    division by the infinity does.
+    again, as a division by the infinity does.
 
     Args:
         run: The forward; runs without gradients.

@@ -38,11 +38,9 @@ class NonFinite:
         upward: Whether an infinity of plus is among it.
         then: Where an infinity became the NaN that was seen, the operation that did this.
         written: Where an infinity that was written on purpose, or given, became the NaN (``0 *
-            inf``; a row of
-            nothing but -inf), the event that brought it in.
+            inf``; a row of nothing but -inf), the event that brought it in.
         hidden: Where only gradients are not finite: the forward operation that dropped what ``op``
-            gave, so that the
-            outputs are finite (``torch.where``, a mask, an index).
+            gave, so that the outputs are finite (``torch.where``, a mask, an index).
     """
 
     kind: Literal["nan", "inf"]

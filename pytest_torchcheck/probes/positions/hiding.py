@@ -27,9 +27,8 @@ class Hiding:
 
     Attributes:
         kind: ``weak`` where what it fills in leaves weight at the hidden positions; ``opposite``
-            where it hides the
-            others instead; ``late`` where it comes after the softmax, which has normalised over
-            them already.
+            where it hides the others instead; ``late`` where it comes after the softmax, which has
+            normalised over them already.
         op: The operation that applies it.
         mask: The operation that made the mask, where one did.
         value: The number that it fills in, adds or multiplies by.

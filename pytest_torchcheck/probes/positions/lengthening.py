@@ -31,8 +31,7 @@ class Lengthened:
         module: Qualified name of the module in whose forward it runs.
         fact: What was measured, as a clause.
         numbers: The number that it was given in the shorter and in the longer run, where nothing
-            else that it
-            read differs: the length itself, or what was computed of it.
+            else that it read differs: the length itself, or what was computed of it.
         filled: What stands at the added positions of what it read, where that is one number.
         filler: The operation that put it there.
     """
@@ -60,8 +59,8 @@ def first_lengthening(
     """Find the operation through which the amount of padding reaches the real positions.
 
     Values are compared where both runs have them: at the positions of the shorter run. The
-        operation is the first,
-    on the way to an output that differs, whose result differs there while all that it read agrees.
+    operation is the first, on the way to an output that differs, whose result differs there while
+    all that it read agrees.
 
     Args:
         base: The run.

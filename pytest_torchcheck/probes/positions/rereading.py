@@ -150,8 +150,7 @@ def _scatters(before: Sequence[int], after: Sequence[int], rows: Rows, count: in
     """Say whether a view takes rows apart, rather than merging, splitting or grouping whole ones.
 
     Groups of whole rows (frames that are stacked) are no fault of a view, unless it makes a
-    dimension of the
-    rows' number that is not theirs, as one that stands for a transpose does.
+    dimension of the rows' number that is not theirs, as one that stands for a transpose does.
     """
     if math.prod(before) != math.prod(after) or not math.prod(before):
         return False

@@ -97,8 +97,7 @@ def _rows(
     """Return the number of rows that an operation chooses from, where each sample has a block of them.
 
     Rows that are read show it by their changes. Those that are written to (zeros to which is added)
-    do not:
-    there the indices have to be the samples' own.
+    do not: there the indices have to be the samples' own.
     """
     if written:
         own = {key for key, mask in masks.get(index, {}).items() if bool(mask.any())}

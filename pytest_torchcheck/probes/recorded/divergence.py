@@ -294,8 +294,7 @@ def first_place_dependence(
         allowed: Largest difference over largest magnitude that counts as equal. Other rows may take
             other code paths in a kernel, so not bit by bit.
         perturbed: Per entry, the run in which only its contents were changed: tells a view that
-            took the entries out
-            of their rows before.
+            took the entries out of their rows before.
         size: How many entries there are.
     """
     for a, b in aligned(base, permuted):

@@ -231,10 +231,9 @@ def differing(a: Tensor, b: Tensor, allowed: float) -> Tensor:
         a: One.
         b: The other.
         allowed: Relative difference that is rounding, of the element's own magnitude or of the
-            middle one of those
-            that differ, whichever is larger: what is left of larger terms that cancel is rounded as
-                they are, and
-            a -1e9 of a mask says nothing of the scores beside it.
+            middle one of those that differ, whichever is larger: what is left of larger terms that
+            cancel is rounded as they are, and a -1e9 of a mask says nothing of the scores beside
+            it.
     """
     unlike = (a != b) & ~((a != a) & (b != b))
     if not allowed or not (a.is_floating_point() or a.is_complex()) or not bool(unlike.any()):

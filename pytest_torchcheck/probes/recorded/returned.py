@@ -63,8 +63,7 @@ class Returned:
         """Return the lines that called the function around a place, where nothing that it gave back had a graph.
 
         Where the functions of these lines give back nothing with a graph either, the lines that
-        called the outermost
-        one come first: those whose function goes on with a graph.
+        called the outermost one come first: those whose function goes on with a graph.
         """
         found: list[Location] = []
         seen: set[tuple[str, str]] = set()

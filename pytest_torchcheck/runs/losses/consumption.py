@@ -71,9 +71,8 @@ class Consumed:
         whole: Whether a regression loss got whole numbers of the input's shape as targets.
         criterion: Class of torch's loss module that called the function, or empty.
         unlike: What keeps float targets of cross entropy from being class probabilities:
-            ``several`` ones in a row,
-            ``negative`` ones, or ``batch`` where the one dimension there is does not sum to one;
-            empty where nothing does.
+            ``several`` ones in a row, ``negative`` ones, or ``batch`` where the one dimension there
+            is does not sum to one; empty where nothing does.
         swapped: Whether a binary cross entropy was given 0s and 1s of the batch first, and the
             output after it.
         ctc: The labels of a CTC loss.
@@ -114,8 +113,7 @@ class LossEvidence:
     """How the user's loss consumed the output of one forward; plain data.
 
     ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms
-    without a
-    graph, ``focal`` the focal weights of a mean.
+    without a graph, ``focal`` the focal weights of a mean.
     """
 
     shape: tuple[int, ...]

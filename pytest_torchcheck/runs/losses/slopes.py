@@ -220,10 +220,9 @@ def descent(subject: Subject) -> Descent:
     """Compare the slope of the loss along its gradient with the gradient; cached.
 
     The weights are moved a little at random first, away from ties and zero-initialised parts. Each
-    parameter
-    moves along its gradient by the same share of its size. One forward and backward and two
-    forwards in
-    float64; where the first step misses, six forwards more, and two for each of a few parameters.
+    parameter moves along its gradient by the same share of its size. One forward and backward and
+    two forwards in float64; where the first step misses, six forwards more, and two for each of a
+    few parameters.
     """
     if "descent" not in subject.cache:
         subject.cache["descent"] = _measured(subject)

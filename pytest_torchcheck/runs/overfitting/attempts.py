@@ -42,11 +42,10 @@ class Attempt:
         losses: Loss of every step.
         remaining: ``(best - floor) / (first - floor)``; NaN if nothing finite came out.
         ended: Why it ended: ``reached`` the goal, ``not-finite``, ``flat``, ``pace`` (it falls too
-            slowly for
-            the budget), ``schedule`` (the declared schedule has no further step) or ``budget``.
+            slowly for the budget), ``schedule`` (the declared schedule has no further step) or
+            ``budget``.
         rates: The highest learning rate at the first step, and at the last one or as a schedule
-            means it; NaN
-            where it is not known.
+            means it; NaN where it is not known.
         pending: Sum of the absolute values of the gradients that the last step left.
     """
 

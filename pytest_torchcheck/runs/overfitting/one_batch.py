@@ -107,8 +107,7 @@ def look(subject: Subject, batch: Batch, budget: Budget) -> Look:
     """Evaluate loss and gradient once, and find the floor of the loss.
 
     The floor is read from the graph of the loss where that tells it; else some steps on the outputs
-    alone,
-    as if the model could say anything, show how far the loss falls.
+    alone, as if the model could say anything, show how far the loss falls.
     """
     budget.take()
     with subject.pristine() as model, torch.enable_grad():

@@ -181,8 +181,7 @@ def residual_lost(subject: Subject, batch: Batch, budget: Budget) -> bool:
     """Say whether the loss pulls on the outputs, and not one parameter moves them that way.
 
     The gradient of the loss with respect to the outputs is carried back to the parameters: the
-    tangent space
-    of the outputs holds no part of it where every parameter gets exactly zero.
+    tangent space of the outputs holds no part of it where every parameter gets exactly zero.
     """
     if not budget.take():
         return False

@@ -34,9 +34,8 @@ def equal_rows(subject: Subject) -> list[tuple[str, int]]:
     """Find parameters whose rows start equal, get equal gradients and are equal after steps.
 
     Rows that anything tells apart (their position, the content that they meet, dropout, a router)
-    get other
-    gradients. So do those that are equal only because nothing has reached them: a gradient of zero
-        tells nothing.
+    get other gradients. So do those that are equal only because nothing has reached them: a
+    gradient of zero tells nothing.
     """
     suspects = {
         (name, dim)

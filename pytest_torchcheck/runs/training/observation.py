@@ -39,8 +39,7 @@ class Observation:
         changed: What the forward changed outside of the state dict, as it was afterwards.
         late: Parameters that the forward registered.
         strangers: Modules that ran without being registered or held: class, line, and whether they
-            were made for this
-            forward only.
+            were made for this forward only.
         live: Paths of held tensors (a hidden module's parameters among them) that got a gradient.
         called: Paths of hidden modules whose forward ran.
         applied: Calls of the user's autograd Functions and operators.
@@ -107,8 +106,8 @@ class Watched:
     Args:
         subject: Whose step.
         model: Its model.
-        losses: See the loss as well, for :func:`~pytest_torchcheck.runs.losses.consumption.evidence`; a step
-            only, with a
+        losses: See the loss as well, for
+            :func:`~pytest_torchcheck.runs.losses.consumption.evidence`; a step only, with a
             backward.
     """
 

@@ -80,8 +80,7 @@ class Trajectory:
             the first such step.
         carries: Whether tensors with a graph are held after the last step.
         end: By parameter and buffer: checksum of its bits after ``STEPS`` steps. None where the
-            contract declares
-            no optimizer, or the steps were not those that a user's loop would do.
+            contract declares no optimizer, or the steps were not those that a user's loop would do.
         first_output: By path: digest of what the model returned in the first step, where that was
             the plain one.
         resting: Parameters that no step after the first wrote to, by torch's count of writes in place.
@@ -120,10 +119,9 @@ def trajectory(subject: Subject) -> Trajectory:
     """Run the user's step (or the plain one) a few times on the base batch; cached.
 
     The first step gives what a plain backward gives: where it is the plain step,
-        :meth:`Subject.gradients` need
-    not run another one. It is watched then for what else asks about such a step, as long as it
-        succeeds: what
-    raises is told by steps that nobody watches. The further ones run under a count of live bytes.
+    :meth:`Subject.gradients` need not run another one. It is watched then for what else asks about
+    such a step, as long as it succeeds: what raises is told by steps that nobody watches. The
+    further ones run under a count of live bytes.
     """
     if "trajectory" not in subject.cache:
         with subject.ear.listening():
