@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import gradients_and_outputs, state_and_numbers, training_and_data
+from . import gradients_and_losses, outputs, state_and_numbers, training_and_data
 from .check import Check
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ __all__ = ["Check", "catalogue"]
 
 _CATALOGUE: dict[str, Check] = {
     each.name: each
-    for part in (gradients_and_outputs, state_and_numbers, training_and_data)
+    for part in (gradients_and_losses, outputs, state_and_numbers, training_and_data)
     for each in part.CHECKS
 }
 

@@ -41,7 +41,7 @@ def findings(monkeypatch: pytest.MonkeyPatch, models: Any) -> Any:
                 )
             return tuple(made)
 
-        monkeypatch.setattr(pytest_torchcheck.runner, "cases", cases)
+        monkeypatch.setattr("pytest_torchcheck.runner.selection.cases", cases)
         path: Path = models(ONE)
         return path
 

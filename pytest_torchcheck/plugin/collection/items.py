@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ...runner import Case, Runner
     from ...storage.artifacts import Artifact
 
-_cases = Late("runner:cases")
-_ordered = Late("runner:ordered")
+_cases = Late("runner.selection:cases")
+_ordered = Late("runner.selection:ordered")
 _say_again = Late("heard:say_again")
 
 

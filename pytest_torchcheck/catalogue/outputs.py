@@ -1,0 +1,159 @@
+"""Checks of outputs: samples, positions, promises and references."""
+
+from __future__ import annotations
+
+from .check import Check, check, family
+
+CHECKS: tuple[Check, ...] = (
+    *family(
+        "influence",
+        check(
+            "input-influence",
+            "Every input has an influence on the output.",
+            cost=(
+                "1 FB with a random projection; up to 3 more, and 1 F per integer input, only in "
+                "doubt"
+            ),
+        ),
+        check(
+            "checkpointing",
+            "Activation checkpointing changes neither outputs nor gradients, buffers included.",
+            cost="1 FB, shared; 2 more where torch.utils.checkpoint is in use",
+        ),
+        check(
+            "output-stability",
+            "The output has the same dtypes and ranks in train and in eval mode.",
+            cost="2 F, shared",
+            axes="once",
+        ),
+    ),
+    *family(
+        "batching",
+        check(
+            "batch-independence",
+            "A sample's output does not depend on its neighbours, nor on its place in the batch.",
+            cost=(
+                "4 F in eval mode, one of them shared; 2 more in float64 only where bits differ; as "
+                "many again where weights start at zero"
+            ),
+        ),
+        check(
+            "batch-sizes",
+            (
+                "Other sizes of the declared symbols work; a sample alone gives what it gives in a "
+                "batch."
+            ),
+            cost=(
+                "1 F for each of the drawn sizes, and 1 F for the batch of one; 2 more in float64 "
+                "only where bits differ"
+            ),
+        ),
+    ),
+    *family(
+        "behaviour",
+        check(
+            "eval-determinism",
+            "In eval mode the same input gives the same output, whatever the random state.",
+            cost=(
+                "3 F, shared with eval-purity; 1 more only where one of them differs; 3 where weights "
+                "start at zero"
+            ),
+        ),
+        check(
+            "eval-purity",
+            "A forward in eval mode changes no parameter and no buffer, and can be repeated.",
+            cost=(
+                "3 F, shared with inference-memory; 2 more only where one of them differs, or where"
+                " a call keeps something"
+            ),
+        ),
+        check(
+            "mode-flags",
+            "eval() and train() reach every module, and what freezes is set on parameters.",
+            cost="none",
+            axes="once",
+        ),
+        check(
+            "seeding",
+            (
+                "The same seed gives the same model, batch and training forward; another seed gives"
+                " other random numbers."
+            ),
+            cost=(
+                "3 F in train mode, one of them shared; 2 where no random numbers are used; 1 build"
+                " of a factory, 2 calls of a batch function"
+            ),
+        ),
+        check(
+            "output-spec",
+            "The output has the declared shape, dtype and range, and is finite.",
+            needs=("model", "output"),
+            cost="1 F for each of the drawn sizes",
+        ),
+        check(
+            "rng-hygiene",
+            "The forward changes no global setting, and does not reseed.",
+            cost="2 F, shared",
+            axes="once",
+        ),
+    ),
+    *family(
+        "agreement",
+        check(
+            "mode-agreement",
+            (
+                "Train and eval mode compute the same but for dropout, noise and statistics of the "
+                "batch, and running statistics settle there."
+            ),
+            cost="none where no class of the model asks for its mode; else 1 F, and 5 with statistics",
+            axes="once",
+        ),
+    ),
+    *family(
+        "promised",
+        check(
+            "causality",
+            "The output at position t does not depend on the input after t.",
+            promise="Causal",
+            cost="1 F for each of up to 3 positions",
+        ),
+        check(
+            "padding-invariance",
+            "What stands at padded positions, and how many there are, changes nothing else.",
+            promise="PaddingInvariant",
+            cost="3 F in float64",
+        ),
+        check(
+            "permutation-invariance",
+            "Permuting the declared inputs leaves the output as it is.",
+            promise="PermutationInvariant",
+            cost="3 F in float64",
+        ),
+        check(
+            "permutation-equivariance",
+            "Permuting the declared inputs permutes the output in the same way.",
+            promise="PermutationEquivariant",
+            cost="3 F in float64",
+        ),
+    ),
+    *family(
+        "own_promises",
+        check(
+            "own-promises",
+            "The project's own promises hold.",
+            needs=("model", "own-promises"),
+            cost="as the promises' verify()",
+        ),
+    ),
+    *family(
+        "reference",
+        check(
+            "reference-match",
+            "With the same weights, the model gives what its declared reference gives.",
+            promise="Matches",
+            cost="1 build of the reference, and 2 F in float64",
+            axes="device",
+        ),
+        about="declaration",
+    ),
+)
