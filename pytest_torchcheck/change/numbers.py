@@ -19,7 +19,9 @@ NARROW: Final = 1e-5
 _SMALL: Final = 1e-4
 """Share of the largest magnitude of their kind below which gradients are measured by that magnitude."""
 _STEPS: Final = 1e-5
-"""Relative difference of updates that is rounding: Adam divides gradients that are nearly zero by each other."""
+_OF_STEPS: Final = 100
+"""Least relative difference of updates that counts, and times what is allowed elsewhere: the first step of Adam
+has about the sign of the gradient, also where that is nearly zero."""
 
 Kind = Literal["error", "structure", "output", "loss", "gradient", "statistics", "update", "module"]
 KINDS: Final[tuple[Kind, ...]] = (
@@ -100,7 +102,7 @@ def differences(
         found += _compared("loss", "loss", old.loss, new.loss, allowed, least)
     found += _named("gradient", old.gradients, new.gradients, names, allowed)
     found += _named("statistics", old.buffers, new.buffers, names, allowed)
-    steps = max(allowed, _STEPS) if allowed else 0.0
+    steps = max(_OF_STEPS * allowed, _STEPS) if allowed else 0.0
     found += _named("update", old.updates, new.updates, names, steps, share=1.0)
     if found:
         found += _named("module", old.modules, new.modules, {}, allowed)

@@ -179,9 +179,9 @@ def judge_record(subject: Subject, then: Mapping[str, Any], *, exact: bool) -> J
         elif not drawn["error"]:
             allowed = _allowed(subject, then, exact=exact and same)
             way = Way(batch=index, double=then["rounding"] is not None)
-            now = run(subject, batch, loading.load, way, seed=subject.seed, describe=little)
+            here = run(subject, batch, loading.load, way, seed=subject.seed, describe=little)
             was = record.outcome_of(drawn)
-            found.verdicts.append(_standing(way, was, now, found, allowed))
+            found.verdicts.append(_standing(way, was, here, found, allowed))
     return found
 
 

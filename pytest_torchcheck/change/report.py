@@ -40,6 +40,11 @@ class Beside:
     old: Version | None
     meant: Callable[[str], str]
 
+    @property
+    def weights(self) -> str:
+        """What the weights are that both were given."""
+        return "recorded" if self.old is None else "old"
+
     @classmethod
     def version(cls, old: Version) -> Beside:
         """Return what reports say of a git reference."""
@@ -206,7 +211,7 @@ def _outputs(subject: Subject, found: Judgement, beside: Beside) -> Finding:
     because = (
         f"all that {place.operation}{_on(place)} reads is there in both versions, its result is not"
         if place.operation
-        else f"{changed} of {total} runs on the old weights changed"
+        else f"{changed} of {total} runs on the {beside.weights} weights changed"
     )
     known = _texts(place, beside)
     kinds = list(dict.fromkeys(d.kind for v in found.changed for d in v.differences))
