@@ -80,7 +80,9 @@ class Process:
         self._hello = {}
         package = str(Path(__file__).resolve().parents[2])
         given = self.tree.folder / "task.json"
-        task = {**asdict(self.task), "threads": torch.get_num_threads()}
+        task = {
+            **asdict(self.task), "threads": torch.get_num_threads(), "parent": os.getpid(),
+        }  # fmt: skip
         given.write_text(json.dumps(task), encoding="utf-8")
         variables = {k: v for k, v in os.environ.items() if k not in _DROPPED}
         with self._log.open("w", encoding="utf-8") as log:

@@ -151,7 +151,45 @@ def test_a_change_is_found_what_is_new_and_gone_is_said_and_the_checkout_stays(s
     assert "tests/test_contracts.py::small was declared at main" in text
 
 
-def test_an_interrupt_leaves_nothing_behind(shop: Path) -> None:
+def test_workers_compare_and_tell_what_is_gone(shop: Path) -> None:
+    edit(shop / "src" / "shop" / "models.py", "eps=1e-5", "eps=1e-2")
+    edit(shop / "tests" / "test_other.py", "import nowhere_to_be_found", "")
+    contracts = shop / "tests" / "test_contracts.py"
+    contracts.write_text(CONTRACTS, encoding="utf-8")
+    before = everything(shop)
+    code, text = run(shop, "--torchcheck-against=main", "-n2")
+    assert everything(shop) == before
+    assert code == 1, text
+    assert "1 failed, 1 skipped" in text
+    assert "first in norm (LayerNorm) [outputs-changed]" in text
+    assert text.count("tests/test_contracts.py::small was declared at main") == 1
+
+
+def test_a_selected_contract_or_a_new_file_makes_no_other_gone(shop: Path) -> None:
+    (shop / "tests" / "test_new.py").write_text(CONTRACTS, encoding="utf-8")
+    for argument in ("tests/test_contracts.py::net", "tests/test_new.py"):
+        code, text = run(shop, "--torchcheck-against=main", argument)
+        assert code == 0, text
+        assert "is gone" not in text
+
+
+def test_a_model_of_the_command_line_is_compared(shop: Path) -> None:
+    edit(shop / "src" / "shop" / "models.py", "eps=1e-5", "eps=1e-2")
+    given = ("--torchcheck-model=shop.models:Net", "--torchcheck-inputs=B 5")
+    code, text = run(shop, "--torchcheck-against=main", *given)
+    assert code == 1, text
+    assert "first in norm (LayerNorm) [outputs-changed]" in text
+    assert "def __init__(self, eps=1e-5):" in text
+    assert "pytest --torchcheck-model shop.models:Net" in text
+    assert "--torchcheck-against=main" in text
+    edit(shop / "src" / "shop" / "models.py", "eps=1e-2", "eps=1e-5")
+    code, text = run(shop, "--torchcheck-against=main", *given)
+    assert code == 0, text
+    assert "1 passed" in text
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_an_interrupt_leaves_nothing_behind(shop: Path, workers: str) -> None:
     models = shop / "src" / "shop" / "models.py"
     models.write_text(MODELS.replace("    def forward", SLOW + "    def forward"), encoding="utf-8")
     git(shop, "commit", "-q", "-m", "slow", "--", "src/shop/models.py")
@@ -161,7 +199,7 @@ def test_an_interrupt_leaves_nothing_behind(shop: Path) -> None:
     temporary.mkdir()
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:benchmark", "--torchcheck", "--torchcheck-checks=against",
-         "--torchcheck-against=main", "tests/test_contracts.py"],
+         "--torchcheck-against=main", "tests/test_contracts.py", workers],
         cwd=shop, env={**os.environ, "TMPDIR": str(temporary), "MARK": str(mark)}, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -176,8 +214,11 @@ def test_an_interrupt_leaves_nothing_behind(shop: Path) -> None:
         process.kill()
         process.wait()
     assert everything(shop) == before
-    assert list(temporary.glob("torchcheck-*")) == []
-    os_said = subprocess.run(
-        ["ps", "-p", mark.read_text(), "-o", "pid="], capture_output=True, text=True, check=False
-    )
-    assert os_said.stdout.strip() == ""
+    for _ in range(100):  # workers end a little later
+        left = [path.name for path in temporary.glob("torchcheck-*")]
+        listed = ["ps", "-p", mark.read_text(), "-o", "pid="]
+        alive = subprocess.run(listed, capture_output=True, text=True, check=False).stdout.strip()
+        if not left and not alive:
+            break
+        time.sleep(0.2)
+    assert (left, alive) == ([], "")

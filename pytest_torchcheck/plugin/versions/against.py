@@ -7,6 +7,8 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import pytest
+
 from ...catalogue import Check
 from ...change.tree import ENV, Tree, UnreadableReferenceError, find_reference
 from ...change.version import UnavailableError
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import pytest
-
     from ...change.process import Process
     from ...change.tree import Reference
     from ...contracts import Contract
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "against"
 SUMMARY: Final = "The model, its state dict and its costs are what they were at the git reference"
+_GONE: Final = "torchcheck_gone"
 
 
 def place_of(contract: Contract) -> tuple[str, str]:
@@ -58,7 +59,8 @@ class _Against:
         if contract.model is None or contract.source is None:
             return ()
         name = self._name(node)
-        self.files.setdefault(node.path)
+        if node.path.is_file():  # a model that is named on the command line has none
+            self.files.setdefault(node.path)
         self.known.add(name)
         device, dtype = place_of(contract)
         check = Check(
@@ -125,6 +127,14 @@ class _Against:
             given += ["-o", override]
         if config.pluginmanager.hasplugin("pytest_cov"):
             given.append("--no-cov")
+        settings = self.settings
+        given += [f"--torchcheck-model={text}" for text in settings.models]
+        given += [f"--torchcheck-inputs={specs}" for specs in settings.inputs]
+        given += [f"--torchcheck-loss={settings.loss}"] if settings.loss is not None else []
+        if not files and not settings.models:  # without an argument pytest would collect everything
+            nothing = tree.folder / "nothing"
+            nothing.mkdir(exist_ok=True)
+            files.append(nothing)
         return [*given, *(str(file) for file in files)]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -136,14 +146,24 @@ class _Against:
         ):
             self.process().start()
 
-    def pytest_sessionfinish(self) -> None:
-        """Note the contracts that are gone, and let go of the reference's files."""
-        if self._process is not None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Note the contracts that are gone, unless single ones were selected; a worker of xdist sends them."""
+        selected = any("::" in argument for argument in self.config.args)
+        if self._process is not None and not selected:
             try:
                 there = self._process.hello()["nodes"]
                 self.gone = sorted(set(there) - self.known)
             except UnavailableError:
                 self.gone = []  # each contract's item has said why
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output[_GONE] = self.gone
+            self.close()  # before the worker says that it has finished, which may end it
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take what a worker noted: every one that had a case has noted the same."""
+        self.gone = self.gone or getattr(node, "workeroutput", {}).get(_GONE, [])
 
     def close(self) -> None:
         """End the process and delete the files."""

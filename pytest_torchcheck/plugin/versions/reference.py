@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -28,6 +32,7 @@ _ALONE: Final[Mapping[str, Any]] = {
     "torchcheck_against": None, "torchcheck_record": None, "torchcheck_write_record": None,
     "torchcheck_benchmark": None, "torchcheck_baseline": None, "torchcheck_write_baseline": None,
 }  # fmt: skip
+_LOOK_SECONDS: Final = 0.5
 
 
 def main(task_file: str) -> int:
@@ -37,6 +42,9 @@ def main(task_file: str) -> int:
     each; what the user's code prints goes to the log.
     """
     task = json.loads(Path(task_file).read_text(encoding="utf-8"))
+    threading.Thread(
+        target=_end_with, args=(task["parent"], Path(task_file).parent), daemon=True
+    ).start()
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     with open(os.devnull, encoding="utf-8") as nothing:
@@ -46,6 +54,17 @@ def main(task_file: str) -> int:
     sys.path[:] = task["path"]
     _map_editable(task["top"], task["root"])
     return int(pytest.main(task["arguments"], plugins=[Server(task, requests, answers)]))
+
+
+def _end_with(parent: int, folder: Path) -> None:
+    """End this process, and delete the reference's files, once the process that asks has died.
+
+    A worker of xdist is killed after an interrupt, and lets go of nothing itself.
+    """
+    while os.name == "nt" or os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _map_editable(top: str, root: str) -> None:

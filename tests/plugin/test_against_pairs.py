@@ -1,0 +1,93 @@
+"""Ten refactorings and ten silent changes between a commit and the checkout, through git and pytest."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+HEAD = """
+import math
+import torch
+import torch.nn.functional as F
+from torch import nn
+from pytest_torchcheck import Contract, Labels, Tokens
+
+"""
+
+
+def load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PAIRS = load(HERE.parent / "unit" / "change" / "change_pairs.py")
+
+
+def module_of(name: str) -> str:
+    return f"{name.replace(' ', '_')}.py"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_every_pair_of_versions_is_judged_as_it_should_be(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    (repo / "nets").mkdir(parents=True)
+    (repo / "tests").mkdir()
+    (repo / "pyproject.toml").write_text(
+        '[tool.pytest.ini_options]\npythonpath = ["."]\n', encoding="utf-8"
+    )
+    (repo / ".gitignore").write_text("__pycache__\n", encoding="utf-8")
+    (repo / "nets" / "__init__.py").touch()
+    for name in (*PAIRS.UNCHANGED, *PAIRS.CHANGED):
+        (repo / "nets" / module_of(name)).write_text(HEAD + PAIRS.BLOCK, encoding="utf-8")
+        imported = f"from nets.{module_of(name)[:-3]} import net\n"
+        (repo / "tests" / f"test_{module_of(name)}").write_text(imported, encoding="utf-8")
+    git(repo, "init", "-q", "-b", "main")
+    git(repo, "add", ".")
+    git(repo, "commit", "-q", "-m", "first")
+    for name, replacements in PAIRS.UNCHANGED.items():
+        text = HEAD + PAIRS.edited(replacements)
+        (repo / "nets" / module_of(name)).write_text(text, encoding="utf-8")
+    for name, (replacements, *_) in PAIRS.CHANGED.items():
+        text = HEAD + PAIRS.edited(replacements)
+        (repo / "nets" / module_of(name)).write_text(text, encoding="utf-8")
+    git(repo, "add", "nets/eps.py")  # a staged change counts as one that is not
+    before = git(repo, "status", "--porcelain"), (repo / ".git" / "index").read_bytes()
+    report = tmp_path / "report.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-n2",
+         "--torchcheck", "--torchcheck-checks=against", "--torchcheck-against=main",
+         f"--torchcheck-json={report}"],
+        cwd=repo, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True,
+        timeout=580, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert before == (git(repo, "status", "--porcelain"), (repo / ".git" / "index").read_bytes())
+    found: dict[str, list[dict[str, Any]]] = {}
+    for one in json.loads(report.read_text(encoding="utf-8"))["contracts"]:
+        file = one["node"].partition("::")[0]
+        found[Path(file).name.removeprefix("test_")] = one["findings"]
+    for name in PAIRS.UNCHANGED:
+        assert [f["code"] for f in found[module_of(name)]] == ["held"], name
+    for name, (_, code, blamed, line) in PAIRS.CHANGED.items():
+        (finding,) = [f for f in found[module_of(name)] if f["status"] == "violated"]
+        assert finding["code"] == code, name
+        assert finding["culprits"][0]["name"] == blamed, name
+        assert finding["location"]["text"] == line, name
+        assert finding["location"]["file"].endswith(module_of(name)), name
