@@ -27,8 +27,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "scheduler-order",
             (
-                "A scheduler steps after its optimizer, and its rate does not fall to nothing in a "
-                "few steps."
+                "Every scheduler steps after its optimizer, and rates reach every group and do not "
+                "fall to nothing in a few steps."
             ),
             needs=("model", "step-or-trainer"),
             cost="shared with step-protocol",

@@ -28,8 +28,8 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("no class of the model's own asks for its mode")
         return
     seen = settled(subject)
-    if seen.random:
-        yield inconclusive("the training forward draws random numbers of its own")
+    if seen.random or forward_facts(subject).consumed:
+        yield inconclusive("the forward draws random numbers of its own")
         return
     growing = [n for n, ratio in seen.ratios.items() if abs(ratio) > _GROWTH]
     if growing:

@@ -129,6 +129,14 @@ ONE_DEVICE = frozenset(
         "baddbmm",
         "chain_matmul",
         "multi_head_attention_forward",
+        "gru",
+        "gru_cell",
+        "lstm",
+        "lstm_cell",
+        "rnn_relu",
+        "rnn_relu_cell",
+        "rnn_tanh",
+        "rnn_tanh_cell",
     ]
 )
 """Operations that need all their tensors of one or more dimensions on one device."""

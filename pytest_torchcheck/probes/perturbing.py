@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..findings import Location
 
-_DROPPING = ("dropout", "rrelu")
+_DROPPING = ("dropout", "rrelu", "attention")
 _LAYER_DRAWS = 64
 """How often a layer of noise runs on one input, so that its mean can be told from what it is given."""
 _SIGMAS = 5.0

@@ -13,10 +13,11 @@ from pytest_torchcheck.loop.traces.clipping import clipping_of
 from pytest_torchcheck.loop.traces.copied_onto_itself import copying_findings
 from pytest_torchcheck.loop.traces.modes import mode_findings
 from pytest_torchcheck.loop.traces.protocol import protocol_findings
-from pytest_torchcheck.loop.traces.rate_groups import left_behind
+from pytest_torchcheck.loop.traces.rate_groups import idle_schedulers, left_behind, set_by_hand
 from pytest_torchcheck.loop.traces.rates import (
     first_rates,
     meant_rates,
+    moving_groups,
     schedule_finding,
     scheduler_findings,
 )
@@ -218,12 +219,22 @@ def _kept_in_vain(one: Backward, trace: Trace) -> Finding:
 def scheduler_order(subject: Subject) -> Iterator[Finding]:
     """Compare the places of the scheduler's and the optimizer's steps."""
     trace = whole_trace(subject)
-    if not any(trace.of("scheduler-step")) and not trace.schedules:
-        yield not_applicable("the step calls no scheduler")
+    alone = None if subject.contract.promised("Schedule") else set_by_hand(subject, trace)
+    if alone is not None:
+        yield alone
         return
+    if not any(trace.of("scheduler-step")) and not trace.schedules:
+        moving = moving_groups(trace) if trace.optimizer_steps() else []
+        yield (
+            passed(f"the step itself sets the rates, of {len(moving)} groups")
+            if moving
+            else not_applicable("the step calls no scheduler")
+        )
+        return
+    idle = idle_schedulers(subject, trace)
     found = [
         f
-        for f in (*scheduler_findings(trace), *_ahead(subject, trace))
+        for f in (*scheduler_findings(trace), *_ahead(subject, trace), *filter(None, (idle,)))
         if not (f.code == "rate-vanishes" and subject.contract.promised("Schedule"))
     ]
     yield from found

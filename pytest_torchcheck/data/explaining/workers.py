@@ -276,11 +276,18 @@ def _duplicate(part: Part, found: Augmentation, one: Duplicate) -> Finding:
     if one.seeded_by:
         culprits.append(
             Culprit(
-                kind="function", name=one.seeded_by, detail=f"sets {one.name}", location=one.made
+                kind="function",
+                name=one.seeded_by,
+                detail=f"the worker_init_fn; sets {one.name}",
+                location=one.made,
             )
         )
         fix = f"in {one.seeded_by}, seed from torch.initial_seed() % 2**32 (it differs by worker and epoch)"
-        cause = f"{one.seeded_by} gives every worker the same seed"
+        cause = f"{one.seeded_by}, the worker_init_fn, sets " + (
+            "the same seed in every epoch"
+            if one.between == "epochs"
+            else "the same seed in every worker"
+        )
     else:
         fix = f"seed {one.name} in worker_init_fn from torch.initial_seed(), or draw from torch's own generator"
         cause = "every worker receives a copy of the dataset's generator, in the same state" + (

@@ -19,6 +19,7 @@ from ...runs.overfitting.one_batch import small_batch
 from ...state import seed_everything
 from ...verdicts import suspicious, violated
 from ..loss.consumed import loss_line
+from .positions import order_unseen
 
 if TYPE_CHECKING:
     from ...runs.overfitting.attempts import Attempt
@@ -61,16 +62,17 @@ def _blind(subject: Subject, found: Outputs) -> dict[str, Any] | None:
     weights = "in float64 and at two random settings of the weights"
     if not same.axis:
         place = sources.of_object(type(subject.model).forward)
+        counting, fact = order_unseen(subject) or ([], "")
+        whole = Culprit(
+            kind="output", name=same.path, detail="the same for all samples", location=place
+        )
         return {
-            "culprits": [
-                Culprit(
-                    kind="output", name=same.path, detail="the same for all samples", location=place
-                )
-            ],
-            "location": place,
-            "cause": "the model gives different samples the same output",
+            "culprits": [*counting, whole],
+            "location": counting[0].location if counting else place,
+            "cause": "the model gives different samples the same output"
+            + (": it does not follow the order of their entries" if counting else ""),
             "because": f"{same.path} is equal for all {same.size} samples, {weights}; no two of them have "
-            "equal inputs, and their targets differ",
+            "equal inputs, and their targets differ" + (f"; {fact}" if fact else ""),
             "fix": "let what tells the samples apart (order, position, an unused input) reach the output",
         }
     place, name = _stretched(subject, same.size)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.codes.training import optimizer_line
 from pytest_torchcheck.findings import Culprit
-from pytest_torchcheck.subject.optimizers import optimizers_of
+from pytest_torchcheck.subject.optimizers import optimizers_of, schedulers_of
 
 from ...verdicts import violated
 from ..closures import functions_of
@@ -19,6 +20,50 @@ if TYPE_CHECKING:
     from ..trace import Trace
 
 _FIRST_ONLY = r"param_groups\[0\]\[.lr.\]\s*=[^=]"
+
+
+def set_by_hand(subject: Subject, trace: Trace) -> Finding | None:
+    """Find a group that is left behind where no scheduler steps: the rates are set in the step itself.
+
+    Only where a line sets the rate of the first group by its index is this certain.
+    """
+    if any(trace.of("scheduler-step")):
+        return None
+    found = left_behind(subject, trace)
+    if found is None:
+        return None
+    indexed = found.location is not None and re.search(_FIRST_ONLY, found.location.text)
+    return found.replace(code="rate-of-one-group", status="violated" if indexed else "suspicious")
+
+
+def idle_schedulers(subject: Subject, trace: Trace) -> Finding | None:
+    """Find a scheduler that no step advances, while another one of its class is stepped."""
+    stepped = {event.owner: event for _, event in trace.of("scheduler-step")}
+    made = [type(one).__name__ for one in _made_schedulers(subject)] if stepped else []
+    for kind in dict.fromkeys(made):
+        alike = [e for owner, e in stepped.items() if trace.classes.get(owner) == kind]
+        if not alike or len(alike) >= made.count(kind):
+            continue
+        left, place = made.count(kind) - len(alike), alike[-1].place
+        return violated(
+            "scheduler-idle",
+            f"{left} of {made.count(kind)} {kind} schedulers {'is' if left == 1 else 'are'} never stepped",
+            culprits=[
+                Culprit(kind="scheduler", name=kind, detail=f"{e.name} steps one", location=e.place)
+                for e in alike
+            ],
+            location=place,
+            observed=f"in {trace.steps} training steps {', '.join(e.name for e in alike)} ran, and no other of its class",
+            cause="the rate of its optimizer stays where it starts",
+            because=f"of {made.count(kind)} that optimizer() returns, the steps advanced {len(alike)}",
+            fix="step the other one beside it",
+        )
+    return None
+
+
+def _made_schedulers(subject: Subject) -> list[object]:
+    with subject.pristine() as model:
+        return list(schedulers_of(subject.make_optimizer(model)))
 
 
 def left_behind(subject: Subject, trace: Trace) -> Finding | None:
@@ -68,12 +113,12 @@ def left_behind(subject: Subject, trace: Trace) -> Finding | None:
         ),
         location=where,
         observed=(
-            f"over {len(steps)} steps group 0 goes from {groups[0][0]:g} to {groups[0][-1]:g}; "
-            f"group {number} stays at {default:g}"
+            f"over {len(steps)} steps the rate of group 0 goes from {groups[0][0]:g} to {groups[0][-1]:g}; "
+            f"that of group {number} is {default:g} throughout"
         ),
         cause="the rate of the first group alone is set",
         because=(
-            f"group {number} holds {len(held[number])} parameters and has no rate of its own: "
+            f"no rate of its own was given to group {number}, of {len(held[number])} parameters: "
             f"{default:g} is the optimizer's lr"
         ),
         fix=(f"on line {place.line} loop" if place is not None else "loop")
