@@ -26,8 +26,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests() -> None:
-    """Give a worker of xdist its GPU and its cores, before any conftest can start CUDA."""
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Give a worker of xdist its GPU and its cores, before any conftest can start CUDA; note what conftests read."""
+    if options.asked_early(early_config, "cached"):
+        part("cached").watch(early_config)
     if "TORCHCHECK_SLOT" in os.environ:
         part("workers").settle()
 

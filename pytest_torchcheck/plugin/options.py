@@ -72,6 +72,7 @@ class Options(NamedTuple):
         durations: How many of the slowest checks are listed at the end.
         against: Git reference beside which every model is held.
         allow: What may have changed since.
+        cached: Whether verdicts that held are reused while nothing changes.
         record: Folder of the records beside which every model is held.
         write_record: Whether to write them.
         benchmark: Whether contracts offer benchmarks to pytest-benchmark.
@@ -107,6 +108,7 @@ class Options(NamedTuple):
     durations: int = 0
     against: str | None = None
     allow: tuple[str, ...] = ()
+    cached: bool = False
     record: Path | None = None
     write_record: bool = False
     benchmark: bool = False
@@ -236,6 +238,10 @@ SETTINGS: Final = (
     Setting(name="durations", flag="--torchcheck-durations", kind="int", parse=parse_number(0), metavar="N",
         ini="torchcheck_durations", help="list the N slowest checks, in seconds and in plain training steps (0)",
     ),
+    Setting(name="cached", flag="--torchcheck-cached", kind="flag", ini="torchcheck_cached",
+        help="skip checks that passed before, where no imported or read file, setting, version or environment "
+        "variable has changed since; they are reported as unchanged",
+    ),
     Setting(name="models", flag="--torchcheck-model", kind="texts", parse=parse_target, metavar="PACKAGE.MODULE:NAME",
         help="check this model without a test file: a name, or a call with literals such as "
         "\"timm:create_model('resnet18')\"; may be given several times",
@@ -340,6 +346,12 @@ def build(config: pytest.Config) -> Options:
                 f"--torchcheck-{name.replace('_', '-')}: give --torchcheck-{needed} as well"
             )
     return Options(**values, sources=sources)
+
+
+def asked_early(config: pytest.Config, name: str) -> bool:
+    """Say whether a flag is given before the conftests are loaded, which may only declare further options."""
+    given = getattr(config.known_args_namespace, f"torchcheck_{name}", None)
+    return bool(config.getini(f"torchcheck_{name}") if given is None else given)
 
 
 def _raw(config: pytest.Config, setting: Setting) -> tuple[Any, str]:

@@ -25,6 +25,7 @@ _WATCHING: Final = (
     "devices",
     "reporting",
     "known",
+    "cached",
     "coverage",
     "workers",
 )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Lines = list[tuple[str, dict[str, bool]]]
 _MOST_LISTED: Final = 20  # contracts that hold are listed one by one up to so many
-_WORST: Final = ("violated", "error", "failed", "nothing checked", "ok")
+_WORST: Final = ("violated", "error", "failed", "nothing checked", "unchanged", "ok")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,13 @@ class Tally:
     told: tuple[Finding, ...] = ()
 
 
-def standing(report: Report, tally: Tally | None) -> Literal[Verdict, "failed"]:
-    """Return what a contract came to: what its findings say, but never ok where pytest has a failed item."""
+def standing(report: Report, tally: Tally | None) -> Literal[Verdict, "failed", "unchanged"]:
+    """Return what a contract came to: what its findings say, but never ok where pytest has a failed item.
+
+    It is unchanged where none of its checks ran, since all of them held before and nothing has changed.
+    """
+    if report.findings and all(finding.code == "unchanged" for finding in report.findings):
+        return "unchanged"
     if tally is not None and tally.failed and report.verdict in ("ok", "nothing checked"):
         return "failed"
     return report.verdict
@@ -51,7 +56,7 @@ def is_red(report: Report, tally: Tally | None) -> bool:
     stands = standing(report, tally)
     if stands == "nothing checked":
         return tally is not None and tally.whole
-    return stands != "ok"
+    return stands not in ("ok", "unchanged")
 
 
 def summary(
@@ -65,7 +70,7 @@ def summary(
     stands = {node: standing(report, tallies.get(node)) for node, report in reports}
     lines: Lines = []
     for node, report in reports:
-        if stands[node] not in ("ok", "nothing checked"):
+        if stands[node] not in ("ok", "nothing checked", "unchanged"):
             lines.append((f"{node}: {stands[node]}: {_counts(report)}", {"red": True}))
             lines += [(f"  {text}", {}) for text in _reasons(report, tallies.get(node))]
     for node, report in reports:
@@ -81,6 +86,9 @@ def summary(
         lines.append((f"{node}: ok: {_counts(report)}", {"yellow" if doubtful else "green": True}))
         if verbosity > 1:
             lines += [(f"  {text}".rstrip(), {}) for text in render_measured(report)]
+    unchanged = [(node, report) for node, report in reports if stands[node] == "unchanged"]
+    for node, report in unchanged if len(unchanged) <= _MOST_LISTED or verbosity > 0 else []:
+        lines.append((f"{node}: unchanged: {_counts(report)}", {"yellow": True}))
     lines.append((_total(reports, list(stands.values()), tallies), {"bold": True}))
     return lines
 
@@ -132,6 +140,8 @@ def _count(number: int, noun: str) -> str:
 
 def _counts(report: Report) -> str:
     counts = report.counts()
+    unchanged = sum(finding.code == "unchanged" for finding in report.findings)
+    counts["inconclusive"] -= unchanged
     causes = len(report.causes)
     parts = [_count(causes, "cause")] if causes else []
     if counts["violated"] > causes:
@@ -141,6 +151,8 @@ def _counts(report: Report) -> str:
         parts.append(_count(counts["error"], "error"))
     rest: tuple[Status, ...] = ("suspicious", "inconclusive", "known", "passed", "not-applicable")
     parts += [f"{counts[one]} {one.replace('-', ' ')}" for one in rest if counts[one]]
+    if unchanged:
+        parts.append(f"{unchanged} unchanged and not run")
     return ", ".join(parts) or "no check ran"
 
 

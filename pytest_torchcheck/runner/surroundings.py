@@ -7,6 +7,11 @@ import platform
 import torch
 
 
+def threads() -> int:
+    """Return how many threads torch computes with, which decides in which order it adds."""
+    return torch.get_num_threads()
+
+
 def environment(seed: int) -> dict[str, str]:
     """Return the versions and the seed that decide a verdict, as plain strings."""
     found = {

@@ -17,6 +17,7 @@ from .locations import of_own_class as of_own_class
 from .locations import of_traceback as of_traceback
 from .locations import of_user_object as of_user_object
 from .owners import count_as_own as count_as_own
+from .owners import is_installed as is_installed
 from .owners import rank as rank
 from .searching import deciding_lines as deciding_lines
 from .searching import file_matches as file_matches

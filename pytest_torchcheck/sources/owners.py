@@ -73,3 +73,10 @@ def rank(filename: str) -> int:
     if any(path.startswith(root) for root in _standard_library()):
         return 0
     return 2
+
+
+def is_installed(path: str) -> bool:
+    """Say whether a real path belongs to an installed package or to the standard library."""
+    return path.startswith((*_site_packages(), *_standard_library())) or any(
+        name in path for name in _PACKAGES
+    )

@@ -166,6 +166,9 @@ class CheckItem(pytest.Item):
             Finding, ...
         ] = ()  # as the case made them: folded again once all are known
         self.environment: dict[str, str] = {}
+        self.unchanged = (
+            ""  # since when nothing has changed, where an earlier verdict stands for this one
+        )
         self.seconds = 0.0
         self.step_seconds: float | None = None
         self.add_marker("torchcheck")

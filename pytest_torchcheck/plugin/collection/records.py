@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 
-_HERE: Final = os.path.dirname(os.path.abspath(__file__))
+_HERE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # of the plugin
 
 
 RECORD: Final = "torchcheck"
@@ -124,7 +124,7 @@ def _case_record(item: CheckItem, report: pytest.TestReport) -> dict[str, Any]:
         findings = (
             Finding(
                 check=case.check.name,
-                code="not-run",
+                code="unchanged" if item.unchanged else "not-run",
                 status="error" if report.failed else "inconclusive",
                 summary=last,
                 device=case.device,
