@@ -48,6 +48,8 @@ VALUES = {
     "markdown": ("a.markdown", "b.markdown", Path("b.markdown")),
     "baseline": ("known.txt", "other.txt", Path("other.txt")),
     "budget": ("10", "20.5", 20.5),
+    "cached": ("true", None, True),
+    "record": ("a", "b", Path("b")),
     "durations": ("3", "4", 4),
     "require": ("cuda", "cuda:2", Require("cuda", 2)),
     "min_gpu_tests": ("1", "2", 2),
