@@ -123,13 +123,13 @@ def _without_compiler(wrapper: Any) -> Any:
     """Return what torch's decorator of ``step`` does, without the breaks of a graph that nobody records."""
 
     @functools.wraps(wrapper.__wrapped__)
-    def step(self: Any, *args: Any, **options: Any) -> Any:
+    def step(*args: Any, **kwargs: Any) -> Any:
         if _COMPILER in sys.modules:
-            return wrapper(self, *args, **options)
+            return wrapper(*args, **kwargs)
         before = torch.is_grad_enabled()
         try:
-            torch.set_grad_enabled(self.defaults["differentiable"])
-            return wrapper.__wrapped__(self, *args, **options)
+            torch.set_grad_enabled(args[0].defaults["differentiable"])
+            return wrapper.__wrapped__(*args, **kwargs)
         finally:
             torch.set_grad_enabled(before)
 

@@ -93,8 +93,9 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
     if dead:
         _after_steps(subject, dead)
     in_step = _trained_in_step(subject, dead) if dead else set()
-    for name in in_step:
-        del dead[name]
+    lent = _in_live_memory(subject, dead)
+    for name in (*in_step, *lent):
+        dead.pop(name, None)
     elsewhere = unreached(subject, set(dead)) if dead else set()
     for name in elsewhere:
         dead.pop(name, None)
@@ -133,7 +134,7 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
             code="not-reached",
         )
     elif not alone and not none and not zero and not rounding and not untrained:
-        yield from _with_gradients(first, subject, total, shifts, in_step, table)
+        yield from _with_gradients(first, subject, total, shifts, in_step, lent, table)
 
 
 def _redrawn(dead: dict[str, str], subject: Subject) -> None:
@@ -165,6 +166,7 @@ def _with_gradients(
     total: int,
     shifts: set[str],
     in_step: set[str],
+    lent: set[str],
     table: dict[str, list[dict[str, Any]]],
 ) -> Iterator[Finding]:
     """Report how many parameters have a gradient, and why the others need none."""
@@ -172,6 +174,8 @@ def _with_gradients(
     told = f"{total - len(shifts) - promised} of {total} parameters have a gradient"
     if in_step:
         told += f"; {names_text(sorted(in_step))} in the train_step only"
+    if lent:
+        told += f"; {names_text(sorted(lent))} through another on the same memory"
     if shifts:
         told += f"; {names_text(sorted(shifts))} shifts what the loss compares only among itself"
     if promised:
@@ -216,6 +220,26 @@ def _trained_in_step(subject: Subject, dead: Mapping[str, str]) -> set[str]:
         touched = {name for event in trace_of(subject).backwards() for name in event.touched}
         found |= {name for name, kind in dead.items() if kind == "none" and name in touched}
     return found
+
+
+def _in_live_memory(subject: Subject, dead: Mapping[str, str]) -> set[str]:
+    """Name the parameters without a gradient whose whole memory is that of one with a gradient.
+
+    A parameter that wraps another one is a second one on the same memory: it moves as the other does.
+    """
+    if not dead:
+        return set()
+
+    def memory(parameter: torch.Tensor) -> tuple[object, ...]:
+        return trees.address(parameter), parameter.shape, parameter.stride()
+
+    parameters = subject.named_parameters()
+    live = {
+        memory(p)
+        for name, p in parameters.items()
+        if name not in dead and p.requires_grad and trees.address(p) is not None
+    }
+    return {name for name in dead if memory(parameters[name]) in live}
 
 
 def kind_of(kind: str) -> str:

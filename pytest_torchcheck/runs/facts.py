@@ -129,6 +129,25 @@ def evaluated(subject: Subject) -> Any:
     return subject.forward() if seen is None else _rebuilt(seen, lambda t: t.detach().clone())
 
 
+def output_for_loss(subject: Subject) -> Any:
+    """Return an output that the declared loss is made for, without a graph.
+
+    That of the base batch in eval mode; where the model returns something of another form in training
+    (heads for auxiliary losses, a prediction for each level), that of training.
+
+    Raises:
+        SubjectError: The model raised.
+    """
+    if forms(forward_facts(subject).outputs) == forms(forward_facts(subject, train=True).outputs):
+        return evaluated(subject)
+    return subject.forward(train=True)
+
+
+def forms(outputs: dict[str, torch.Tensor]) -> dict[str, int]:
+    """Return how many dimensions each tensor of an output has, by its path."""
+    return {path: tensor.dim() for path, tensor in outputs.items()}
+
+
 class _UnknownClassError(Exception):
     """An object that is put together in its own way."""
 

@@ -55,6 +55,12 @@ FOREIGN = (
 )
 
 
+def _is_foreign(thing: Any) -> bool:
+    """Say whether an object keeps its own state; distributions hold tensors, which priors move."""
+    package = type(thing).__module__
+    return package.split(".")[0] in FOREIGN and not package.startswith("torch.distributions.")
+
+
 class ModuleState:
     """The whole state of a module, taken so that it can be put back in place.
 
@@ -245,7 +251,7 @@ class ModuleState:
             self._unkept.append(unkept)
         elif is_iterator(thing):
             return within(thing)
-        elif type(thing).__module__.split(".")[0] not in FOREIGN:
+        elif not _is_foreign(thing):
             return self._take_object(thing)
         return ()
 

@@ -33,12 +33,33 @@ def require_hashable(model: nn.Module) -> None:
         stack.extend(part for part in module._modules.values() if part is not None)
 
 
+def _refused(parameter: torch.Tensor) -> str | None:
+    """Name the method of a parameter's that its class does not carry out as a tensor does, if any."""
+    if is_lazy(parameter):
+        return None
+    try:
+        parameter.numel()
+    except Exception:  # the class decides what it raises
+        return "Tensor.numel"
+    try:
+        return None if isinstance(parameter.detach(), torch.Tensor) else "Tensor.detach"
+    except Exception:
+        return "Tensor.detach"
+
+
 def materialised(model: nn.Module) -> nn.Module:
-    """Return a model that holds values.
+    """Return a model that holds values which can be read.
 
     Raises:
-        UnmeasurableError: All its parameters are on the meta device, where there are shapes alone.
+        UnmeasurableError: All its parameters are on the meta device, where there are shapes alone, or
+            the class of one refuses what every check asks of a parameter.
     """
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not nn.Parameter and (refused := _refused(parameter)) is not None:
+            raise UnmeasurableError(
+                f"{name} is a {type(parameter).__name__}, whose __torch_function__ does not support "
+                f"{refused}; checks need plain parameters"
+            )
     first = next((p for p in model.parameters() if not is_lazy(p)), None)
     if first is not None and all(p.is_meta for p in model.parameters()):
         raise UnmeasurableError(

@@ -65,8 +65,8 @@ def clear_gradients(model: nn.Module) -> None:
 
 
 def gradient_stats(model: nn.Module) -> dict[str, GradStat]:
-    """Describe the gradient of every parameter that requires one."""
-    named = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    """Describe the gradient of every parameter that requires one and has elements."""
+    named = {n: p.grad for n, p in model.named_parameters() if p.requires_grad and p.numel()}
     plain = {name: grad for name, grad in named.items() if grad is not None and _is_plain(grad)}
     norms = dict(zip(plain, _norms(list(plain.values())), strict=True))
     return {name: _stat(name, grad, norms.get(name)) for name, grad in named.items()}

@@ -435,3 +435,33 @@ def test_a_model_compiled_as_one_graph_is_observed_eagerly() -> None:
 
     checks = ("backward", "loss-sound", "function-coverage", "inference-memory", "weights-update")
     assert _wrong(_report(build, *checks)) == []
+
+
+class Point(nn.Parameter):
+    """A parameter that is no plain tensor to torch: every function but a few is refused."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") not in ("__get__", "add", "requires_grad_"):
+            raise TypeError(f"use Point.tensor as argument to {func}")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class OnSphere(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.at = Point(torch.ones(3))
+
+    def forward(self, x):
+        with torch._C.DisableTorchFunctionSubclass():
+            return x + self.at.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize("made", [OnSphere, OnSphere()], ids=["class", "instance"])
+def test_a_parameter_that_refuses_torchs_functions_is_said_to(made):
+    report = Contract(
+        model=made, batch=((torch.randn(4, 3),), torch.randn(4, 3)), loss=F.mse_loss
+    ).check()
+    assert {finding.status for finding in report.findings} <= {"inconclusive", "not-applicable"}
+    assert not report.ok
+    assert any("at is a Point" in finding.summary for finding in report.findings)

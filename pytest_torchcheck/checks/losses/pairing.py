@@ -11,7 +11,7 @@ import torch
 from ...codes import loss as explain
 from ...objects import trees
 from ...probes.loss.consumption import LossCall, LossWatch
-from ...runs.facts import evaluated
+from ...runs.facts import output_for_loss
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...text.printable import message_of
@@ -37,7 +37,7 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("the model computes its own loss")
         return
     batch = subject.batch().clone()
-    output = evaluated(subject)
+    output = output_for_loss(subject)
     leaves = {p: t for p, t in trees.floats(output).items() if t.is_leaf and not t.is_inference()}
     own = trees.tensors(batch.targets, "targets")
     fitting = [

@@ -13,7 +13,7 @@ from ...codes import loss as explain
 from ...objects import trees
 from ...probes.loss.reading import by_own_loss, by_step, reads_no_target, targets_of
 from ...probes.loss.slopes import LossOfOutput, Slopes
-from ...runs.facts import evaluated
+from ...runs.facts import output_for_loss
 from ...runs.losses.consumption import loss_calls
 from ...specs import Labels
 from ...subject.errors import SubjectError
@@ -43,7 +43,7 @@ def _loss_of(subject: Subject) -> LossOfOutput | str:
     if subject.contract.loss == "output":
         return "the model computes its own loss"
     batch = subject.batch().clone()
-    output = evaluated(subject)
+    output = output_for_loss(subject)
     if not all(map(trees.computable, trees.floats(output).values())):
         return "the output is sparse, nested or of a class that wraps tensors: no other can be put in its place"
     loss = LossOfOutput(subject, output, batch)
@@ -219,7 +219,7 @@ def _how_sure(subject: Subject, batch: Batch, read_by: object) -> Status:
 
 def _fits(subject: Subject, target: torch.Tensor) -> bool:
     """Say whether a target has the form that a criterion of torch compares with an output of the model."""
-    leaves = trees.floats(evaluated(subject)).values()
+    leaves = trees.floats(output_for_loss(subject)).values()
     if target.is_floating_point() or target.dtype == torch.bool:
         return any(leaf.numel() == target.numel() for leaf in leaves)
     rows = [leaf for leaf in leaves if leaf.dim() == target.dim() + 1 and len(leaf) == len(target)]

@@ -105,7 +105,7 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
     trainable = {
         name: parameter
         for name, parameter in subject.named_parameters().items()
-        if parameter.requires_grad
+        if parameter.requires_grad and parameter.numel()
     }
     if not trainable:
         yield not_applicable("no parameter requires a gradient")

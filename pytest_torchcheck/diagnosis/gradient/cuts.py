@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from ...probes.gradient.provenance import find_cut, find_stops
 from ...runs.again import forward_and_loss
 
 if TYPE_CHECKING:
+    from ...findings import Location
     from ...probes.gradient.provenance import GraphCut
     from ...subject import Subject
 
@@ -56,6 +58,28 @@ FIXES = {
     "zeroed": "use its values",
     "non-differentiable": "replace the operation by a differentiable one",
 }
+
+
+_WRITTEN = {
+    "detach": "detach",
+    "data": r"\.data",
+    "item": r"item|list|numpy|float|int\(|math\.",
+    "numpy": r"numpy|np\.|array",
+    "derivative": "grad",
+}
+"""By kind, what the line of an operation says where the operation is written there."""
+
+
+def fix_of(kind: str, location: Location | None, *, default: str = "") -> str:
+    """Return the edit for a kind of cut; it speaks of the line only where that holds the operation.
+
+    An operation of a library is placed at the line that calls the library.
+    """
+    fix = FIXES.get(kind, default)
+    shown = _WRITTEN.get(kind)
+    if location is None or shown is None or re.search(shown, location.text):
+        return fix
+    return fix.replace("on this line", "in what this line calls")
 
 
 def last_stop(subject: Subject) -> GraphCut | None:

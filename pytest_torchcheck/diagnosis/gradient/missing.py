@@ -15,7 +15,7 @@ from ...verdicts import suspicious, violated
 from ..loss.consumed import loss_line
 from . import cutting_lines as cutting
 from . import unused_results as unused
-from .cuts import CAUSES, FIXES
+from .cuts import CAUSES, fix_of
 from .siblings import called_instead, read_instead
 from .zero import looks, place_of
 
@@ -69,7 +69,8 @@ def _missing(
         "not-reaching-loss",
     ):
         cause = f"{cause} ({op.name})"
-    fix = FIXES.get(kind, "connect it to the loss").format(names=repr(names[0]))
+    fix = fix_of(kind, location, default="connect it to the loss")
+    fix = fix.format(names=repr(names[0]))
     why = cutting.reason(subject.model, cut) if cut is not None else None
     if why is not None:
         cause, fix, culprits = cause + why.cause, fix + why.fix, [*culprits, *why.culprits]

@@ -80,7 +80,10 @@ def zero(
             location = made[0]
             fix += f": start {zeros[0]} from other values on line {location.line}"
         cause = _ZERO_CAUSES.get(kind, CAUSES.get(kind, "the loss does not depend on its values"))
-        if kind in ("other", "cancels") and (twice := _given_twice(subject, at)) is not None:
+        if (
+            kind in ("other", "cancels", "unread")
+            and (twice := _given_twice(subject, at)) is not None
+        ):
             cause, fix, joined = twice
             culprits += joined
             location = joined[0].location
@@ -153,6 +156,7 @@ _ZERO_CAUSES = {
     "single-choice": "a softmax over one entry is the constant one",
     "single-position": "an attention with one position to attend to gives it all the weight",
     "cancels": "the expression does not depend on it: its contributions cancel",
+    "unread": "it is joined with other values, and the loss uses the others only",
     "times-zero": "what it feeds is multiplied by zero",
     "saturated": "a clamp or squashing function that it feeds is at its bounds",
     "sampling": "a draw that is not reparameterised stands between it and the loss",
@@ -177,7 +181,7 @@ _ZERO_FIXES = {
     "inactive": "initialise the bias above zero or use a leaky rectifier",
     "single-position": "give it an input with more positions",
     "single-choice": "normalise over more than one entry, or weight by the value before normalisation",
-    "cancels": "drop the normalisation that divides it out on this line",
+    "unread": "use that part of the result, or drop what computes it",
     "times-zero": "let the factor differ from zero",
     "saturated": "widen the bounds, or scale its input down",
     "sampling": "reparameterise the draw: mean + std * noise",

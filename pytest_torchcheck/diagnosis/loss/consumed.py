@@ -16,7 +16,7 @@ from ...probes.recorded.watch import version_of
 from ...record.tracing import find_line
 from ...state import seed_everything
 from ...verdicts import suspicious, violated
-from ..gradient.cuts import CAUSES, FIXES, last_stop
+from ..gradient.cuts import CAUSES, fix_of, last_stop
 from ..lines.returns import forward_returned, loss_returned
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def disconnected(subject: Subject) -> Finding:
         because="the loss has no grad_fn" if cut is None else cut.fact,
         fix="drop .detach(), .item(), argmax or no_grad between output and loss"
         if cut is None
-        else FIXES[cut.kind].format(names="..."),
+        else fix_of(cut.kind, cut.location).format(names="..."),
         evidence={} if cut is None else {"kind": cut.kind},
     )
 

@@ -14,7 +14,7 @@ from ...probes.recorded.watch import Watch, name_of
 from ...runs.again import forward_and_loss
 from ...runs.losses.slopes import SURE, surrogates
 from ...verdicts import inconclusive, not_applicable, suspicious, violated
-from ..gradient.cuts import CAUSES, FIXES
+from ..gradient.cuts import CAUSES, fix_of
 
 if TYPE_CHECKING:
     from ...probes.gradient.provenance import GraphCut
@@ -125,7 +125,7 @@ def _cut(
         observed=observed,
         cause=f"{CAUSES[cut.kind]}, and the loss uses what it gives",
         because=cut.fact,
-        fix=f"{FIXES[cut.kind]}; if the stop is meant, skip this check with that reason",
+        fix=f"{fix_of(cut.kind, place)}; if the stop is meant, skip this check with that reason",
         evidence=shown,
     )
 

@@ -86,7 +86,8 @@ def _reached_in_double(subject: Subject, names: list[str], largest: float) -> se
 
     Only their gradients are computed: a cheap look that spares most models the whole step in float64.
     """
-    batch, symbol = subject.batch(), subject.source.batch_symbol
+    whole, symbol = subject.batch(), subject.source.batch_symbol
+    batch = whole
     if symbol is not None and batch.sizes.get(symbol, 0) > 2:
         batch = subject.source.rows(batch, torch.arange(2))
     with subject.in_double() as model:
@@ -95,6 +96,10 @@ def _reached_in_double(subject: Subject, names: list[str], largest: float) -> se
         seed_everything(subject.seed)
         parameters = dict(model.named_parameters())
         try:
+            # weights that the first batch initialises, so that its mean is 0 and its scale 1, give
+            # what follows a gradient from the second batch on
+            with torch.no_grad():
+                subject.call(model, whole.to(dtype=torch.float64).clone())
             with torch.enable_grad():
                 loss = subject.compute_loss(subject.call(model, batch), batch)
             with subject.phase("backward", batch):

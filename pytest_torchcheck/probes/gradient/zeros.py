@@ -29,6 +29,7 @@ ZeroKind = Literal[
     "overwritten",
     "normalised",
     "cancels",
+    "unread",
     "function",
     "other",
 ]
@@ -39,6 +40,7 @@ that is zero; ``step`` a rounding or sign, flat everywhere; ``sampling`` a draw 
 reparameterised;
 ``overwritten`` the values were replaced; ``normalised`` a normalisation removes what the gradient would
 change; ``cancels`` the contributions of several uses, or of all samples, add up to zero;
+``unread`` it is joined with other values, and the loss reads the others only;
 ``function`` a custom
 backward that returned zeros; ``other`` none of these was measured."""
 
@@ -150,6 +152,7 @@ _STEPS = ("round", "round_", "floor", "floor_", "ceil", "ceil_", "trunc", "sign"
           "hardshrink")  # fmt: skip
 _REPLACING = ("where", "masked_fill", "masked_fill_", "zero_", "fill_", "copy_", "__setitem__", "index_fill",
               "index_fill_", "scatter", "scatter_", "index_copy", "masked_scatter", "index_put_")  # fmt: skip
+_JOINING = ("cat", "concat", "concatenate", "stack", "hstack", "vstack", "column_stack", "pad")
 _NORMS = ("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "normalize")
 
 
@@ -190,6 +193,8 @@ def _reason(stopped: Stopped) -> tuple[ZeroKind, str]:
         return "overwritten", f"{name} replaced all {count} values of {describe(before)}"
     if verb in _NORMS:
         return "normalised", f"{measured}: the loss does not change along what {name} lets through"
+    if verb in _JOINING and stopped.uses == 1:
+        return "unread", f"{measured}: the part of it that this operand became gets none"
     if stopped.uses > 1:
         return "cancels", f"{measured}: the gradients of its {stopped.uses} uses cancel"
     if before.numel() < after.numel():

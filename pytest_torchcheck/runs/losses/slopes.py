@@ -237,9 +237,13 @@ def _measured(subject: Subject) -> Descent:
             clear_gradients(model)
             losses = _Losses(subject, model, batch)
             with torch.enable_grad():
-                versions = [p._version for p in model.parameters()]
+                before = _values(model)
                 value = losses.now()
-                if [p._version for p in model.parameters()] != versions:
+                if not _unwritten(model, before):
+                    # data-dependent initialisation: measured from the state that it leaves
+                    losses, before = _Losses(subject, model, batch), _values(model)
+                    value = losses.now()
+                if not _unwritten(model, before):
                     return Descent(refused="the forward writes to parameters")
                 if value.dim() or not value.requires_grad:
                     return Descent(refused="the loss is no scalar with a graph")
@@ -252,6 +256,15 @@ def _measured(subject: Subject) -> Descent:
         return Descent(refused=f"the {error.phase} raises {type(error.error).__name__} in float64")
     except RuntimeError as error:
         return Descent(refused=f"backward raises {type(error).__name__} in float64")
+
+
+def _values(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def _unwritten(model: nn.Module, before: list[torch.Tensor]) -> bool:
+    """Say whether the parameters are what they were: a write to ``.data`` leaves no version behind."""
+    return all(map(trees.same, _values(model), before))
 
 
 def _compared(losses: _Losses, value: torch.Tensor, nodes: tuple[str, ...]) -> Descent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -117,24 +117,39 @@ def _twins(subject: Subject, batch: Batch) -> bool:
 def outputs_in_double(subject: Subject, batch: Batch, budget: Budget) -> Outputs:
     """Compare the outputs of two forwards in float64, each at other weights."""
     seen: list[dict[str, torch.Tensor]] = []
+    losses: list[float | None] = []
     for seed in (subject.seed, subject.seed + 1):
         if not budget.take(2 * FORWARD):
             return Outputs(same=None, unmoved=False)
         try:
-            with jittered(subject, seed=seed) as model, torch.no_grad():
+            with jittered(subject, seed=seed) as model, torch.enable_grad():
                 model.train(False)
                 seed_everything(subject.seed)
                 given = batch.to(dtype=torch.float64).clone()
                 output = subject.call(model, given)
-                seen.append({p: trees.dense(t).clone() for p, t in trees.floats(output).items()})
+                made = trees.floats(output)
+                seen.append({p: trees.dense(t).clone() for p, t in made.items()})
+                trained = {p for p, t in made.items() if t.requires_grad}
+                losses.append(_loss_in_double(subject, output, given))
         except SubjectError:
             return Outputs(same=None, unmoved=False)
     first, second = seen
-    unmoved = bool(first) and all(
+    # an output may hold more than its tensors, such as a distribution's transforms
+    unmoved = (bool(first) and losses[0] == losses[1]) and all(
         p in second and trees.same(t, second[p]) for p, t in first.items()
     )
-    same = None if unmoved else _sameness(subject, batch, first, second)
+    computed = {p: t for p, t in first.items() if p in trained}
+    same = None if unmoved else _sameness(subject, batch, computed, second)
     return Outputs(same=same, unmoved=unmoved)
+
+
+def _loss_in_double(subject: Subject, output: Any, batch: Batch) -> float | None:
+    """Return the loss, or None where it needs another mode or dtype."""
+    try:
+        loss = subject.compute_loss(output, batch)
+    except SubjectError:
+        return None
+    return float(loss) if loss.numel() == 1 else None
 
 
 def _sameness(

@@ -171,3 +171,28 @@ def test_one_class_is_violated_where_labels_declare_it() -> None:
     }
     assert codes(check(balanced, name="edge-targets", **specs)) == ["edge-targets-non-finite"]
     assert codes(check(guarded, name="edge-targets", **specs)) == []
+
+
+class Levels(nn.Module):
+    """Deep supervision: a prediction for each level in training, the last one in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(2, 4, 3, padding=1)
+        self.heads = nn.ModuleList(nn.Conv2d(4, 3, 1) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        levels = torch.stack([head(self.body(x).relu()) for head in self.heads], 1)
+        return levels if self.training else levels[:, -1]
+
+
+def test_a_loss_is_given_what_the_model_returns_in_training() -> None:
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return sum(
+            F.cross_entropy(level, target) / 2**i for i, level in enumerate(output.unbind(1))
+        )
+
+    found = Contract(
+        model=Levels, batch=((torch.randn(4, 2, 6, 6),), torch.arange(144).view(4, 6, 6) % 3), loss=loss
+    ).check(["edge-targets"])  # fmt: skip
+    assert [f.status for f in found.findings] == ["passed"], [str(f) for f in found.findings]

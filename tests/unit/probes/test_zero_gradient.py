@@ -233,3 +233,25 @@ def test_several_parameters_in_one_step():
     assert found["head.weight"].op.name == "torch.relu"
     assert "F.linear multiplies by what that gave" in found["head.weight"].fact
     assert len(runs) == 1
+
+
+class Joined(nn.Module):
+    """Text and image attend to each other; the last block drops what the text became."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.image, self.key = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(4, 6)
+
+    def forward(self, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        query = torch.cat([self.image(image), self.text(text)], 1)
+        key = self.key(torch.cat([image, text], 1))
+        return (query @ key.mT).softmax(-1)[:, : image.shape[1]]
+
+
+def test_a_part_that_is_dropped_after_it_was_joined() -> None:
+    torch.manual_seed(0)
+    model, image, text = Joined(), torch.randn(2, 3, 4), torch.randn(2, 5, 4)
+    found = find_zero_gradient(lambda: model(image, text).square().sum(), model, "text.weight")
+    assert found is not None
+    assert (found.kind, found.op.name) == ("unread", "torch.cat")
+    assert "self.text(text)" in found.location.text
