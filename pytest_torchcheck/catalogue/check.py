@@ -10,7 +10,7 @@ from ..findings import Finding
 from ..late import Late
 
 CheckFunction = Callable[[Any], Iterable[Finding]]
-"""Takes a :class:`~pytest_torchcheck.subject.Subject`."""
+"""Function that takes a :class:`~pytest_torchcheck.subject.Subject`."""
 Axes = Literal["device-dtype", "low-precision", "device", "once"]
 About = Literal["model", "declaration"]
 Need = Literal[

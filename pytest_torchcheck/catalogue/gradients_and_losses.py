@@ -9,18 +9,18 @@ CHECKS: tuple[Check, ...] = (
         "autograd",
         check(
             "backward",
-            "Backward of the loss succeeds, and again after a step.",
+            "Backward of the loss succeeds, also after an optimizer step.",
             cost="3 FBS, and 1 FB beside a train_step, shared with other checks",
             leads=True,
         ),
         check(
             "gradients-exist",
-            "Every trainable parameter gets a gradient that is not always zero.",
+            "Every trainable parameter receives a gradient that is sometimes nonzero.",
             cost="1 FB; up to 6 more only where a gradient is missing or zero",
         ),
         check(
             "gradients-finite",
-            "Loss and gradients of ordinary batches are finite.",
+            "The loss and the gradients of ordinary batches are finite.",
             cost="2 FB, shared with gradients-exist",
         ),
         check(
@@ -31,11 +31,14 @@ CHECKS: tuple[Check, ...] = (
         check(
             "sampling-paths",
             (
-                "Normal draws that the loss depends on are reparameterised, so that their "
-                "parameters learn from them."
+                "Normal samples that the loss depends on are reparameterised, so that "
+                "gradients reach their parameters."
             ),
             needs=("loss",),
-            cost="shared by the loss checks; 1 F more where torch.normal is given live tensors",
+            cost=(
+                "shared by the loss checks; 1 F more where torch.normal receives tensors that "
+                "require gradients"
+            ),
             axes="once",
         ),
     ),
@@ -43,25 +46,25 @@ CHECKS: tuple[Check, ...] = (
         "steps.updates",
         check(
             "optimizer-coverage",
-            "The optimizer holds every trainable parameter, each once.",
+            "The optimizer holds every trainable parameter exactly once.",
             needs=("model", "optimizer"),
             cost="shared with weights-update",
             axes="once",
         ),
         check(
             "weights-update",
-            "Every trainable parameter moves in a training step.",
-            cost="3 FBS, shared with other checks; 9 more only where a later step writes nothing",
+            "Every trainable parameter changes in a training step.",
+            cost="3 FBS, shared with other checks; 9 more only where a later step changes nothing",
         ),
         check(
             "frozen-stays",
-            "What is frozen keeps its values and its statistics through training steps.",
+            "Frozen parameters and statistics keep their values through training steps.",
             promise="Frozen",
             cost="shared with weights-update; 2 FBS more where a class overrides train()",
         ),
         check(
             "repeatable-steps",
-            "Consecutive steps work: no graph is carried from one to the next.",
+            "Consecutive steps work: no graph is carried over from one step to the next.",
             cost="shared with weights-update",
         ),
     ),
@@ -69,14 +72,14 @@ CHECKS: tuple[Check, ...] = (
         "functions",
         check(
             "gradcheck",
-            "Every custom autograd Function's backward is the derivative of its forward.",
+            "The backward of every custom autograd Function is the derivative of its forward.",
             needs=("model-or-functions",),
-            cost="1 FB to find them; then each one alone on small float64 inputs, about 0.1 s",
+            cost="1 FB to find them; then about 0.1 s for each, on small float64 inputs",
             axes="device",
         ),
         check(
             "double-backward",
-            "Second derivatives of every custom Function are right.",
+            "The second derivatives of every custom autograd Function are correct.",
             needs=("model-or-functions",),
             promise="TwiceDifferentiable",
             cost="as gradcheck, with the gradient itself as the function",
@@ -85,8 +88,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "custom-ops",
             (
-                "Every operator registered with torch.library does what its schema, fake kernel and"
-                " autograd formula say."
+                "Every operator registered with torch.library agrees with its schema, fake "
+                "kernel and autograd formula."
             ),
             needs=("model-or-functions",),
             cost="opcheck on up to 3 recorded calls, about 10 F each",
@@ -101,7 +104,10 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "gradcheck-module",
-            "The whole model's gradients are its derivatives, of parameters and inputs.",
+            (
+                "The gradients of the whole model are its derivatives with respect to parameters "
+                "and inputs."
+            ),
             promise="Differentiable",
             cost="1 FB and 2 F for every 16 parameters, in float64",
             axes="device",
@@ -111,14 +117,14 @@ CHECKS: tuple[Check, ...] = (
         "losses.consumption",
         check(
             "loss-sound",
-            "The loss is a scalar, connected to the model and not made anew.",
+            "The loss is a scalar tensor that is connected to the model's graph.",
             needs=("loss",),
             cost="1 F + a backward through the loss only, shared by the loss checks",
             axes="device",
         ),
         check(
             "loss-shapes",
-            "Output and targets meet with the shapes that were meant.",
+            "Output and targets enter the loss with the shapes that it expects.",
             needs=("loss",),
             cost="shared by the loss checks",
             axes="once",
@@ -126,8 +132,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "loss-input",
             (
-                "The loss gets logits where it expects logits, and probabilities where it expects "
-                "those."
+                "The loss receives logits where it expects logits, and probabilities where it "
+                "expects probabilities."
             ),
             needs=("loss",),
             cost="shared by the loss checks",
@@ -145,14 +151,14 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "loss-sign",
-            "The loss falls when the output gets nearer to the target.",
+            "The loss falls when the output moves closer to the target.",
             needs=("loss",),
             cost="shared by the loss checks",
             axes="once",
         ),
         check(
             "loss-at-start",
-            "Before training, cross entropy is near that of a uniform guess, not far above it.",
+            "Before training, cross entropy is close to that of a uniform guess.",
             needs=("loss", "targets"),
             cost="shared by the loss checks",
             axes="once",
@@ -163,8 +169,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "label-range",
             (
-                "Class labels lie within the classes that the model knows, and targets of a binary "
-                "cross entropy within 0 and 1."
+                "Class labels lie within the model's classes, and targets of a binary cross "
+                "entropy lie between 0 and 1."
             ),
             needs=("loss", "targets"),
             cost="shared by the loss checks",
@@ -172,7 +178,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "ignored-targets",
-            "Targets that are to be ignored have no influence on the loss.",
+            "Ignored targets have no influence on the loss.",
             needs=("loss", "ignore-index"),
             cost="1 F + a backward through the loss only",
             axes="once",
@@ -180,8 +186,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "label-shift",
             (
-                "A causal language model learns the next token, neither the present one nor the one"
-                " after."
+                "A causal language model is trained on the next token, not on the current one "
+                "or the one after next."
             ),
             needs=("loss", "targets"),
             promise="Causal",
@@ -190,7 +196,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "padding-loss",
-            "Padded positions add nothing to the loss.",
+            "Padded positions do not contribute to the loss.",
             needs=("loss", "targets"),
             promise="PaddingInvariant",
             cost="1 F + a backward through the loss only",
@@ -202,7 +208,7 @@ CHECKS: tuple[Check, ...] = (
         "losses.pairing",
         check(
             "target-alignment",
-            "Each target pulls at the output of its own sample and position.",
+            "Each target affects the output of its own sample and position.",
             needs=("loss", "targets"),
             cost="1 F + five backward passes through the loss only",
             axes="once",
@@ -210,8 +216,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "in-batch-pairs",
             (
-                "A loss that ranks the samples of a batch against each other finds each one's "
-                "partner, in any order."
+                "A loss that ranks the samples of a batch against each other matches each "
+                "pair, in any order."
             ),
             needs=("loss",),
             cost="1 F, shared; 4 to 13 more where the loss may be of this kind",
@@ -222,17 +228,14 @@ CHECKS: tuple[Check, ...] = (
         "losses.targets",
         check(
             "edge-targets",
-            (
-                "The loss and its gradient are finite for each sample alone, and for targets of one"
-                " value."
-            ),
+            ("The loss and its gradient are finite for single samples and for constant targets."),
             needs=("loss", "targets"),
             cost="1 F; up to 21 backward passes through the loss only",
             axes="once",
         ),
         check(
             "target-ownership",
-            "The target of each sample decides the loss of that sample's output, and of no other.",
+            "The target of each sample affects the loss of that sample's output only.",
             needs=("loss", "targets"),
             cost="1 F; up to 32 backward passes through the loss only",
             axes="once",
@@ -242,9 +245,9 @@ CHECKS: tuple[Check, ...] = (
         "losses.arguments",
         check(
             "loss-arguments",
-            "The loss leaves its output and targets so that a second call gives the same loss.",
+            "The loss does not modify its arguments: a second call gives the same value.",
             needs=("loss",),
-            cost="shared by the loss checks; 3 F more where the loss writes to what it is given",
+            cost="shared by the loss checks; 3 F more where the loss writes to its arguments",
         ),
     ),
 )

@@ -22,7 +22,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "output-stability",
-            "The output has the same dtypes and ranks in train and in eval mode.",
+            "The output has the same dtypes and numbers of dimensions in train and in eval mode.",
             cost="2 F, shared",
             axes="once",
         ),
@@ -31,7 +31,7 @@ CHECKS: tuple[Check, ...] = (
         "batching",
         check(
             "batch-independence",
-            "A sample's output does not depend on its neighbours, nor on its place in the batch.",
+            "A sample's output does not depend on other samples or on its position in the batch.",
             cost=(
                 "4 F in eval mode, one of them shared; 2 more in float64 only where bits differ; as "
                 "many again where weights start at zero"
@@ -40,12 +40,12 @@ CHECKS: tuple[Check, ...] = (
         check(
             "batch-sizes",
             (
-                "Other sizes of the declared symbols work; a sample alone gives what it gives in a "
-                "batch."
+                "Other sizes of the declared symbols work, and a batch of one gives the same "
+                "output as in a larger batch."
             ),
             cost=(
-                "1 F for each of the drawn sizes, and 1 F for the batch of one; 2 more in float64 "
-                "only where bits differ"
+                "1 F for each of the drawn sizes and 1 F for the batch of one; 2 more in "
+                "float64 only where bits differ"
             ),
         ),
     ),
@@ -53,7 +53,7 @@ CHECKS: tuple[Check, ...] = (
         "behaviour",
         check(
             "eval-determinism",
-            "In eval mode the same input gives the same output, whatever the random state.",
+            "In eval mode the same input gives the same output, regardless of the random state.",
             cost=(
                 "3 F, shared with eval-purity; 1 more only where one of them differs; 3 where weights "
                 "start at zero"
@@ -61,23 +61,26 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "eval-purity",
-            "A forward in eval mode changes no parameter and no buffer, and can be repeated.",
+            (
+                "A forward in eval mode changes no parameter or buffer, and a second one gives the "
+                "same output."
+            ),
             cost=(
-                "3 F, shared with inference-memory; 2 more only where one of them differs, or where"
-                " a call keeps something"
+                "3 F, shared with inference-memory; 2 more only where one of them differs, or "
+                "where a call retains tensors"
             ),
         ),
         check(
             "mode-flags",
-            "eval() and train() reach every module, and what freezes is set on parameters.",
+            "eval() and train() reach every module, and freezing is done on parameters.",
             cost="none",
             axes="once",
         ),
         check(
             "seeding",
             (
-                "The same seed gives the same model, batch and training forward; another seed gives"
-                " other random numbers."
+                "The same seed gives the same model, batch and training forward; another seed "
+                "gives different random numbers."
             ),
             cost=(
                 "3 F in train mode, one of them shared; 2 where no random numbers are used; 1 build"
@@ -92,7 +95,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "rng-hygiene",
-            "The forward changes no global setting, and does not reseed.",
+            "The forward changes no global setting and does not reseed.",
             cost="2 F, shared",
             axes="once",
         ),
@@ -119,13 +122,13 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "padding-invariance",
-            "What stands at padded positions, and how many there are, changes nothing else.",
+            "Neither the values nor the number of padded positions affect the output elsewhere.",
             promise="PaddingInvariant",
             cost="3 F in float64",
         ),
         check(
             "permutation-invariance",
-            "Permuting the declared inputs leaves the output as it is.",
+            "Permuting the declared inputs leaves the output unchanged.",
             promise="PermutationInvariant",
             cost="3 F in float64",
         ),
@@ -142,14 +145,14 @@ CHECKS: tuple[Check, ...] = (
             "own-promises",
             "The project's own promises hold.",
             needs=("model", "own-promises"),
-            cost="as the promises' verify()",
+            cost="as much as the promises' verify()",
         ),
     ),
     *family(
         "reference",
         check(
             "reference-match",
-            "With the same weights, the model gives what its declared reference gives.",
+            "With the same weights, the model gives the same output as its declared reference.",
             promise="Matches",
             cost="1 build of the reference, and 2 F in float64",
             axes="device",

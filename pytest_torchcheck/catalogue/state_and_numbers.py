@@ -9,10 +9,13 @@ CHECKS: tuple[Check, ...] = (
         "state",
         check(
             "state-dict-roundtrip",
-            "state_dict, saved and loaded strictly into another instance, restores the outputs.",
+            (
+                "A state_dict that is saved and loaded strictly into another instance restores the "
+                "outputs."
+            ),
             cost=(
                 "2 F and 1 FB, shared in part; 1 build of a factory; 3 F more where training "
-                "changes what is not saved"
+                "changes unsaved state"
             ),
             axes="device",
         ),
@@ -29,7 +32,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "tied-weights",
-            "Tied weights stay one through copying, conversion and loading.",
+            "Tied weights remain shared after copying, conversion and loading.",
             cost="nothing where no weights are tied; else 1 copy of the model",
             axes="once",
         ),
@@ -39,8 +42,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "registration",
             (
-                "Modules and parameters are registered, each entry of a list of layers with weights"
-                " of its own."
+                "Modules and parameters are registered, and each entry of a list of layers has "
+                "its own weights."
             ),
             cost="1 FB, shared",
             axes="device",
@@ -48,8 +51,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "unregistered-tensors",
             (
-                "Tensors that the forward uses are parameters or buffers: they move, are saved and "
-                "train with the model."
+                "Tensors that the forward uses are parameters or buffers, so that they are "
+                "moved, saved and trained."
             ),
             cost="nothing where attributes hold no tensor; else 1 F, shared",
             axes="once",
@@ -65,16 +68,19 @@ CHECKS: tuple[Check, ...] = (
         "machines.devices",
         check(
             "device-portability",
-            "Moved to a GPU, the model runs: no tensor stays on the CPU, none is made there.",
+            "The model runs on a GPU: no tensor stays on the CPU or is created there.",
             cost=(
-                "1 F and the loss; 1 FB on meta, where nothing is computed, in doubt or where "
-                "devices are declared"
+                "1 F and the loss; 1 FB on the meta device, which computes nothing, in "
+                "doubtful cases or where devices are declared"
             ),
             axes="once",
         ),
         check(
             "dtype-conversion",
-            "Converted to another floating dtype, the model runs and nothing keeps the old one.",
+            (
+                "The model runs after conversion to another floating dtype, and no tensor keeps "
+                "the old dtype."
+            ),
             cost="1 F in the other dtype; none for large models that declare no dtype",
             axes="once",
         ),
@@ -83,10 +89,7 @@ CHECKS: tuple[Check, ...] = (
         "numerics",
         check(
             "degenerate-inputs",
-            (
-                "Zero, constant and equal inputs, and the shortest ones, give finite outputs and "
-                "gradients."
-            ),
+            ("Zero, constant, equal and shortest inputs give finite outputs and gradients."),
             cost=(
                 "1 FB; 1 FB more where sizes are declared or the batch is small; another is shared"
             ),
@@ -95,8 +98,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "low-precision",
             (
-                "In the declared low precision outputs and gradients are finite, and near those of "
-                "float64."
+                "In the declared low precision, outputs and gradients are finite and close to "
+                "those in float64."
             ),
             needs=("low-precision",),
             cost="1 F and 1 FB in low precision, 4 F in float64",
@@ -104,7 +107,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "layout-invariance",
-            "Inputs that lie otherwise in memory give the same outputs.",
+            "Inputs with another memory layout give the same outputs.",
             cost="2 F, one of them shared; 1 F more for sequences, images and volumes",
             axes="device",
         ),
@@ -114,8 +117,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "autocast",
             (
-                "Under autocast outputs and gradients err no more than rounding every layer would "
-                "make them."
+                "Under autocast, errors of outputs and gradients are no larger than rounding "
+                "in every layer explains."
             ),
             promise="Autocasts",
             cost="1 FB under autocast, 4 FB in float64 on the CPU, for each promised dtype",
@@ -123,7 +126,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "grad-scaler",
-            "An overflow skips the step and lowers the scaler's factor, and training goes on.",
+            "An overflow skips the step and lowers the scaler's factor, and training continues.",
             needs=("model", "train_step"),
             cost="shared with step-protocol, and 4 FBS where the step scales its loss",
             axes="device",
@@ -133,7 +136,10 @@ CHECKS: tuple[Check, ...] = (
         "determinism",
         check(
             "deterministic-algorithms",
-            "Under torch.use_deterministic_algorithms a step runs, and gives the same each time.",
+            (
+                "Under torch.use_deterministic_algorithms a step runs and gives the same result "
+                "each time."
+            ),
             promise="Deterministic",
             cost="3 FB",
             axes="device",
@@ -143,7 +149,7 @@ CHECKS: tuple[Check, ...] = (
         "initialisation",
         check(
             "initialisation",
-            "Parameters are initialised: finite, written, and not the same for every unit.",
+            "Parameters are initialised, finite, and not the same for every unit.",
             cost=(
                 "1 build of a factory, shared; 1 FB only where units or rows are equal, and 3 FBS "
                 "where their gradients are"
@@ -152,22 +158,19 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "signal-propagation",
-            (
-                "The signal that tells samples apart neither vanishes nor explodes, forward or "
-                "backward."
-            ),
+            ("The differences between samples neither vanish nor explode, forward or backward."),
             cost="1 FB, shared",
             axes="device",
         ),
         check(
             "dead-units",
-            "Rectifiers let something through, and squashing functions are not at their bounds.",
+            "Rectifiers are not always zero, and bounded activations are not saturated.",
             cost="1 FB, shared; 2 F more only where nearly all outputs are zero or at a bound",
             axes="device",
         ),
         check(
             "nonlinearity",
-            "Layers do not collapse into one: a nonlinearity stands between them.",
+            "Consecutive linear layers do not collapse into one: a nonlinearity separates them.",
             cost="1 FB, shared; 2 F where only linear layers are left",
             axes="device",
         ),
@@ -177,22 +180,22 @@ CHECKS: tuple[Check, ...] = (
         check(
             "peak-memory",
             (
-                "The peak of a training step stays under its ceiling, in bytes, at the largest "
-                "declared sizes."
+                "Peak memory of a training step stays below its ceiling, in bytes, at the "
+                "largest declared sizes."
             ),
             needs=("model", "memory"),
             cost="2 FBS under the tracker; on fake tensors where sizes are declared",
         ),
         check(
             "memory-growth",
-            "The peak of a step grows with each symbol by no higher power than promised.",
+            "Peak memory of a step grows with each symbol by no higher power than promised.",
             needs=("model", "growth"),
             cost="6 x 2 FBS on fake tensors per symbol",
             axes="once",
         ),
         check(
             "flops",
-            "The floating-point operations of a training step stay under their ceiling.",
+            "The floating-point operations of a training step stay below their ceiling.",
             needs=("model", "flops"),
             cost="2 FBS under the tracker; on fake tensors where sizes are declared",
             axes="once",
@@ -204,7 +207,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "inference-memory",
-            "A forward without gradients keeps no graph, and no call leaves anything behind.",
+            "A forward without gradients retains no graph, and no call leaves tensors behind.",
             cost="3 F, shared with eval-purity; 6 more only where something grows",
         ),
     ),
@@ -212,7 +215,10 @@ CHECKS: tuple[Check, ...] = (
         "machines.speed",
         check(
             "speed",
-            "Forward, inference or a training step take at most the declared share of another model's time.",
+            (
+                "Forward, inference or a training step take at most the declared share of "
+                "another model's time."
+            ),
             needs=("model", "speed"),
             cost="200 FBS or more of each model; at most 20 seconds for each declared ratio",
             axes="device",
@@ -223,10 +229,11 @@ CHECKS: tuple[Check, ...] = (
         "losses.descent",
         check(
             "descent",
-            "A small step along the gradient changes the loss by what the gradient says.",
+            "A small step along the gradient changes the loss as the gradient predicts.",
             needs=("loss",),
             cost=(
-                "1 FB and 2 F in float64 on 4 samples; 7 F more where they disagree; none for large models that do "
+                "1 FB and 2 F in float64 on 4 samples; 7 F more where they disagree; none "
+                "for large models that do "
                 "not declare float64"
             ),
             axes="once",
@@ -239,8 +246,8 @@ CHECKS: tuple[Check, ...] = (
             "One batch can be memorised.",
             needs=("overfit",),
             cost=(
-                "at most 40 FBS, everything included, or what Overfit(steps=) allows; most models "
-                "need 5 to 15"
+                "at most 40 FBS, everything included, or what Overfit(steps=) allows; most "
+                "models need 5 to 15 FBS"
             ),
             axes="device",
             tries_skip=False,

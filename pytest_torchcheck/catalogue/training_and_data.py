@@ -10,8 +10,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "step-protocol",
             (
-                "A training step clears, computes, clips and applies gradients in this order, each "
-                "once."
+                "A training step clears, computes, clips and applies gradients once each, in "
+                "this order."
             ),
             needs=("model", "step-or-trainer"),
             cost="4 FBS, shared",
@@ -19,7 +19,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "graph-kept",
-            "A step can be followed by another: nothing carries a graph from one to the next.",
+            "A step can follow another: no graph is carried over from one to the next.",
             needs=("model", "step-or-trainer"),
             cost="shared with step-protocol",
             axes="once",
@@ -36,7 +36,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "schedule",
-            "Every step runs with the learning rate meant for it.",
+            "Every step uses the learning rate declared for it.",
             needs=("model", "optimizer"),
             promise="Schedule",
             cost="16 FBS",
@@ -56,8 +56,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "evaluation-leaves-trace",
             (
-                "What a step evaluates leaves no trace: modes, gradients, statistics, weights and "
-                "random numbers are those of training."
+                "Evaluation within a step leaves no trace in modes, gradients, statistics, "
+                "weights or random numbers."
             ),
             needs=("model", "step-or-trainer"),
             cost="shared with step-protocol",
@@ -69,8 +69,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "trainer-runs",
             (
-                "A trainer's own loop trains: its steps run in the precision that it is set to, and"
-                " losses and weights stay finite."
+                "A trainer's own loop runs its steps in the configured precision, and losses "
+                "and weights stay finite."
             ),
             needs=("model", "trainer"),
             cost="shared with step-protocol",
@@ -79,8 +79,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "trainer-accumulation",
             (
-                "What a trainer accumulates over its batches is the gradient that it computes of "
-                "them as one batch."
+                "The gradient that a trainer accumulates over its batches equals the gradient "
+                "of them as one batch."
             ),
             needs=("model", "trainer"),
             cost="2 (n + 1) FB",
@@ -89,8 +89,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "trainer-labels",
             (
-                "The labels of a trainer's batches decide its loss: the right ones, and none of "
-                "padding."
+                "A trainer's loss depends on the correct labels of its batches, and on no "
+                "label of padding."
             ),
             needs=("model", "trainer"),
             cost="4 F + B",
@@ -113,12 +113,12 @@ CHECKS: tuple[Check, ...] = (
         check(
             "resume",
             (
-                "A run resumed from the states of model, optimizer, schedulers and scaler is the "
-                "uninterrupted one, bit by bit."
+                "A run resumed from the states of model, optimizer, schedulers and scaler "
+                "equals the uninterrupted run bit for bit."
             ),
             function="resumed",
             needs=("model", "optimizer"),
-            cost="2 FBS, 3 for a step of your own; 16 more at most, where it ends elsewhere",
+            cost="2 FBS, 3 for a step of your own; 16 more at most, where its result differs",
             axes="once",
         ),
         check(
@@ -142,13 +142,13 @@ CHECKS: tuple[Check, ...] = (
         "steps.averages",
         check(
             "averages-follow",
-            "A copy of trained weights that the steps update moves towards them.",
-            cost="3 FBS where the model holds such a copy, else nothing",
+            "A moving average of the trained weights moves towards them in training steps.",
+            cost="3 FBS where the model holds such an average, else nothing",
             axes="once",
         ),
         check(
             "moving-average",
-            "The average is that of the trained weights after every step.",
+            "The moving average includes the trained weights after every step.",
             needs=("model",),
             promise="MovingAverage",
             cost="1 FBS",
@@ -160,8 +160,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "samples-valid",
             (
-                "Samples can be read, are finite, and are alike in structure, shape and dtype, so "
-                "that they make batches."
+                "Samples can be read, are finite, and agree in structure, shape and dtype, so "
+                "that they can be batched."
             ),
             needs=("dataset",),
             cost="256 reads of each dataset, shared",
@@ -170,8 +170,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "samples-unchanged",
             (
-                "Reading a sample changes nothing: the same sample under the same seed is the same "
-                "again."
+                "Reading a sample changes nothing: a second read with the same seed gives the "
+                "same sample."
             ),
             needs=("dataset",),
             cost="96 reads of each dataset, 16 and a batch where there is a collate_fn",
@@ -179,17 +179,14 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "dataset-labels",
-            (
-                "Labels have the dtype and range that the loss needs, vary, and belong to their "
-                "samples."
-            ),
+            ("Labels have the dtype and range that the loss needs, vary, and match their samples."),
             needs=("dataset",),
             cost="shared with samples-valid",
             axes="once",
         ),
         check(
             "split-hygiene",
-            "No sample of one split is in another.",
+            "No sample occurs in two splits.",
             needs=("dataset",),
             cost="one hash per sample, or one read where nothing is stored",
             axes="once",
@@ -200,7 +197,7 @@ CHECKS: tuple[Check, ...] = (
         "datasets.loading",
         check(
             "dataset-pickling",
-            "Dataset, collate function and worker_init_fn can be sent to a spawned worker.",
+            "Dataset, collate function and worker_init_fn can be pickled for a spawned worker.",
             needs=("dataset",),
             cost="one pickling without the arrays' data",
             axes="once",
@@ -208,8 +205,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "collate-pairing",
             (
-                "A collate function keeps every label with its sample, marks no padding as real, "
-                "and lets no index reach into another sample."
+                "A collate function keeps every label with its sample, marks padding as "
+                "padding, and offsets indices so that none refers to another sample."
             ),
             needs=("dataset",),
             cost="64 reads of each dataset",
@@ -217,10 +214,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "worker-delivery",
-            (
-                "A spawned worker delivers two batches within a deadline, of the samples that the "
-                "main process reads."
-            ),
+            ("A spawned worker delivers two batches of the right samples within a deadline."),
             needs=("dataset",),
             cost="one process, 1-3 s, only where the loader declares workers",
             axes="once",
@@ -228,14 +222,20 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "worker-sharding",
-            "The workers of an iterable dataset share its samples out, so that none comes twice.",
+            (
+                "The workers of an iterable dataset split its samples between them, so that none "
+                "is read twice."
+            ),
             needs=("dataset",),
             cost="64 reads in each of two simulated workers",
             axes="once",
         ),
         check(
             "random-augmentation",
-            "Random items differ between workers and between epochs, and repeat with the seed.",
+            (
+                "Random items differ between workers and between epochs, and repeat with the same "
+                "seed."
+            ),
             needs=("dataset",),
             promise="RandomAugmentation",
             cost="80 reads in simulated workers",
@@ -244,8 +244,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "loader-order",
             (
-                "The order of samples repeats with the seed, a shuffled one is new in every epoch, "
-                "and the sampler is made for as many samples as there are."
+                "The order of samples repeats with the same seed, shuffling differs in every "
+                "epoch, and the sampler covers the number of samples that the dataset has."
             ),
             needs=("dataset",),
             cost="the indices of three epochs",
@@ -253,7 +253,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "last-batch",
-            "The last, partial batch is neither lost to evaluation nor too small to train on.",
+            "The last, partial batch is neither dropped in evaluation nor too small to train on.",
             needs=("dataset",),
             cost="the indices of an epoch, and one forward where a model is declared",
             axes="once",
@@ -265,8 +265,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "device-parity",
             (
-                "Outputs, gradients and buffers on the device are those of the CPU, within what "
-                "rounding explains."
+                "Outputs, gradients and buffers on the device match those on the CPU, up to "
+                "rounding."
             ),
             cost="1 FB on the device and 4 FB on the CPU, three of them in float64",
             axes="device-dtype",
@@ -274,21 +274,24 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "host-syncs",
-            "Forward and backward queue their work on the device without waiting for it.",
+            "Forward and backward do not wait for the device.",
             cost="2 FB; 1 FBS more where a train step is declared",
             axes="device",
             devices=("cuda",),
         ),
         check(
             "side-stream",
-            "On another stream than the default one the same step gives the same result.",
+            "The same step gives the same result on a stream other than the default one.",
             cost="3 FB",
             axes="device",
             devices=("cuda",),
         ),
         check(
             "graph-capture",
-            "Captured as a CUDA graph, the forward gives for new inputs what it gives eagerly.",
+            (
+                "The forward, captured as a CUDA graph, gives the same output for new inputs as in "
+                "eager mode."
+            ),
             promise="CapturesGraph",
             cost="6 F",
             axes="device",
@@ -299,7 +302,7 @@ CHECKS: tuple[Check, ...] = (
         "parallel.replicas",
         check(
             "ddp-equivalence",
-            "The gradients that data-parallel ranks average are the single process's.",
+            "The averaged gradients of data-parallel ranks equal those of a single process.",
             needs=("model", "ranks"),
             cost=(
                 "spawning the ranks (4-10 s, once for all checks of ranks) and about 12 FB in each"
@@ -308,14 +311,17 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "rank-consistency",
-            "Every rank starts with the same model, and draws noise of its own.",
+            "Every rank starts with the same model and draws different random numbers.",
             needs=("model", "ranks"),
             cost="shared with ddp-equivalence",
             axes="once",
         ),
         check(
             "distributed-steps",
-            "The training step leaves the same model on every rank, and does what it does alone.",
+            (
+                "The training step leaves the same model on every rank, and gives the same result "
+                "as in one process."
+            ),
             needs=("model", "train_step", "ranks"),
             cost="shared with ddp-equivalence, and 3 FBS in each rank",
             axes="once",
@@ -325,7 +331,7 @@ CHECKS: tuple[Check, ...] = (
         "parallel.data",
         check(
             "rank-data",
-            "Ranks share each epoch's samples out evenly, in another order each time.",
+            "Ranks split the samples of each epoch evenly, in a different order each time.",
             needs=("model", "ranks"),
             promise="SharesData",
             cost="shared with ddp-equivalence, and the promised loop",
@@ -333,7 +339,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "rank-checkpoint",
-            "A checkpoint that ranks save with the wrapped model is read by one process.",
+            "A checkpoint that ranks save with the wrapped model can be loaded in one process.",
             needs=("model", "ranks"),
             promise="Checkpoints",
             cost="shared with ddp-equivalence, and saving and loading once",
@@ -346,8 +352,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "fsdp-equivalence",
             (
-                "Sharded by FSDP2, the model computes, steps, saves and loads what it does in one "
-                "process."
+                "Sharded by FSDP2, the model computes, steps, saves and loads as it does in "
+                "one process."
             ),
             needs=("model", "ranks"),
             promise="FullyShards",
@@ -357,8 +363,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "synchronised-statistics",
             (
-                "Synchronised batch normalisation over ranks is batch normalisation over the whole "
-                "batch."
+                "Synchronised batch normalisation over ranks equals batch normalisation over "
+                "the whole batch."
             ),
             needs=("model", "ranks"),
             cost="shared with ddp-equivalence, and 2 FB where the model has such modules",

@@ -59,7 +59,10 @@ def backward(subject: Subject) -> Iterator[Finding]:
     if moved.error is not None:
         raise moved.error
     yield passed(
-        f"backward ran {len(moved.losses)} times, on a fresh model and after steps; loss {first.loss:.4g}",
+        (
+            f"backward ran {len(moved.losses)} times, on a fresh model and after steps; loss "
+            f"{first.loss:.4g}"
+        ),
         evidence={"losses": list(moved.losses)},
     )
 
@@ -122,15 +125,14 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
         yield from _with_table(found, {} if none else table)
     if alone:
         yield inconclusive(
-            f"{names_text(sorted(alone))} got no gradient here: an attention has one "
-            "position to attend to in this batch; "
-            "a larger input shows more",
+            f"{names_text(sorted(alone))} got no gradient here: an attention has only one "
+            "position to attend to in this batch; use a larger input",
             code="not-reached",
         )
     if elsewhere:
         yield inconclusive(
-            f"{names_text(sorted(elsewhere))} got no gradient here: the data chose siblings in the same container "
-            "instead, or another batch or initialisation reaches them",
+            f"{names_text(sorted(elsewhere))} got no gradient here: the data selected other "
+            "modules of the same container, or another batch or initialisation reaches them",
             code="not-reached",
         )
     elif not alone and not none and not zero and not rounding and not untrained:
@@ -177,7 +179,7 @@ def _with_gradients(
     if lent:
         told += f"; {names_text(sorted(lent))} through another on the same memory"
     if shifts:
-        told += f"; {names_text(sorted(shifts))} shifts what the loss compares only among itself"
+        told += f"; {names_text(sorted(shifts))} adds a constant that cancels in the loss"
     if promised:
         told += f"; {promised} may lack one"
     frozen = [name for name in subject.named_parameters() if name not in first.stats]
@@ -330,16 +332,16 @@ def inputs_unchanged(subject: Subject) -> Iterator[Finding]:
                 "the forward changes a list or dict that its caller owns",
                 observed=f"entries before the call: {_short(seen.containers[0])}; "
                 f"after it: {_short(seen.containers[1])}",
-                cause="forward adds, removes or replaces an entry of a container it was given",
+                cause="forward adds, removes or replaces an entry of a container that it received",
                 because="the containers' entries differ before and after the call",
                 fix="copy the container first: batch = dict(batch)",
                 location=sources.of_object(type(subject.model).forward),
             )
             return
     if not seen.inputs:
-        yield inconclusive("the model takes no tensor that could be changed")
+        yield inconclusive("the model takes no tensor that it could change")
         return
-    yield passed(f"{seen.inputs} inputs are bit-equal after a forward in eval and train mode")
+    yield passed(f"{seen.inputs} inputs are bit-equal after forwards in eval and train mode")
 
 
 def _short(shape: tuple[tuple[str, str], ...]) -> str:
@@ -353,7 +355,9 @@ def sampling_paths(subject: Subject) -> Iterator[Finding]:
     discrete one.
     """
     if evidence(subject).samples == 0:
-        yield not_applicable("the forward draws from no normal distribution with live parameters")
+        yield not_applicable(
+            "the forward draws from no normal distribution whose parameters require gradients"
+        )
         return
     with subject.pristine() as model:
         stops = find_stops(forward_and_loss(subject), model)
@@ -364,7 +368,7 @@ def sampling_paths(subject: Subject) -> Iterator[Finding]:
     ]
     used = [stop for stop in drawn if _feeds_parameters(subject, stop)]
     if not used:
-        yield passed(f"{len(drawn)} draws do not go on through trainable operations")
+        yield passed(f"the results of {len(drawn)} draws enter no differentiable operation")
         return
     for stop in used:
         yield explain.not_reparameterised(subject, stop)

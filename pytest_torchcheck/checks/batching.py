@@ -39,7 +39,8 @@ ROUNDING = 3e-4
 
 
 _ROUNDED = 1e-5
-"""What other kernels for other sizes make of float32: 1.4e-6 was measured (CHECKS E2), more in deep models."""
+"""Difference in float32 between kernels for other sizes: 1.4e-6 was measured (CHECKS E2), more in
+deep models."""
 
 
 _QUANTIZED = ("quantized", "ao.nn")
@@ -72,13 +73,13 @@ def _independence(subject: Subject) -> Iterator[Finding]:
     symbol = subject.source.batch_symbol
     size = batch.sizes.get(symbol, 0)
     if size < 2:
-        yield inconclusive("the batch holds one sample, which has no neighbours")
+        yield inconclusive("the batch holds only one sample")
         return
     rows = output_rows(subject)
     if rows is None or not rows.dims:
-        asks = "; dimension 1 behaves as the batch does: is batch_dim=1?"
+        asks = "; dimension 1 behaves like the batch dimension: is batch_dim=1?"
         yield inconclusive(
-            "no output could be split into samples" + (asks if other_batch_dim(subject) else "")
+            "no output can be split into samples" + (asks if other_batch_dim(subject) else "")
         )
         return
     keep = torch.arange(size) == 0
@@ -88,7 +89,9 @@ def _independence(subject: Subject) -> Iterator[Finding]:
     except SubjectError:  # sizes or an order among the samples that the model relies on
         mixed = _replace(subject, batch, floating_from(batch, subject.batch(1)), keep)
     if not _differs(subject, batch, mixed):
-        yield inconclusive("the neighbours' inputs could not be changed: all samples are equal")
+        yield inconclusive(
+            "the inputs of the other samples could not be changed: all samples are equal"
+        )
         return
     leaks = _compare(
         subject,
@@ -113,7 +116,8 @@ def _order_of_samples(subject: Subject, batch: Batch, rows: Rows, size: int) -> 
     """Change the order of the samples."""
     if forward_facts(subject).consumed:
         yield passed(
-            f"the first of {size} samples is unchanged by other neighbours; the output is random in eval mode"
+            f"the first of {size} samples does not depend on the others; the output is random "
+            "in eval mode"
         )
         return
     yield from _keeps_places(size, subject, batch, rows)
@@ -127,14 +131,15 @@ def _keeps_places(size: int, subject: Subject, batch: Batch, rows: Rows) -> Iter
         leaks = _compare(subject, batch, turned, rows, order, torch.arange(size))
     except SubjectError as error:
         yield passed(
-            f"the first of {size} samples is unchanged by other neighbours; in another order the forward "
-            f"raises {type(error.error).__name__}, as one does that needs samples sorted by length"
+            f"the first of {size} samples does not depend on the others; in another order the "
+            f"forward raises {type(error.error).__name__}, as if it needs samples sorted by "
+            "length"
         )
         return
     if leaks is not None and _draws_in_eval(subject):
         yield passed(
-            f"the first of {size} samples is unchanged by other neighbours; the output is random in eval mode, "
-            "so that another order gives samples other numbers"
+            f"the first of {size} samples does not depend on the others; the output is random "
+            "in eval mode, so another order gives samples other random numbers"
         )
         return
     if leaks is not None:
@@ -146,7 +151,7 @@ def _keeps_places(size: int, subject: Subject, batch: Batch, rows: Rows) -> Iter
         )
         return
     yield passed(
-        f"{len(rows.dims)} outputs: the first of {size} samples is unchanged by other neighbours, "
+        f"{len(rows.dims)} outputs: the first of {size} samples does not depend on the others, "
         "and samples keep their outputs in another order"
     )
 
@@ -193,7 +198,8 @@ def _compare(
 ) -> dict[str, float] | None:
     """Compare samples ``of_a`` of one run with samples ``of_b`` of another: None where they agree.
 
-    Bits first; where those differ, float64 decides, and rounding in the subject's own dtype where the
+    Bits first; where those differ, float64 decides, and rounding in the subject's own dtype where
+    the
     model does not run in float64.
 
     Args:
@@ -287,7 +293,7 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
         elif (fixed := _fixed_size(subject, batch, symbol)) is not None:
             yield fixed
         else:
-            yield inconclusive("neither sizes are declared nor can samples be taken from the batch")
+            yield inconclusive("no sizes are declared, and samples cannot be taken from the batch")
         return
     single = subject.source.rows(batch, torch.zeros(1, dtype=torch.int64))
     full = outputs(subject)
@@ -316,7 +322,8 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
         yield explain.size_dependent(subject, batch, single, rows, gaps)
         return
     yield passed(
-        f"{tried} batches of other sizes ran; the first sample gives the same alone and in the batch"
+        f"{tried} batches of other sizes ran; the first sample gives the same output alone and "
+        "in the batch"
     )
 
 

@@ -73,7 +73,8 @@ def eval_purity(subject: Subject) -> Iterator[Finding]:
         yield explain.remembers(subject, list(moved))
         return
     yield passed(
-        f"{seen.compared} parameters and buffers are bit-equal after an eval forward, the output repeats"
+        f"{seen.compared} parameters and buffers are bit-equal after an eval forward, and the "
+        "output repeats"
     )
 
 
@@ -116,11 +117,12 @@ def _impure(subject: Subject) -> Finding:
         return explain.not_repeatable(subject, moved)
     if unpromised:
         return passed(
-            f"an eval forward writes to {', '.join(unpromised[:3])}, and no output depends on what it writes: "
-            "a counter or a cache"
+            f"an eval forward writes to {', '.join(unpromised[:3])}, but no output depends on "
+            "it: a counter or a cache"
         )
     return passed(
-        f"{len(before)} parameters and buffers are bit-equal after an eval forward, the output repeats"
+        f"{len(before)} parameters and buffers are bit-equal after an eval forward, and the "
+        "output repeats"
     )
 
 
@@ -190,7 +192,7 @@ def mode_flags(subject: Subject) -> Iterator[Finding]:
             "mode-stuck",
             f"eval() leaves {len(training)} modules in training mode",
             observed=", ".join(training[:5]),
-            cause="an overridden train() does not reach them",
+            cause="an overridden train() skips them",
             because="module.training is True after model.eval()",
             fix="call super().train(mode) and return self",
         )
@@ -200,7 +202,7 @@ def mode_flags(subject: Subject) -> Iterator[Finding]:
     if own := own_trains(subject.model):
         yield explain.train_overridden(subject, own)
         return
-    note = f"; {len(still)} stay in eval mode after train(), on purpose or not" if still else ""
+    note = f"; {len(still)} stay in eval mode after train()" if still else ""
     yield passed(f"eval() reaches {count} of {count} modules{note}")
 
 
@@ -224,7 +226,8 @@ def seeding(subject: Subject) -> Iterator[Finding]:
     seen = forward_facts(subject, train=True)
     steps: Trajectory | None = subject.cache.get("trajectory")
     first, again, consumed = seen.outputs, seen.outputs, seen.consumed
-    # the step that ran anyway was seeded alike: equal bits say that nothing but torch's seed decides
+    # the step that ran anyway was seeded alike: equal bits say that nothing but torch's seed
+    # decides
     if steps is None or seen.others_moved or steps.first_output != digests(first):
         again, moved_too = _seeded(subject, 0)
         consumed = consumed or moved_too
@@ -247,7 +250,7 @@ def seeding(subject: Subject) -> Iterator[Finding]:
             yield finding
             return
     what = (
-        "random numbers come from torch's generator alone"
+        "random numbers come only from torch's generator"
         if consumed
         else "no random numbers are used"
     )
@@ -354,4 +357,4 @@ def rng_hygiene(subject: Subject) -> Iterator[Finding]:
         if changed:
             yield explain.global_state(subject, changed, before, after)
             return
-    yield passed(f"{len(before)} global settings are the same after a forward in either mode")
+    yield passed(f"{len(before)} global settings are unchanged after a forward in either mode")

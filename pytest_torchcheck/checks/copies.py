@@ -40,10 +40,10 @@ def check_pickle(subject: Subject, expected: Outputs) -> Iterator[Finding]:
     if difference is not None:
         yield violated(
             "pickle-differs",
-            f"{type(subject.model).__name__} gives other outputs after pickling",
+            f"{type(subject.model).__name__} gives different outputs after pickling",
             culprits=[Culprit(kind="module", name=type(subject.model).__name__)],
             location=_reducer(subject.model),
-            observed=f"{difference[0]} differs by {difference[1]:.3g}, with the very same parameters",
+            observed=f"{difference[0]} differs by {difference[1]:.3g}, with identical parameters",
             cause="pickling drops or changes an attribute that the forward uses",
             because="the unpickled model has the same tensors and runs the same code",
             fix="keep every attribute that forward needs in __getstate__ and __setstate__",
@@ -71,18 +71,21 @@ def _unpicklable(subject: Subject, model: nn.Module, error: Exception) -> Findin
     ranks = subject.contract.ranks
     if ranks is None or ranks < 2 or not name:
         return passed(
-            f"the model cannot be pickled ({name + ': ' if name else ''}{message}), which only torch.save(model) and "
-            "spawned processes need",
+            f"the model cannot be pickled ({name + ': ' if name else ''}{message}); only "
+            "torch.save(model) and spawned processes need that",
             evidence={"pickle": message, "attribute": name},
         )
     return violated(
         "not-picklable",
-        f"{name} cannot be pickled, so that the model cannot be sent to a spawned rank",
+        f"{name} cannot be pickled, so the model cannot be sent to a spawned rank",
         culprits=[Culprit(kind="module", name=name, location=place)],
         observed=message,
         cause=f"{name} holds a lambda, a local function, a lock or an open file",
-        because=f"pickling this attribute alone raises {type(error).__name__}; the contract declares {ranks} ranks",
-        fix=f"use a function of the module's file for {name}, or drop it in __getstate__",
+        because=(
+            f"pickling this attribute alone raises {type(error).__name__}; the contract "
+            f"declares {ranks} ranks"
+        ),
+        fix=f"use a function of the module's file for {name}, or remove it in __getstate__",
     )
 
 
@@ -116,9 +119,7 @@ def check_copy(subject: Subject, expected: Outputs) -> Iterator[Finding]:
         changed = perturb(registered(model))
         difference = gap(outputs_of(subject, twin), expected)
     if not changed:
-        yield inconclusive(
-            "the model has no floating-point state by which a copy could depend on it"
-        )
+        yield inconclusive("the model has no floating-point state that a copy could share")
         return
     if difference is None and not shared:
         yield passed(COPIED.format(changed))
@@ -152,9 +153,11 @@ def _sharing(subject: Subject, shared: list[str]) -> Finding:
             Culprit(kind="parameter", name=n, location=sources.of_parameter(subject.model, n))
             for n in shared[:4]
         ],
-        observed=f"{len(shared)} of the copy's tensors stand in the original's memory, {shared[0]} first",
-        cause=f"{shared[0]} is handed over by its own __deepcopy__, which returns it uncopied",
-        because="both have the same address in memory; the outputs are equal, so that only a later change shows it",
+        observed=(
+            f"{len(shared)} of the copy's tensors share the original's memory, {shared[0]} first"
+        ),
+        cause=f"the __deepcopy__ of {shared[0]} returns it uncopied",
+        because="both have the same address in memory; the outputs are equal until either changes",
         fix=f"return a copy from the __deepcopy__ of {shared[0]}",
     )
 
@@ -189,8 +192,8 @@ def _holding(subject: Subject, difference: tuple[str, float], shared: list[str])
             f"{difference[0]} of the copy differs by {difference[1]:.3g} after only the "
             "original's parameters changed"
         ),
-        cause=f"the copy is given the original's {name} instead of a copy of it",
-        because=f"{name} of the copy and of the original stand at one address in memory",
+        cause=f"the copy receives the original's {name} instead of a copy of it",
+        because=f"{name} of the copy and of the original have the same address in memory",
         fix=f"copy {name} too: .detach().clone() in a new nn.Parameter",
     )
 
@@ -212,7 +215,7 @@ def _dependent(subject: Subject, difference: tuple[str, float]) -> Finding:
         cause=f"{name} is a function that holds the original"
         if name
         else "a function or global holds the original",
-        because="the copy gives the right outputs until the original's parameters change",
+        because="the copy gives the correct outputs until the original's parameters change",
         fix=f"make {name} a method, or pass the module to it"
         if name
         else "pass the module to the function that uses it",
@@ -235,11 +238,14 @@ def _bound_to(model: nn.Module) -> tuple[str, Location | None]:
 def _different(subject: Subject, difference: tuple[str, float]) -> Finding:
     return violated(
         "copy-differs",
-        f"a deep copy of {type(subject.model).__name__} gives other outputs",
+        f"a deep copy of {type(subject.model).__name__} gives different outputs",
         culprits=[Culprit(kind="module", name=type(subject.model).__name__)],
         location=_reducer(subject.model),
         observed=f"{difference[0]} differs by {difference[1]:.3g}, right after copying",
-        cause="copying drops or changes something that the forward uses",
-        because="the copy has equal parameters and buffers, and runs the same code on equal inputs and seeds",
+        cause="copying drops or changes an attribute that the forward uses",
+        because=(
+            "the copy has equal parameters and buffers, and runs the same code on equal inputs "
+            "and seeds"
+        ),
         fix="copy every attribute that forward needs",
     )

@@ -27,10 +27,10 @@ _REFUSED = re.compile(r"^(?P<op>[\w:.]+) does not have a deterministic implement
 
 
 def deterministic_algorithms(subject: Subject) -> Iterator[Finding]:
-    """Run a pass twice with deterministic algorithms demanded, from one seed, and compare bit by bit.
+    """Run a pass twice from one seed with deterministic algorithms enabled, and compare all bits.
 
-    torch then also fills new memory with NaN, so that a pass that reads memory which nobody wrote
-    gives NaN where an ordinary one does not.
+    torch then also fills new memory with NaN, so that a pass that reads uninitialised memory gives
+    NaN where an ordinary one does not.
     """
     if on_meta(subject):
         yield inconclusive(
@@ -51,7 +51,10 @@ def deterministic_algorithms(subject: Subject) -> Iterator[Finding]:
                 if _WORKSPACE not in str(error.error):
                     raise
                 yield inconclusive(
-                    f"cuBLAS is deterministic only where {_WORKSPACE}=:4096:8 is set before the run",
+                    (
+                        f"cuBLAS is deterministic only where {_WORKSPACE}=:4096:8 is set "
+                        "before the run"
+                    ),
                     code="needs-workspace",
                 )
                 return
@@ -73,12 +76,12 @@ def _bit_equal(apart: list[Gap], subject: Subject) -> Iterator[Finding]:
         worst = max(apart, key=lambda gap: gap.value)
         yield violated(
             "not-deterministic",
-            f"{worst.label} is another one each time, in spite of deterministic algorithms",
+            f"{worst.label} differs each time, in spite of deterministic algorithms",
             culprits=[
                 Culprit(
                     kind="output" if worst.part == "output" else "parameter",
                     name=worst.name,
-                    detail=f"{worst.value:.2g} away",
+                    detail=f"off by {worst.value:.2g}",
                 )
             ],
             location=sources.search(
@@ -87,15 +90,15 @@ def _bit_equal(apart: list[Gap], subject: Subject) -> Iterator[Finding]:
             or sources.of_object(type(subject.model).forward),
             observed=f"relative difference {worst.value:.3g} between two passes from one seed",
             cause=(
-                "a source of randomness that torch's seed does not decide, or a kernel of "
-                "one's own that adds in any order"
+                "a random number that torch's seed does not determine, or a custom kernel that "
+                "adds in no fixed order"
             ),
-            because="weights, inputs, seed and algorithms were the same",
-            fix="seed it from torch's generator, or sum in a fixed order",
+            because="weights, inputs, seed and algorithm settings were the same",
+            fix="draw from torch's generator, or sum in a fixed order",
         )
         return
     yield passed(
-        f"two passes on {subject.device.type} are bit-equal, with deterministic algorithms demanded"
+        f"two passes on {subject.device.type} are bit-equal, with deterministic algorithms enabled"
     )
 
 
@@ -136,7 +139,7 @@ def _refused(subject: Subject, error: SubjectError, op: str) -> Finding:
         culprits=[Culprit(kind="call", name=op, detail=f"in the {error.phase}", location=place)],
         location=place,
         observed=f"the {error.phase} raises under torch.use_deterministic_algorithms(True)",
-        cause=f"{op} may add or write in any order",
+        cause=f"{op} may add or write in no fixed order",
         because=f"torch refused: {said}",
         fix=(
             f"use an operation with a fixed order in place of {op} (sort and segment, "
@@ -149,11 +152,17 @@ def _unwritten(subject: Subject, names: list[str]) -> Finding:
     place = sources.search(type(subject.model), r"\bempty(_like|_strided)?\(|new_empty\(")
     return violated(
         "memory-unwritten",
-        f"{names[0]} depends on memory that nobody wrote",
+        f"{names[0]} depends on uninitialised memory",
         culprits=[Culprit(kind="tensor", name=name) for name in names[:4]],
         location=place or sources.of_object(type(subject.model).forward),
-        observed=f"{len(names)} tensors of the pass hold NaN once new memory is filled with NaN, none with zeros",
+        observed=(
+            f"{len(names)} tensors of the pass hold NaN once new memory is filled with NaN, "
+            "none with zeros"
+        ),
         cause="torch.empty (or a view of it) is read before every element is written",
-        because="under deterministic algorithms torch fills new memory with NaN; nothing else was changed",
+        because=(
+            "under deterministic algorithms torch fills new memory with NaN; nothing else was "
+            "changed"
+        ),
         fix="use torch.zeros or torch.full, or write every element before it is read",
     )

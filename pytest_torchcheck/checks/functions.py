@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..subject import Subject
 
 _SIGNATURES = 3
-"""How many different calls of one Function are looked at; the first one fully."""
+"""How many different calls of one Function are checked; the first one fully."""
 
 
 def _verdicts(subject: Subject, found: Found, *, twice: bool = False) -> list[Finding]:
@@ -49,7 +49,7 @@ def _checked(subject: Subject, found: Found, *, twice: bool) -> list[Finding]:
         call = make_call(found.thing, found.inputs, seed=subject.seed)
         return check_call(call, found.name, twice=twice, surrogate=surrogate)
     if not any(call.recorded for call in found.calls):
-        return [not_applicable(f"{found.name} is only applied where gradients are turned off")]
+        return [not_applicable(f"{found.name} is only applied where gradients are disabled")]
     usable = [call for call in found.calls if call.whole]
     findings: list[Finding] = []
     compiled = is_compiled(subject.model)
@@ -71,7 +71,10 @@ def _checked(subject: Subject, found: Found, *, twice: bool) -> list[Finding]:
     if not findings:
         findings = [
             inconclusive(
-                f"{found.name} was only seen on tensors without values (fake, meta, functorch or sparse)",
+                (
+                    f"{found.name} was only applied to tensors without values (fake, meta, "
+                    "functorch or sparse)"
+                ),
                 "no-values",
             )
         ]
@@ -138,7 +141,7 @@ def gradcheck(subject: Subject) -> Iterator[Finding]:
                     "surrogate-unknown",
                     f"promises.StraightThrough names {name}, which the model does not apply",
                     observed=f"applied: {', '.join(sorted(names)) or 'no custom Function'}",
-                    cause="the Function has another name, or is no longer used",
+                    cause="the Function was renamed, or is no longer used",
                     because="every Function that the model applies was recorded",
                     fix=f"write {near!r}" if near else "correct the name, or remove the promise",
                 )
@@ -162,7 +165,7 @@ def _second_only(found: Found, findings: Sequence[Finding]) -> Iterator[Finding]
         yield from mine
     elif any(f.status == "violated" for f in findings):
         yield inconclusive(
-            f"the second derivative of {found.name} was not checked: its first one is wrong",
+            f"the second derivative of {found.name} was not checked: its first derivative is wrong",
             "blocked",
             root=f"gradcheck/{next(f.code for f in findings if f.status == 'violated')}",
         )
@@ -221,7 +224,10 @@ def function_coverage(subject: Subject) -> Iterator[Finding]:
     if missing:
         names = ", ".join(row.name for row in missing)
         yield inconclusive(
-            f"{len(missing)} of {len(rows)} custom Functions could not be checked: {names} ({missing[0].reason})",
+            (
+                f"{len(missing)} of {len(rows)} custom Functions could not be checked: {names} "
+                f"({missing[0].reason})"
+            ),
             "function-unchecked",
             evidence=plain,
             observed=lines,

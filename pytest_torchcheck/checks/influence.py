@@ -67,7 +67,11 @@ def input_influence(subject: Subject) -> Iterator[Finding]:
         yield explain.ignored(subject, certain)
     elif ignored:
         yield inconclusive(
-            f"changing {', '.join(ignored)} changed no output, but what its values mean is not declared",
+            (
+                f"changing {', '.join(ignored)} changed no output, but the meaning of its "
+                "values is "
+                "not declared"
+            ),
             code="no-domain",
         )
     else:
@@ -199,10 +203,18 @@ def checkpointing(subject: Subject) -> Iterator[Finding]:
         yield suspicious(
             "checkpoint-buffers",
             f"{buffers[0]} is updated twice per step under activation checkpointing",
-            observed=f"{len(buffers)} buffers differ between a step with recomputation and one without",
-            cause="the recomputation runs the module's forward a second time, statistics included",
-            because="outputs and gradients are equal, these buffers are not",
-            fix="keep modules with running statistics out of the checkpointed region, or halve their momentum",
+            observed=(
+                f"{len(buffers)} buffers differ between a step with recomputation and one without"
+            ),
+            cause=(
+                "the recomputation runs the module's forward a second time and updates its "
+                "statistics again"
+            ),
+            because="outputs and gradients are equal, but these buffers are not",
+            fix=(
+                "keep modules with running statistics out of the checkpointed region, or halve "
+                "their momentum"
+            ),
             location=sources.of_parameter(subject.model, owner or buffers[0]),
         )
         return
@@ -233,15 +245,20 @@ def output_stability(subject: Subject) -> Iterator[Finding]:
         yield suspicious(
             "output-differs",
             f"output{path} is {first[path]} in train mode and {second[path]} in eval mode",
-            observed=f"{len(differing)} of {len(first)} outputs differ in kind",
-            cause="the forward returns something else depending on the mode",
-            because=f"both forwards were given the same batch; train mode gave {first[path]}, eval mode {second[path]}",
-            fix="return the same kind of output in both modes",
+            observed=(
+                f"{len(differing)} of {len(first)} outputs differ in dtype or number of dimensions"
+            ),
+            cause="what the forward returns depends on the mode",
+            because=(
+                f"both forwards were given the same batch; train mode gave {first[path]}, eval "
+                f"mode {second[path]}"
+            ),
+            fix="return the same structure and dtypes in both modes",
             location=sources.of_object(type(subject.model).forward),
         )
         return
     extra = len(set(first) ^ set(second))
     yield passed(
-        f"{len(first)} outputs keep dtype and rank"
-        + (f"; {extra} are there in one mode only" if extra else "")
+        f"{len(first)} outputs have the same dtype and number of dimensions in both modes"
+        + (f"; {extra} exist in one mode only" if extra else "")
     )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..subject import Subject
 
 HUGE = 1e15
-"""No initialisation draws such a weight; memory that was never written may hold it."""
+"""No initialisation draws such a weight; uninitialised memory may hold it."""
 _SEED_STEP = 7919
 
 
@@ -137,7 +137,11 @@ def signal_propagation(subject: Subject) -> Iterator[Finding]:
     taps = layers.trunk(observe(subject).signals.taps)
     if len(taps) < layers.DEPTH:  # a signal cannot fade over fewer
         yield not_applicable(
-            f"the model has {len(taps)} layers with weights; a signal needs {layers.DEPTH} to fade",
+            (
+                f"the model has {len(taps)} layers with weights; a signal fades over "
+                f"{layers.DEPTH} "
+                "or more"
+            ),
             evidence=layers.measured(taps),
         )
         return
@@ -158,7 +162,8 @@ def _judge_signal(subject: Subject, taps: list[Tap], squashed: Sequence[Squashed
     chain, gone = layers.chain_of(taps)
     if len(chain) + len(gone) < layers.DEPTH - 1:
         return inconclusive(
-            f"only {len(chain)} layers tell the samples apart; the others give zero, as zero-initialised ones do"
+            f"the outputs of only {len(chain)} layers differ between samples; the others are "
+            "zero, as with zero initialisation"
         )
     forward = layers.trend([tap.spread for tap in chain], layers.noise_from(chain))
     backward = layers.gradient_trend([*chain, *gone], forward)
@@ -214,7 +219,9 @@ def dead_units(subject: Subject) -> Iterator[Finding]:
         yield explain.dead(subject, found)
     if not suspects and saturated is None:
         worst = max(r.zeros for r in seen)
-        yield passed(f"{len(seen)} rectifiers ran; at most {worst:.0%} of one's outputs are zero")
+        yield passed(
+            f"{len(seen)} rectifiers ran; at most {worst:.0%} of the outputs of one are zero"
+        )
 
 
 def _saturated(subject: Subject) -> Squashed | None:
@@ -248,7 +255,9 @@ def nonlinearity(subject: Subject) -> Iterator[Finding]:
         n for n, m in subject.model.named_modules() if isinstance(m, LINEAR) and signals.calls[n]
     ]
     if len(called) < 2:
-        yield not_applicable(f"{len(called)} linear layers are called; two could collapse")
+        yield not_applicable(
+            f"{len(called)} linear layers are called; at least two are needed to collapse"
+        )
         return
     affine = layers.is_affine(subject)
     pairs = layers.collapsing(subject.model, signals.chains)
@@ -262,7 +271,7 @@ def nonlinearity(subject: Subject) -> Iterator[Finding]:
         yield explain.collapsed(subject, pairs)
     else:
         yield passed(
-            f"{len(called)} linear layers are called, none directly after another of full rank"
+            f"{len(called)} linear layers are called, none directly after another one of full rank"
             + ("; the model is affine, a product of narrow factors" if affine else "")
         )
 

@@ -43,14 +43,17 @@ def degenerate_inputs(subject: Subject) -> Iterator[Finding]:
     chosen = measure.patterns(subject, batch)
     shortest = _shortest(subject)
     if not chosen and shortest is None:
-        yield not_applicable("no floating-point input, and no declared size, has an edge to try")
+        yield not_applicable(
+            "there is no floating-point input and no declared size with an edge case to try"
+        )
         return
     seen = subject.gradients() if any(p.requires_grad for p in subject.model.parameters()) else None
     if seen is not None and not (
         math.isfinite(seen.loss) and all(stat.finite for stat in seen.stats.values())
     ):
         yield inconclusive(
-            "an ordinary batch is not finite already; gradients-finite explains it", code="blocked"
+            "an ordinary batch already gives non-finite values; see gradients-finite",
+            code="blocked",
         )
         return
     findings: list[Finding] = []
@@ -158,7 +161,7 @@ def low_precision(subject: Subject) -> Iterator[Finding]:
     except SubjectError as error:
         if precision.no_kernel(error.error):
             yield inconclusive(
-                f"{subject.device} has no kernel in {dtype}: {error.error}", code="no-kernel"
+                f"{subject.device} has no kernel for {dtype}: {error.error}", code="no-kernel"
             )
             return
         raise
@@ -183,12 +186,13 @@ def low_precision(subject: Subject) -> Iterator[Finding]:
         return
     if trouble:
         yield inconclusive(
-            "the step is not finite in float64 either; gradients-finite explains it", code="blocked"
+            "the step is not finite in float64 either; see gradients-finite", code="blocked"
         )
         return
     if not outputs or exact is None:
         yield passed(
-            f"outputs, loss and gradients are finite in {dtype}; the model does not run in float64 to compare"
+            f"outputs, loss and gradients are finite in {dtype}; the model does not run in "
+            "float64, so precision was not compared"
         )
         return
     yield _accuracy(subject, dtype, outputs, exact)
@@ -218,7 +222,10 @@ def _accuracy(subject: Subject, dtype: str, outputs: Outputs, exact: Outputs) ->
     )
     if noise is None or worst < precision.SENSITIVE * noise:
         return passed(
-            f"finite in {dtype}; relative error {worst:.2g} in {path}, as far as rounding the weights alone moves it",
+            (
+                f"finite in {dtype}; relative error {worst:.2g} in {path}, no more than rounding "
+                "the weights alone explains"
+            ),
             evidence=evidence,
         )
     return explain.digits_lost(subject, dtype, path, worst=worst, noise=noise, evidence=evidence)
@@ -245,7 +252,7 @@ def layout_invariance(subject: Subject) -> Iterator[Finding]:
         return
     if forward_facts(subject).consumed:
         yield inconclusive(
-            "the output is random in eval mode, so layouts cannot be compared",
+            "the output is random in eval mode, so that layouts cannot be compared",
             code="not-deterministic",
         )
         return
@@ -269,7 +276,7 @@ def layout_invariance(subject: Subject) -> Iterator[Finding]:
     yield from findings
     if not findings:
         words = " and ".join(kind.replace("_", "-") for kind in kinds)
-        yield passed(f"{words} inputs give the outputs of contiguous ones")
+        yield passed(f"{words} inputs give the same outputs as contiguous ones")
 
 
 def _laid_out(batch: Batch, kind: str) -> Batch:
@@ -339,8 +346,11 @@ def _confirm(
         or sources.of_object(type(subject.model).forward),
         observed=f"relative difference {gap:.3g} in {path}"
         + (", in float64" if exact is not None else ""),
-        cause="something reads the memory of the input as if it were contiguous",
-        because="equal values in contiguous memory give other outputs, and rounding cannot explain the difference",
+        cause="some code reads the memory of the input as if it were contiguous",
+        because=(
+            "equal values in contiguous memory give different outputs, by more than rounding "
+            "explains"
+        ),
         fix="call .contiguous() before code that uses strides or pointers",
     )
 

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from ..subject import Subject
 
 _MOVES = (1.0, 10.0, 10.0)
-"""Standard deviations by which outputs are moved to see whether a loss depends on them."""
+"""Standard deviations by which outputs are shifted to test whether a loss depends on them."""
 _CONSTANT = 1e-6  # what rounding may change in a loss that depends on nothing
 _CRAWL = 1.7e-6
-"""Share of the way for each step of a rate that is far too low: 100 000 steps would not do."""
+"""Progress per step of a learning rate that is far too low: 100 000 steps would not suffice."""
 _GROWN = 10.0  # times its first value: a loss that has grown so much does not come down by itself
 _HALF = 0.5  # of the way: enough to say that a step which changes nothing is at fault
 _SEEN = 8  # so many steps show what an optimizer does
@@ -61,7 +61,9 @@ def overfit(subject: Subject) -> Iterator[Finding]:
     with subject.pristine() as model:
         several = len(optimizers_of(subject.make_optimizer(model))) > 1
     if several:
-        yield not_applicable("several optimizers work against each other; no single loss must fall")
+        yield not_applicable(
+            "several optimizers work against each other, so no single loss has to fall"
+        )
         return
     yield _tried(subject, goal, Budget(goal.steps))
 
@@ -83,7 +85,7 @@ def _tried(subject: Subject, goal: Overfit, budget: Budget) -> Finding:
     if (not attempts or not _done(attempts[0], goal)) and math.isfinite(seen.loss):
         attempts += _own(subject, goal, seen, budget)
     if not attempts:
-        return inconclusive("the loss is no finite scalar with a graph; nothing was trained")
+        return inconclusive("the loss is not a finite scalar with a graph; nothing was trained")
     return _judge(subject, goal, seen, attempts, budget)
 
 
@@ -126,7 +128,8 @@ def _judge(
         if first.name == "the declared optimizer":
             return _own_failed(subject, first, best, seen, shown)
         return passed(
-            f"{best.name} brings the loss from {best.losses[0]:.4g} to {min(best.finite[-5:]):.4g} in "
+            f"{best.name} brings the loss from {best.losses[0]:.4g} to "
+            f"{min(best.finite[-5:]):.4g} in "
             f"{len(best.losses)} steps ({floor})",
             evidence=shown,
         )
@@ -146,7 +149,7 @@ def _not_learnt(
     observed = (
         f"{runs}: loss {best.losses[0]:.4g} -> {min(best.finite, default=math.nan):.4g} in "
         f"{len(best.losses)} steps; {floor}"
-        + ("" if math.isnan(best.remaining) else f"; {best.remaining:.0%} of the way is left")
+        + ("" if math.isnan(best.remaining) else f"; {best.remaining:.0%} of the distance is left")
     )
     if subject.contract.loss is None:
         return inconclusive(
@@ -165,15 +168,15 @@ def _not_learnt(
 
 def _ended(best: Attempt, floor: Floor) -> str:
     if not floor.bounded:
-        return "how far this loss can fall is not known"
+        return "the lowest reachable loss is not known"
     if best.ended == "not-finite":
-        return "the loss became NaN or infinite at a learning rate of this check's choice"
+        return "the loss became NaN or infinite at a learning rate that this check chose"
     if not floor.known:
         return "the lowest value of this loss is not known (a constant term, say)"
     if best.ended == "flat":
-        return "what these outputs can reach is not known"
+        return "the range of these outputs is not known"
     if best.ended == "pace":
-        return "at this pace the steps that are left are not enough; Overfit(steps=) allows more"
+        return "at this rate the remaining steps are not enough; Overfit(steps=) allows more"
     return "the loss was still falling; Overfit(steps=) allows more steps"
 
 
@@ -207,7 +210,7 @@ def _own_failed(
     if len(finite) < len(own.losses) or grown:
         return violated(
             "optimizer-diverges",
-            "the loss of one batch grows under the declared optimizer",
+            "the loss of one batch grows with the declared optimizer",
             culprits=[
                 Culprit(kind="optimizer", name="optimizer", detail="diverges", location=place)
             ],
@@ -230,7 +233,7 @@ def _own_failed(
             observed=f"loss {finite[0]:.6g} in each of {len(finite)} steps",
             cause="the step does not change what the loss depends on",
             because=f"a plain step ({best.name}) learns the same batch: {learns}",
-            fix="order the step as zero_grad, forward, backward, step",
+            fix="order the calls as zero_grad, forward, backward, step",
             evidence=shown,
         )
     moved = abs(finite[0] - finite[-1])

@@ -95,7 +95,8 @@ def _causal(subject: Subject, promise: promises.Causal) -> Finding:
     path, tensor = found
     if tensor.dim() <= promise.dim or tensor.shape[promise.dim] < 2:
         return inconclusive(
-            f"{path} {list(tensor.shape)} has fewer than two positions along dimension {promise.dim}"
+            f"{path} {list(tensor.shape)} has fewer than two positions along dimension "
+            f"{promise.dim}"
         )
     length = tensor.shape[promise.dim]
     positions = sorted({0, length // 2, length - 2})
@@ -103,12 +104,15 @@ def _causal(subject: Subject, promise: promises.Causal) -> Finding:
     base = _picked(output, promise)
     if not isinstance(base, torch.Tensor) or base.dim() <= promise.output_dim:
         return inconclusive(
-            "the chosen output is no tensor with that time dimension", code="no-output"
+            "the chosen output is not a tensor with that time dimension", code="no-output"
         )
     steps = base.shape[promise.output_dim]
     if steps != length:
         return inconclusive(
-            f"the output has {steps} positions along dimension {promise.output_dim}, the input {length}",
+            (
+                f"the output has {steps} positions along dimension {promise.output_dim}, the "
+                f"input {length}"
+            ),
             code="length-differs",
         )
     moved_anything = False
@@ -137,7 +141,7 @@ def _causal(subject: Subject, promise: promises.Causal) -> Finding:
             runs = {kept + 1: change_after(kept) for kept in {position, length // 2, length - 2}}
             return explain.future(subject, promise, path, position, batch, runs, gap)
     if not moved_anything:
-        return inconclusive("changing the input changed no output, so that nothing could leak")
+        return inconclusive("changing the input changed no output, so a leak cannot be observed")
     return passed(
         f"outputs up to t are bit-equal when {path} changes after t, for t in {positions}"
     )
@@ -199,7 +203,10 @@ def _padding(subject: Subject, promise: promises.PaddingInvariant, extra: int = 
         outputs, bound = run_wide(subject, [batch, extended, *([refilled] if varied else [])])
     except SubjectError as error:
         return inconclusive(
-            f"a batch with {extra} more padded positions does not run ({type(error.error).__name__}: {error.error})",
+            (
+                f"a batch with {extra} more padded positions does not run "
+                f"({type(error.error).__name__}: {error.error})"
+            ),
             code="longer-fails",
         )
     first = trees.floats(outputs[0])
@@ -228,7 +235,7 @@ def _padding(subject: Subject, promise: promises.PaddingInvariant, extra: int = 
     if compared == 0:
         return inconclusive("no output could be compared between the shorter and the longer batch")
     what = (
-        f"{extra} more padded positions, and what stands there,"
+        f"{extra} more padded positions, and their values,"
         if varied
         else f"{extra} more positions of {promise.pad}"
     )
@@ -356,7 +363,8 @@ def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
         sizes.add(found[1].shape[dim])
     if len(sizes) != 1 or (size := sizes.pop()) < 2:
         return inconclusive(
-            f"the permuted dimensions have sizes {sorted(sizes) or [size]}; they must be equal and above one"
+            f"the permuted dimensions have sizes {sorted(sizes) or [size]}; they must be "
+            "equal and above one"
         )
     generator = torch.Generator().manual_seed(subject.seed)
     orders = [torch.arange(size).roll(1), torch.randperm(size, generator=generator)]
@@ -371,7 +379,7 @@ def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
     )
     if not changed:
         return inconclusive(
-            "the inputs are equal along that dimension, so that permuting changes nothing"
+            "the inputs are equal along that dimension, so permuting changes nothing"
         )
     outputs, bound = run_wide(subject, [batch, *turned])
     base = trees.floats(outputs[0])

@@ -44,7 +44,7 @@ def _compare(subject: Subject, promise: promises.Matches) -> Finding:
         other = copy.deepcopy(other) if isinstance(other, nn.Module) else other()
     if not isinstance(other, nn.Module):
         return inconclusive(
-            f"the reference is no module: its factory returned {type(other).__name__}",
+            f"the reference is not a module: its factory returned {type(other).__name__}",
             code="no-reference",
         )
     state = {name: value.detach().clone() for name, value in subject.model.state_dict().items()}
@@ -70,7 +70,8 @@ def _compare(subject: Subject, promise: promises.Matches) -> Finding:
         allowed = ROUNDING
     if gap <= allowed:
         return passed(
-            f"{len(ours[-1].gave)} outputs are those of {type(other).__name__} with the same weights"
+            f"{len(ours[-1].gave)} outputs equal those of {type(other).__name__} with the same "
+            "weights"
         )
     pairs = paired(ours, theirs)
     return explain.differs(subject, other, pairs, first_parting(pairs, allowed), allowed)

@@ -156,7 +156,7 @@ def _held(subject: Subject, other: nn.Module, expected: Outputs, where: str) -> 
     """Report a pass, unless the outputs could not have shown a loss."""
     if not _depends(subject) and _is_blind(subject, other, expected):
         return inconclusive(
-            "the outputs do not depend on the state, so that a lost value cannot be seen"
+            "the outputs do not depend on the state, so a lost value cannot be observed"
         )
     return passed(f"saved, and loaded strictly into {where}: {len(expected)} outputs are equal")
 
@@ -194,19 +194,25 @@ def _growing(subject: Subject) -> Iterator[Finding]:
             for key in grown
         ],
         location=place or sources.of_object(type(subject.model).forward),
-        observed=f"{counted(len(grown), 'key is', 'keys are')} new or of another shape after one forward"
+        observed=(
+            f"{counted(len(grown), 'key is', 'keys are')} new or of another shape after one forward"
+        )
         + (f"; load_state_dict: {refused[:160]}" if refused else ""),
         cause="a buffer is registered, filled or resized in forward, and is persistent",
-        because="a strict load into a model as built raises after a forward, and does not before it"
+        because="a strict load into a newly built model raises after a forward, but not before it"
         if refused
-        else "state_dict() of the model as built and after one forward differ",
+        else "state_dict() differs between the newly built model and the model after one forward",
         fix="register it in __init__, or with persistent=False",
     )
 
 
 def _not_deterministic(noise: tuple[str, float]) -> Finding:
     return inconclusive(
-        f"two equal runs in eval mode differ in {noise[0]} by {noise[1]:.3g}, so that outputs cannot be compared",
+        (
+            f"two equal runs in eval mode differ in {noise[0]} by {noise[1]:.3g}, so "
+            "outputs cannot "
+            "be compared"
+        ),
         code="not-deterministic",
     )
 
@@ -214,7 +220,10 @@ def _not_deterministic(noise: tuple[str, float]) -> Finding:
 def _unsaved(error: CheckpointError) -> Finding:
     return violated(
         "state-unpicklable",
-        f"state_dict() cannot be {'saved' if error.phase == 'save' else 'loaded'}: {type(error.error).__name__}",
+        (
+            f"state_dict() cannot be {'saved' if error.phase == 'save' else 'loaded'}: "
+            f"{type(error.error).__name__}"
+        ),
         location=sources.of_error(error.error),
         observed=str(error.error).splitlines()[0]
         if str(error.error)
@@ -267,7 +276,10 @@ def _not_loaded(model: nn.Module, error: Exception) -> Finding:
         observed=message[:300],
         cause="two instances of the model have different keys or shapes",
         because=f"load_state_dict(strict=True) raised {type(error).__name__}",
-        fix="register every parameter and buffer in __init__, with the same name and shape each time",
+        fix=(
+            "register every parameter and buffer in __init__, with the same name and shape "
+            "each time"
+        ),
     )
 
 

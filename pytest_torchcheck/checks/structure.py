@@ -71,7 +71,9 @@ def registration(subject: Subject) -> Iterator[Finding]:
             f"{path} is not registered, so train() and eval() do not reach it",
             culprits=[Culprit(kind="module", name=path, location=holding.location)],
             observed=f"{path} ran; it is not in modules()",
-            cause=f"it is held through a {holding.via}, and contains dropout or batch normalisation",
+            cause=(
+                f"it is held through a {holding.via}, and contains dropout or batch normalisation"
+            ),
             because="only registered modules get train() and eval()",
             fix=f"hold {holding.attribute} in an nn.ModuleList or an attribute of its own",
         )
@@ -83,7 +85,7 @@ def registration(subject: Subject) -> Iterator[Finding]:
     if not (by_attribute or found.on_purpose or found.stateful or others):
         total = len(list(subject.model.modules()))
         yield passed(
-            f"{total} modules are registered; attributes hold none beside them that trains"
+            f"{total} modules are registered; attributes hold no other module that is trained"
         )
 
 
@@ -110,14 +112,14 @@ def unregistered_tensors(subject: Subject) -> Iterator[Finding]:
         return
     held = [h for h in holdings(subject.model) if h.kind == "tensor"]
     if not held:
-        yield passed("no attribute holds a tensor beside the parameters and buffers")
+        yield passed("no attribute holds a tensor other than the parameters and buffers")
         return
     findings = [_used(subject, stray) for stray in _left_behind(subject, held)]
     yield from findings
     if not findings:
         names = [h.path for h in held]
         yield passed(
-            f"{len(names)} tensors in plain attributes ({listed(names, 3)}) stay behind in no operation",
+            f"{len(names)} tensors in plain attributes ({listed(names, 3)}) enter no operation",
             evidence={"tensors": list(names)},
         )
 
@@ -143,7 +145,9 @@ def _used(subject: Subject, stray: Stray) -> Finding:
         culprits=[Culprit(kind="tensor", name=stray.name, location=stray.location)],
         observed=f"{stray.dtype} {list(stray.shape)}, used beside the model's own tensors",
         cause="it is held by a plain attribute, list, dict, closure or class",
-        because="named_parameters() and named_buffers() do not contain it, and .to() leaves it behind",
+        because=(
+            "named_parameters() and named_buffers() do not contain it, and .to() leaves it behind"
+        ),
         fix=f'write self.register_buffer("{word}", ...)',
         root="device-portability/cpu-tensor",
     )
@@ -169,7 +173,7 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
         if name and not any(True for _ in module.children()) and not seen.calls[name]
     ]
     if not seen.calls and not lost:
-        yield not_applicable("no module's forward is called; the model is one function")
+        yield not_applicable("no submodule's forward is called; the model is a single function")
         return
     found = []
     for name, module in idle:
@@ -186,7 +190,7 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
     if not found and (lost or silent):
         return
     if not found:
-        yield passed(f"{len(seen.calls)} modules ran; no layer that should act was left out")
+        yield passed(f"{len(seen.calls)} modules ran; no layer is unused")
         return
     name, module, place = found[0]
     yield suspicious(
@@ -200,7 +204,10 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
         observed=f"0 calls in one training forward, while {len(seen.calls)} modules ran",
         cause="the forward does not use it",
         because=f"a hook on {name} counted no call",
-        fix=f"call {edits.submodule(subject.model, name)} in the forward, or delete line {place.line}",
+        fix=(
+            f"call {edits.submodule(subject.model, name)} in the forward, or delete line "
+            f"{place.line}"
+        ),
     )
 
 

@@ -136,12 +136,15 @@ def check_ties(subject: Subject) -> Iterator[Finding]:
             yield _undone(subject, tie, what)
     if not undone:
         after = (
-            f"; {listed(loose)} unties them, as in every module: tie them again afterwards"
+            f"; {listed(loose)} unties them, as in any module: tie them again afterwards"
             if loose
             else ""
         )
         yield passed(
-            f"{listed([f'{tie.a} = {tie.b}' for tie in ties], 3)} stay tied through {listed(list(_OPERATIONS))}{after}",
+            (
+                f"{listed([f'{tie.a} = {tie.b}' for tie in ties], 3)} remain tied after "
+                f"{listed(list(_OPERATIONS))}{after}"
+            ),
             evidence={"ties": [f"{tie.a} = {tie.b}" for tie in ties], "untied_by": list(loose)},
         )
 
@@ -154,14 +157,14 @@ def _at_build(subject: Subject, tie: Tie) -> Finding | None:
     equal = ours.shape == theirs.shape and torch.equal(ours, theirs)
     return violated(
         "tie-missing",
-        f"{tie.a} and {tie.b} are two tensors, not one",
+        f"{tie.a} and {tie.b} are two separate tensors",
         culprits=_culprits(subject, tie),
         observed=f"{list(ours.shape)} and {list(theirs.shape)}, "
         + ("with equal values" if equal else "with different values"),
         cause="the values were copied once instead of sharing the parameter"
         if equal
         else "nothing ties them, or one of them was replaced after the tie",
-        because="they stand at different places in memory",
+        because="they have different addresses in memory",
         fix=f"write self.{tie.b} = self.{tie.a} as the last assignment to either",
     )
 
@@ -294,9 +297,12 @@ def _undone(subject: Subject, tie: Tie, what: str) -> Finding:
         f"{what} unties {tie.a} and {tie.b}",
         culprits=_culprits(subject, tie, by_memory=shared),
         observed=f"one memory before {what}, two after",
-        cause="they are two parameters on one memory (tied through .data), which nothing keeps together"
+        cause=(
+            "they are two parameters that share memory (tied through .data), which conversions "
+            "do not preserve"
+        )
         if shared
-        else f"something that the model overrides makes {what} give each its own tensor",
+        else f"an overridden method makes {what} give each its own tensor",
         because=f"{tie.a} is {tie.b}: " + ("False" if shared else "True") + f" before {what}",
         fix=f"tie the parameters, not their data: self.{tie.b} = self.{tie.a}"
         if shared

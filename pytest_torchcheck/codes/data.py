@@ -51,7 +51,7 @@ ENTAILS = (
         "dataset-pickling/*",
         "worker-delivery/* worker-sharding/* random-augmentation/* loader-order/*",
         "raises",
-        "what cannot be pickled never reaches a worker",
+        "an object that cannot be pickled never reaches a worker",
     ),
     rule(
         "dataset-pickling/*",
@@ -63,13 +63,13 @@ ENTAILS = (
         "samples-unchanged/dataset-mutated",
         "random-augmentation/* loader-order/order-not-repeatable",
         "model",
-        "a sample that is changed by reading differs at the next reading",
+        "a sample that reading changes differs at the next read",
     ),
     rule(
         "samples-valid/*",
         "worker-delivery/* last-batch/*",
         "raises",
-        "samples that are unlike make no batch",
+        "samples of different structure or shape cannot be batched",
     ),
 )
 """What follows from findings of this family."""

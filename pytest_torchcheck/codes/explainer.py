@@ -60,9 +60,10 @@ class Explainer(Generic[Answer]):
             code=self._code if self.seen else INTERNAL,
             summary=told,
             observed=f"{told}: {said[:140]}",
-            cause="not known: what explains it has a defect of pytest-torchcheck, what was found is none"
+            cause="not known: the code that explains it failed, which is a defect of "
+            "pytest-torchcheck; the finding itself holds"
             if self.seen
-            else "a defect of pytest-torchcheck, not of your model: nothing is known of what was looked for",
+            else "a defect of pytest-torchcheck, not of your model: the check gave no result",
             fix="report it to pytest-torchcheck with the traceback (-vv and --torchcheck-json show it)",
             evidence={
                 "not explained": told,
@@ -152,7 +153,10 @@ def out_of_time(budget: Budget, status: Status, code: str) -> Finding:
         status=status,
         code=code,
         summary=told,
-        cause="not known: the explanation runs the model again, and its time was over",
-        fix="run this check alone on a smaller model or batch: it fails in the same way, and is explained",
+        cause="not known: the explanation runs the model again, and it ran out of time",
+        fix=(
+            "run this check alone on a smaller model or batch: it fails in the same way and is "
+            "then explained"
+        ),
         evidence={"out of time": told},
     )

@@ -33,32 +33,35 @@ ENTAILS = (
             f"degenerate-inputs/* signal-propagation/* {STUCK}"
         ),
         "model",
-        "NaN and infinities spread",
+        "NaN and inf propagate",
     ),
     rule(
         "*/non-finite-forward initialisation/parameter-non-finite initialisation/never-written",
-        "gradients-exist/grad-zero input-influence/* dead-modules/* weights-update/* state-dict-roundtrip/state-lost",
+        (
+            "gradients-exist/grad-zero input-influence/* dead-modules/* weights-update/* "
+            "state-dict-roundtrip/state-lost"
+        ),
         "model",
-        "gradients behind NaN are zero or NaN, and outputs that are NaN compare as equal",
+        "gradients through NaN are zero or NaN, and outputs that are NaN compare as equal",
     ),
-    rule("gradients-finite/*", STUCK, "model", "a step along NaN destroys the weights"),
+    rule("gradients-finite/*", STUCK, "model", "a step with NaN gradients destroys the weights"),
     rule(
         "inputs-unchanged/*",
         "*/inplace-leaf */inplace-saved",
         "overlap",
-        "an input that is changed in place cannot get a gradient",
+        "an input that is modified in place cannot receive a gradient",
     ),
     rule(
         "gradients-exist/* sampling-paths/*",
         "gradients-exist/* weights-update/* dead-modules/* checkpointing/*",
         "within",
-        "without a gradient a parameter does not move",
+        "a parameter without a gradient does not change",
     ),
     rule(
         "gradients-exist/* sampling-paths/*",
         "gradients-exist/* input-influence/*",
         "line",
-        "what stands before a cut gets no gradient: parameters and inputs alike",
+        "nothing before a cut in the graph receives a gradient, neither parameters nor inputs",
     ),
     rule(
         "gradients-exist/*",
@@ -70,53 +73,61 @@ ENTAILS = (
         "gradients-exist/grad-zero",
         "dead-units/*",
         "line",
-        "a unit that gives zero hands no gradient on",
+        "a unit whose output is zero passes no gradient on",
     ),
     rule(
         "gradients-exist/*",
-        "device-portability/numpy-on-device device-portability/cpu-tensor device-portability/host-sync",
+        (
+            "device-portability/numpy-on-device device-portability/cpu-tensor "
+            "device-portability/host-sync"
+        ),
         "line",
-        "what leaves torch for NumPy or Python loses both its graph and its device",
+        "a value converted to NumPy or Python loses both its graph and its device",
     ),
     rule(
         "gradients-exist/nothing-trainable",
         "*/no-graph */optimizer-parameters",
         "raises",
-        "a loss that nothing trainable leads to has no graph",
+        "a loss that depends on no trainable parameter has no graph",
     ),
     rule(
-        "gradients-exist/* sampling-paths/*", STUCK, "model", "a part of the model gets no gradient"
+        "gradients-exist/* sampling-paths/*",
+        STUCK,
+        "model",
+        "a part of the model receives no gradient",
     ),
     rule(
-        "gradients-exist/* sampling-paths/* checkpointing/* gradcheck/* gradcheck-module/* loss-sound/* loss-input/* "
-        "loss-arguments/* label-range/* gradients-finite/* rng-hygiene/* seeding/* inputs-unchanged/*",
+        "gradients-exist/* sampling-paths/* checkpointing/* gradcheck/* gradcheck-module/* "
+        "loss-sound/* loss-input/* "
+        "loss-arguments/* label-range/* gradients-finite/* rng-hygiene/* seeding/* "
+        "inputs-unchanged/*",
         "descent/*",
         "model",
-        "a gradient that is lost or wrong at its source is wrong in the whole",
+        "a gradient that is lost or wrong in one place is wrong in the whole model",
     ),
     rule(
         "descent/gradient-wrong",
         STUCK,
         "model",
-        "a step along another gradient does not lower the loss",
+        "a step along a wrong gradient does not lower the loss",
     ),
     rule(
         "backward/second-backward",
         "graph-kept/graph-carried repeatable-steps/*",
         "model",
-        "one carried graph fails every second step",
+        "a graph that is carried over makes every second step fail",
     ),
     rule(
         "*/second-backward graph-kept/*",
         "weights-update/*",
         "model",
-        "a step that fails is the last one that was looked at",
+        "no step after the failed one was observed",
     ),
     rule(
         "*/second-backward",
         "graph-kept/graph-carried repeatable-steps/*",
         "line",
-        "the graph that is carried over is what backward runs into",
+        "backward fails in the graph that is carried over",
     ),
 )
 """What follows from findings of this family."""

@@ -37,13 +37,13 @@ ENTAILS = (
         "signal-propagation/* initialisation/* dead-units/*",
         f"{STUCK} overfit/optimizer-crawls",
         "model",
-        "a start from which training does not get away",
+        "training does not recover from this initialisation",
     ),
     rule(
         "signal-propagation/signal-explodes",
         "loss-at-start/*",
         "model",
-        "logits behind an exploding signal are huge",
+        "logits computed from an exploding signal are huge",
     ),
 )
 """What follows from findings of this family."""

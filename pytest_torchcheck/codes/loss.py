@@ -45,57 +45,70 @@ ENTAILS = (
         "loss-shapes/loss-broadcast",
         f"loss-at-start/* loss-sign/* {STUCK}",
         "model",
-        "a loss over all pairs of samples is another loss",
+        "a loss over all pairs of samples is a different loss",
     ),
     rule(
         "loss-arguments/target-mutated",
-        f"target-alignment/* loss-sign/* loss-at-start/* seeding/* resume/* repeatable-steps/* accumulation/* {STUCK}",
+        (
+            "target-alignment/* loss-sign/* loss-at-start/* seeding/* resume/* "
+            f"repeatable-steps/* accumulation/* {STUCK}"
+        ),
         "model",
-        "a loss that changes its targets is another loss at its next call",
+        "a loss that changes its targets gives another value at its next call",
     ),
     rule(
         "target-alignment/target-misplaced",
         "target-ownership/samples-share-targets",
         "model",
-        "positions that are mixed across samples meet other samples too",
+        "mixing positions across samples pairs outputs with targets of other samples",
     ),
     rule(
         "target-ownership/target-of-another-sample target-ownership/target-unread",
         "target-alignment/*",
         "model",
-        "what meets another sample stands at another position as well",
+        "an output paired with another sample is paired with another position as well",
     ),
     rule(
         "loss-input/*",
         f"loss-at-start/* {STUCK}",
         "model",
-        "a squashed input bounds the loss from below",
+        "a bounded input bounds the loss from below",
     ),
     rule(
         "loss-input/loss-arguments-swapped",
         f"*/probability-range loss-sign/* gradients-finite/* label-range/* {STUCK}",
         "model",
-        "a loss whose arguments are swapped is another loss",
+        "a loss with swapped arguments is a different loss",
     ),
     rule(
         "loss-input/loss-arguments-swapped",
         "*/probability-range */non-finite-forward",
         "raises",
-        "a step along a gradient to the targets is not finite",
+        "a step along gradients of the targets is not finite",
     ),
-    rule("loss-sign/*", STUCK, "model", "a loss that rewards the wrong thing is not learnt"),
+    rule(
+        "loss-sign/*",
+        STUCK,
+        "model",
+        "training does not lower a loss that rewards the wrong output",
+    ),
     rule(
         "loss-sound/loss-recreated loss-sound/loss-disconnected",
-        f"gradients-exist/* weights-update/* input-influence/* dead-modules/* sampling-paths/* {STUCK}",
+        (
+            "gradients-exist/* weights-update/* input-influence/* dead-modules/* "
+            f"sampling-paths/* {STUCK}"
+        ),
         "model",
-        "a loss without a graph gives no gradient to anything",
+        "a loss without a graph gives no gradients",
     ),
     rule(
         "loss-sound/loss-recreated loss-sound/loss-disconnected",
         "*/no-graph */loss-not-tensor",
         "raises",
-        "backward of a loss without a graph fails",
+        "backward fails on a loss without a graph",
     ),
-    rule("loss-sound/loss-not-scalar", "*/loss-not-scalar", "raises", "backward needs a scalar"),
+    rule(
+        "loss-sound/loss-not-scalar", "*/loss-not-scalar", "raises", "backward needs a scalar loss"
+    ),
 )
 """What follows from findings of this family."""

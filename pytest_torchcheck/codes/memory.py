@@ -23,7 +23,7 @@ ENTAILS = (
         "step-leak/*",
         "inference-memory/*",
         "overlap",
-        "what piles up in training piles up in evaluation",
+        "memory that accumulates in training also accumulates in evaluation",
     ),
 )
 """What follows from findings of this family."""

@@ -34,12 +34,14 @@ def rule(causes: str, follows: str, link: Link, why: str) -> Rule:
 
 
 STUCK = "overfit/overfit-stuck overfit/step-learns-nothing"
-"""Ways of not learning a batch that say nothing of their reason; ``overfit-blind`` and
+"""Codes for failing to learn a batch that do not state a reason; ``overfit-blind`` and
 ``optimizer-diverges`` are measured causes of their own."""
 
 COMPARED = (
-    "batch-independence/* batch-sizes/batch-size-dependent eval-purity/eval-not-repeatable causality/* "
-    "padding-invariance/* permutation-invariance/* permutation-equivariance/* state-dict-roundtrip/state-lost "
+    "batch-independence/* batch-sizes/batch-size-dependent eval-purity/eval-not-repeatable "
+    "causality/* "
+    "padding-invariance/* permutation-invariance/* permutation-equivariance/* "
+    "state-dict-roundtrip/state-lost "
     "copy-and-pickle/copy-differs copy-and-pickle/pickle-differs layout-invariance/layout-differs"
 )
 """Findings of checks that compare two evaluations of the model."""

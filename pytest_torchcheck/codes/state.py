@@ -36,32 +36,32 @@ ENTAILS = (
         "unregistered-tensors/* device-portability/* "
         "dtype-conversion/* state-dict-roundtrip/* tied-weights/* mode-flags/* eval-determinism/*",
         "overlap",
-        "what is not registered is not moved, saved, switched or trained",
+        "unregistered modules and tensors are not moved, saved, switched or trained",
     ),
-    rule("registration/module-hidden", STUCK, "model", "hidden layers do not train"),
+    rule("registration/module-hidden", STUCK, "model", "unregistered layers are not trained"),
     rule(
         "unregistered-tensors/*",
         "device-portability/* dtype-conversion/* state-dict-roundtrip/*",
         "overlap",
-        "a tensor that is no buffer is not moved, converted or saved",
+        "a tensor that is not a buffer is not moved, converted or saved",
     ),
     rule(
         "dead-modules/*",
         "gradients-exist/* weights-update/*",
         "within",
-        "a module that takes no part has no gradient",
+        "a module that does not take part receives no gradient",
     ),
     rule(
         "state-dict-roundtrip/state-grows",
         "eval-purity/eval-writes",
         "overlap",
-        "a saved tensor of another shape after a forward was written by it",
+        "a state_dict entry that changed its shape during a forward was written by the forward",
     ),
     rule(
         "*/state-dict-keys",
         "state-dict-roundtrip/state-grows",
         "overlap",
-        "a key that a forward adds does not fit a model as built",
+        "a key that a forward adds is missing in a newly built model",
     ),
 )
 """What follows from findings of this family."""

@@ -32,31 +32,31 @@ ENTAILS = (
         "step-protocol/*",
         f"weights-update/* accumulation/* {STUCK}",
         "model",
-        "a wrong order of calls undoes the step",
+        "calls in the wrong order undo the step",
     ),
     rule(
         "step-protocol/zero-grad-missing",
         "overfit/optimizer-diverges",
         "model",
-        "gradients that add up grow the step",
+        "accumulated gradients enlarge the step",
     ),
     rule(
         "graph-kept/graph-retained",
         "*/inplace-saved */second-backward",
         "raises",
-        "a graph that is carried on and kept ends in weights that have changed since",
+        "a graph that is carried over refers to weights that have changed since",
     ),
     rule(
         "evaluation-leaves-trace/* step-protocol/* mode-flags/mode-stuck seeding/*",
         "resume/*",
         "model",
-        "a run that depends on its past cannot be resumed",
+        "a run that depends on unsaved state cannot be resumed",
     ),
     rule(
         "graph-kept/* repeatable-steps/*",
         "step-leak/*",
         "model",
-        "a graph that is kept keeps its tensors",
+        "a graph that is retained keeps its tensors alive",
     ),
 )
 """What follows from findings of this family."""

@@ -21,16 +21,19 @@ ENTAILS = (
         "optimizer-coverage/*",
         "weights-update/*",
         "within",
-        "what the optimizer does not hold does not move",
+        "parameters that the optimizer does not hold do not change",
     ),
     rule(
-        "optimizer-coverage/* weights-update/*", STUCK, "model", "a part of the model does not move"
+        "optimizer-coverage/* weights-update/*",
+        STUCK,
+        "model",
+        "a part of the model does not change",
     ),
     rule(
         "optimizer-coverage/* weights-update/* step-protocol/* scheduler-order/* gradients-exist/*",
         "overfit/optimizer-crawls",
         "model",
-        "what does not move its weights does not move its loss",
+        "the loss does not change when the weights do not",
     ),
 )
 """What follows from findings of this family."""

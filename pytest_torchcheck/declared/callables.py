@@ -129,10 +129,9 @@ def wrong_train_step(step: Any, optimizer: Any) -> str | None:
             "optimizer and its arguments"
         )
     return (
-        f"train_step: is called as train_step(model, optimizer, inputs, targets), and "
-        f"{shown(step)} does not take four arguments; "
-        "write def train_step(model, optimizer, inputs, targets): ... "
-        "and leave unused ones unused"
+        "train_step: is called as train_step(model, optimizer, inputs, targets), and "
+        f"{shown(step)} does not take four arguments; write def train_step(model, optimizer, "
+        "inputs, targets): ... with all four, even if some stay unused"
     )
 
 
@@ -184,8 +183,8 @@ def wrong_loss(loss: Any, *, has_targets: bool, may_have: bool | None) -> str | 
         if not has_targets:
             return None
         return (
-            f"loss: is called as loss(output, targets), and {shown(loss)} takes the output alone; "
-            "write loss=lambda output, targets: ..., or leave targets= out"
+            f"loss: is called as loss(output, targets), and {shown(loss)} takes the output "
+            "alone; write loss=lambda output, targets: ..., or omit targets="
         )
     if two is False:
         return (

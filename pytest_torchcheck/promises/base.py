@@ -37,8 +37,8 @@ class Promise:
             subject: The model under test, with its batches and steps.
         """
         raise TypeError(
-            f"{type(self).__name__} defines no verify(subject); "
-            "write it, and yield findings from pytest_torchcheck.verdicts"
+            f"{type(self).__name__} does not define verify(subject); define it and yield "
+            "findings from pytest_torchcheck.verdicts"
         )
 
 

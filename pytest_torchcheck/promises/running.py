@@ -12,7 +12,7 @@ from .base import Promise, function_of
 
 @dataclass(frozen=True, slots=True)
 class SharesData(Promise):
-    """Ranks share each epoch's samples out evenly, in another order each time.
+    """Ranks split the samples of each epoch evenly, in a different order each time.
 
     Attributes:
         run: ``(model, optimizer)``: the user's own loop over two epochs or more, on every rank with

@@ -131,7 +131,7 @@ SOUND = deep(torch.relu, std=(2 / 16) ** 0.5)
 VANISHES = Symptom(
     name="vanishing", make=deep_contract(deep(torch.sigmoid), deep(torch.relu, std=(2 / 16) ** 0.5)),
     checks=("signal-propagation",), code="signal-vanishes",
-    says=("vanishes over", "use nn.ReLU (or GELU) for the sigmoid", "initialise with the gain",
+    says=("vanishes over", "use nn.ReLU (or GELU) instead of the sigmoid", "initialise with the gain",
           "normalisation or residual paths"),
     marked=False,
 )  # fmt: skip
@@ -281,7 +281,7 @@ ROW_21 = (
             code="grad-none", says=("spare.weight", "no operation of the forward reads it", "or delete it")),
     NONE,
     Symptom(name="no_grad", make=lambda b: contract(lambda: NoGrad(b)), checks=("gradients-exist",),
-            code="grad-none", says=("the operation runs while gradients are off",)),
+            code="grad-none", says=("the operation runs with gradients disabled",)),
     Symptom(name="a part that eval() does not reach", make=lambda b: contract(lambda: Dropped(b)),
             checks=("registration",), code="module-mode-lost", status="suspicious",
             says=("train() and eval() do not reach it",)),
@@ -339,13 +339,13 @@ ROW_22 = (
     Symptom(name="element does not require grad", make=lambda b: contract(lambda: WholeNoGrad(b)),
             checks=("backward",), code="no-graph", says=("does not require grad", ".data", "drop .data")),
     Symptom(name=".data", make=lambda b: contract(lambda: Data(b)), checks=("gradients-exist",), code="grad-none",
-            says=(".data takes the values out of the graph",)),
+            says=(".data detaches the values from the graph",)),
     Symptom(name="tolist", make=lambda b: contract(lambda: Recreated(b)), checks=("gradients-exist",),
             code="grad-none", says=("Python number", "comes back as a constant")),
     Symptom(name="a loss by .item()", make=lossy(as_number), checks=("loss-sound",), code="loss-disconnected",
             says=("comes back as a constant",)),
     Symptom(name="a loss made anew", make=lossy(made_anew), checks=("loss-sound",), code="loss-recreated",
-            says=("a tensor is made anew from the loss's value",)),
+            says=("the loss is rebuilt from its value",)),
     Symptom(name="a loss by argmax", make=lossy(accuracy), checks=("loss-sound",), code="loss-disconnected",
             says=("has no gradient", "soft version")),
 )  # fmt: skip
@@ -398,11 +398,11 @@ ROW_23 = (
     Symptom(name="retain_graph as a cure",
             make=lambda b: contract(lambda: Recurrent(b), train_step=steps(retain=b), optimizer=sgd),
             checks=("backward", "graph-kept"), code="graph-retained",
-            says=("is kept with its graph", "at the price of its memory", "drop retain_graph=True")),
+            says=("is kept with its graph", "and its memory is not freed", "drop retain_graph=True")),
     Symptom(name="retain_graph in vain",
             make=lambda b: contract(Net, train_step=steps(retain=b), optimizer=sgd),
             checks=("graph-kept",), code="graph-retained", status="suspicious",
-            says=("keeps a graph that nothing goes through again",)),
+            says=("keeps a graph that no later backward uses",)),
 )  # fmt: skip
 
 

@@ -217,7 +217,7 @@ ROW_38 = (
     Symptom(name="softmax and the loss as modules", checks=LOSS, code="double-softmax", says=("last",),
             make=classes(nn.CrossEntropyLoss(), nn.CrossEntropyLoss(), last=(nn.Softmax(dim=1), nn.Identity()))),
     Symptom(name="sigmoid before cross entropy", make=classes(CE, CE, last=(torch.sigmoid, logits)), checks=LOSS,
-            code="sigmoid-logits", says=("cannot tell classes apart",)),
+            code="sigmoid-logits", says=("hardly separate the classes",)),
     Symptom(name="a rectifier before cross entropy", make=classes(CE, CE, last=(torch.relu, logits)), checks=LOSS,
             code="relu-logits", says=("drop the ReLU",)),
     Symptom(name="nll_loss of logits", make=classes(nll, nll, last=(logits, log_softmax)), checks=LOSS,

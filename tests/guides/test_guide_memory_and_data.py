@@ -109,11 +109,11 @@ class Caches(Net):
 LARGE = {"sizes": {"B": 64}}
 ROW_26 = (
     Symptom(name="stored losses", make=trains("losses"), checks=("step-leak",), code="leak-graph",
-            says=("variable kept", "tensors are kept together with their graph", ".item()")),
+            says=("variable kept", "tensors are kept with their graph", ".item()")),
     Symptom(name="stored outputs", make=trains("outputs"), checks=("step-leak",), code="leak-graph",
             says=("variable kept", "float32 tensor [4, 3]", ".detach()")),
     Symptom(name="a running total", make=trains("total"), checks=("step-leak",), code="leak-graph",
-            says=("a loss is added up together with its graph", "loss.item()")),
+            says=("a loss is accumulated with its graph", "loss.item()")),
     Symptom(name="a hook that stores", make=lambda b: contract(lambda: Collects(b)), checks=("step-leak",),
             code="leak-graph", says=("Collects.seen keeps", "keep .detach()")),
     Symptom(name="a gradient hook that stores", make=lambda b: contract(lambda: CollectsGradients(b), **LARGE),
@@ -225,7 +225,7 @@ def sequences(model, **fields):
 
 ROW_27 = (
     Symptom(name="a ceiling", make=lambda b: sequences(lambda: Scores(b), memory="9 MiB"), checks=("peak-memory",),
-            code="memory-ceiling", says=("over the ceiling of 9.0 MiB at B=64, T=128", "quadratic in T",
+            code="memory-ceiling", says=("above the ceiling of 9.0 MiB at B=64, T=128", "quadratic in T",
                                          "would fit", "scaled_dot_product_attention")),
     Symptom(name="growth", make=lambda b: sequences(lambda: Scores(b), growth={"T": 1}), checks=("memory-growth",),
             code="memory-growth", says=("memory grows with T^2, where T^1 is promised", "in chunks")),
@@ -291,7 +291,7 @@ def test_row_28_work() -> None:
     """Work by operation: what is computed twice is over its ceiling, with its line."""
     holds(
         Symptom(name="work", make=lambda b: contract(lambda: Twice(b), flops="8 kFLOP"), checks=("flops",),
-                code="flops-ceiling", says=("over the ceiling of 8.0 kFLOP",), marked=False)
+                code="flops-ceiling", says=("above the ceiling of 8.0 kFLOP",), marked=False)
     )  # fmt: skip
 
 
@@ -500,7 +500,7 @@ def killed(signal):
     ("signal", "cause"),
     [
         ("Bus error", "shared memory (/dev/shm) is full"),
-        ("Killed", "as it does when memory runs out"),
+        ("Killed", "as when memory runs out"),
     ],
 )
 def test_row_29_killed(signal: str, cause: str) -> None:
@@ -721,7 +721,7 @@ ROW_32 = (
     Symptom(name="a branch that only autocast takes",
             make=lambda b: contract(lambda: ByDtype(b), promises=(promises.Autocasts("bfloat16"),)),
             checks=("autocast",), code="autocast-differs",
-            says=("under bfloat16 autocast output is not that of full precision",)),
+            says=("under bfloat16 autocast output is different from full precision",)),
     Symptom(name="a cast that low precision does not survive",
             make=lambda b: contract(lambda: HalfWay(b), dtypes=("bfloat16",)),
             checks=("low-precision",), code="dtype-pair", says=("bfloat16 weights", "float32")),

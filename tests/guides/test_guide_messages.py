@@ -119,7 +119,7 @@ class Doubled(Net):
 ROW_05 = (
     Symptom(
         name="operation and shapes", make=lambda b: contract(lambda: Reshaped(b)), checks=("backward",),
-        code="view-size", says=("view(-1, 5) of the output of relu", "64 elements", "write 16 for 5"),
+        code="view-size", says=("view(-1, 5) of the output of relu", "64 elements", "write 16 instead of 5"),
     ),
     Symptom(
         name="devices", make=lambda b: contract(lambda: Beside(b)), checks=("backward",), code="device-pair",
@@ -127,7 +127,7 @@ ROW_05 = (
     ),
     Symptom(
         name="dtypes", make=lambda b: contract(lambda: Doubled(b)), checks=("backward",),
-        code="dtype-pair", says=("float64 weights", "given float32"), marked=False,
+        code="dtype-pair", says=("float64 weights", "receives float32"), marked=False,
     ),
 )  # fmt: skip
 
@@ -257,7 +257,7 @@ ROW_07 = (
     Symptom(name="output", make=lambda b: contract(lambda: Wide(b), output="B 3"), checks=("output-spec",),
             code="output-shape", says=("float32[", "declares 'B 3'"), marked=False),
     Symptom(name="a batch size in the code", make=pictures("batch"), checks=("batch-sizes",), code="matmul-shapes",
-            says=("does not run at B=", "a batch size is written into the code", "write x.shape[0] for 4")),
+            says=("does not run at B=", "a batch size is hard-coded", "write x.shape[0] instead of 4")),
 )  # fmt: skip
 
 
@@ -297,7 +297,7 @@ ROW_17 = (
     Symptom(name="linear", make=pictures("flatten"), checks=("backward",), code="matmul-shapes",
             says=("fc expects 128 features, got 144",)),
     Symptom(name="a channel dimension that is lost", make=pictures("mean"), checks=("backward",), code="channels",
-            says=("mean on line", "the batch is taken for channels", "keep dimension 1, which has 3")),
+            says=("mean on line", "the batch is read as channels", "keep dimension 1, which has 3")),
     Symptom(name="a batch dimension that is lost", make=pictures("first"), checks=("backward",),
             code="matmul-shapes", says=("the batch dimension is missing", "unsqueeze(0)")),
     Symptom(name="broadcasting that fails", make=lambda b: contract(lambda: Apart(b)), checks=("backward",),
@@ -402,7 +402,7 @@ def test_row_18_a_device_in_the_code(model: type[Net]) -> None:
     """One GPU, or the second of several, written into forward."""
     holds(
         Symptom(name="", make=lambda b: contract(lambda: model(b)), checks=("backward",), code="device-hard-coded",
-                says=("the device cuda is written into the code", "x.device"))
+                says=("the device cuda is hard-coded", "x.device"))
     )  # fmt: skip
 
 
@@ -455,7 +455,7 @@ ROW_19 = (
     Symptom(name="an index", make=lambda b: contract(lambda: Tagger(10 if b else 12), inputs=Ints("B 5", high=12)),
             checks=("backward",), code="embedding-range", says=("table has 10 rows", "or declare the ids as 0..9"), marked=False),
     Symptom(name="a label", make=lambda b: Contract(model=Net, batch=one_based(b), loss=F.cross_entropy),
-            checks=("backward",), code="label-range", says=("labels count from 1", "on CUDA the same bug is a device-side")),
+            checks=("backward",), code="label-range", says=("labels start at 1", "on CUDA the same bug is a device-side")),
 )  # fmt: skip
 
 
@@ -577,7 +577,7 @@ ROW_30 = (
     Symptom(name="one-hot labels", make=given(F.one_hot(Y, 3), Y), checks=("backward",), code="label-shape",
             says=("one-hot integers", ".argmax(1)"), marked=False),
     Symptom(name="labels out of range", make=given(Y + 1, Y), checks=("backward",), code="label-range",
-            says=("labels count from 1",), marked=False),
+            says=("labels start at 1",), marked=False),
     Symptom(name="binary labels as integers", make=given(BITS.long(), BITS, BCE, Single), checks=("backward",),
             code="target-dtype", says=("needs the dtype of the output",), marked=False),
     Symptom(name="binary labels of 255", make=given(BITS * 255, BITS, BCE, Single), checks=("label-range",),

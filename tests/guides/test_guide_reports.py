@@ -238,7 +238,7 @@ def anomaly(broken):
 
 ROW_45 = (
     Symptom(name="anomaly mode", make=anomaly, checks=("rng-hygiene",), code="anomaly-left-on", status="suspicious",
-            says=("every backward checks all that it computes", "delete it on line")),
+            says=("every backward checks all its results", "delete it on line")),
     Symptom(name="hooks", make=lambda b: contract(lambda: Peeks(b), optimizer=sgd), checks=("step-leak",),
             code="leak-hooks", says=("hook",)),
     Symptom(name="activations that are kept", make=lambda b: contract(lambda: Keeps(b), optimizer=sgd),

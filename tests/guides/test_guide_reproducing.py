@@ -364,7 +364,7 @@ ROW_13 = (
             checks=("overfit",), code="optimizer-crawls", status="suspicious",
             says=("the learning rate is too low", "learns the same batch", "raise the learning rate")),
     Symptom(name="neighbours were changed", make=makes(Deaf), checks=("batch-independence",), code="samples-mixed",
-            says=("the first of 4 samples kept its input, its neighbours changed", "an operation mixes the batch",
+            says=("only the other samples of 4 changed", "an operation mixes the batch",
                   "elements that change with 4 different samples")),
     Symptom(name="the loss was asked what it computes", make=normed, checks=("loss-input",), code="double-softmax",
             says=("because",)),
@@ -432,16 +432,16 @@ ROW_14 = (
     Symptom(name="a working and a broken version",
             make=lambda b: contract(lambda: stack(b), promises=(promises.Matches(stack),)),
             checks=("reference-match",), code="reference-differs",
-            says=("2.1 (Block) is where the outputs part", "so does every submodule before it")),
+            says=("in 2.1 (Block)", "so does every submodule before it")),
     Symptom(name="samples", make=makes(Deaf), checks=("batch-independence",), code="samples-mixed",
             says=("Tensor.mean",)),
     Symptom(name="memory formats", make=makes(Strided), checks=("layout-invariance",), code="layout-differs",
             says=("equal values in contiguous memory give other outputs",)),
-    Symptom(name="the future", checks=("causality",), code="future-leak", says=("F.conv1d", "it read what F.pad made"),
+    Symptom(name="the future", checks=("causality",), code="future-leak", says=("F.conv1d", "it read the result of F.pad"),
             make=lambda b: Contract(model=lambda: LooksAhead(b), inputs="B 4 T", sizes={"B": (2, 4), "T": (6, 12)},
                                     promises=(promises.Causal(dim=2, output_dim=2),))),
     Symptom(name="with and without checkpointing", make=makes(Recomputes), checks=("checkpointing",),
-            code="checkpoint-differs", says=("the same step without checkpointing gives other values",)),
+            code="checkpoint-differs", says=("the same step without checkpointing gives different values",)),
 )  # fmt: skip
 
 

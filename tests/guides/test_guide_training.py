@@ -91,7 +91,7 @@ def decays(broken):
 
 ROW_33 = (
     Symptom(name="no step", make=lambda b: stepped(never_steps(b)), checks=("step-protocol", "weights-update"), code="step-missing",
-            says=("gradients are computed and never applied", "call optimizer.step() after")),
+            says=("gradients are computed but never applied", "call optimizer.step() after")),
     Symptom(name="a step before backward", make=lambda b: stepped(early_step(b)), checks=("step-protocol",),
             code="step-before-backward", says=("it finds no gradient, and nothing is learnt", "move optimizer.step() after")),
     Symptom(name="a learning rate of 0", make=lambda b: contract(Net, optimizer=rate(0.0 if b else 0.1)),
@@ -209,10 +209,10 @@ def scaled_away(output, targets):
 
 STARTS = ("gradients-exist", "weights-update", "input-influence", "dead-units", "overfit")
 ROW_35 = (
-    Symptom(name="the output is scaled away", make=lambda b: contract(Net, loss=scaled_away if b else CE),
+    Symptom(name="the output is rounded, replaced or multiplied by almost zero", make=lambda b: contract(Net, loss=scaled_away if b else CE),
             checks=("overfit",), code="loss-constant", says=("1.099, the loss of a uniform guess over 3 classes",)),
     Symptom(name="weights of 0", make=lambda b: contract(lambda: Zeroed(b)), checks=STARTS, code="grad-zero",
-            says=("start at zero", "start body.weight from other values")),
+            says=("start at zero", "initialise body.weight to other values")),
     Symptom(name="dead units", make=lambda b: contract(lambda: Dead(b)), checks=STARTS, code="grad-zero",
             says=("none of the 64 inputs of torch.relu is positive",)),
     Symptom(name="an input that is lost", make=lambda b: contract(lambda: Deaf(b)), checks=STARTS, code="grad-zero",
@@ -263,11 +263,11 @@ def negated(output, targets):
 
 
 ROW_36 = (
-    Symptom(name="inputs that lost what tells them apart", make=batches, checks=("overfit",), code="overfit-stuck",
+    Symptom(name="inputs may have lost information", make=batches, checks=("overfit",), code="overfit-stuck",
             says=("nearly the same inputs", "of samples 0 and 1 differ by", "6 of 6")),
     Symptom(name="targets out of reach", checks=("overfit",), code="overfit-stuck",
             make=lambda b: Contract(model=lambda: Price(b, out=1), batch=prices, loss=F.mse_loss),
-            says=("keeps the output from the targets", "100% of targets lie outside")),
+            says=("keeps the output from reaching the targets", "100% of targets lie outside")),
     Symptom(name="softmax before cross entropy", make=lambda b: contract(lambda: Softmaxed(b)),
             checks=("loss-input", "overfit"), code="double-softmax", says=("drop the softmax",)),
     Symptom(name="a loss of the wrong sign", make=lambda b: contract(Net, loss=negated if b else CE),

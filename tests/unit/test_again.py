@@ -71,7 +71,7 @@ def test_an_assert_in_the_loss():
         loss=loss,
     )
     (found,) = contract.check(["backward"]).causes
-    assert (found.code, found.cause) == ("label-range", "labels count from 1")
+    assert (found.code, found.cause) == ("label-range", "labels start at 1")
 
 
 def test_an_assert_in_the_users_step():

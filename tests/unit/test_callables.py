@@ -63,7 +63,7 @@ def loss_of_three(output: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
         ),
         (
             {"loss": lambda output: output.sum()},
-            "takes the output alone; write loss=lambda output, targets: ..., or leave targets= out",
+            "takes the output alone; write loss=lambda output, targets: ..., or omit targets=",
         ),
         ({"loss": F.cross_entropy, "targets": None}, "loss(output, targets) needs targets"),
     ],

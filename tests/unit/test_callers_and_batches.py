@@ -178,7 +178,7 @@ def test_a_batch_size_that_is_spelled_out_is_named() -> None:
     assert (found.status, found.code) == ("violated", "size-crash")
     assert found.location is not None
     assert "x.reshape(6, 12)" in found.location.text
-    assert found.summary.startswith("the batch size is written into the model: 6 on line")
+    assert found.summary.startswith("the batch size is hard-coded in the model: 6 on line")
     assert _size_of(Taken).status == "passed"
 
 
@@ -186,7 +186,7 @@ def test_a_batch_size_that_is_spelled_out_is_named() -> None:
 def test_a_size_that_may_be_meant_is_inconclusive_with_its_error(model: type[Folded]) -> None:
     found = _size_of(model)
     assert found.status == "inconclusive"
-    assert "6 samples and not with 5" in found.summary
+    assert "6 samples, but not with 5" in found.summary
 
 
 class Covariance(nn.Module):

@@ -45,7 +45,7 @@ def collate_pairing(subject: Subject) -> Iterator[Finding]:
             made = pairing.pairing_of(found)
             if made is None:
                 yield not_applicable(
-                    f"{part.prefix}a batch does not show which of its labels belongs to which sample"
+                    f"{part.prefix}a batch does not show which label belongs to which sample"
                 )
             elif made.shifted is not None:
                 yield shifting.indices_shifted(part, made.shifted)
@@ -54,7 +54,7 @@ def collate_pairing(subject: Subject) -> Iterator[Finding]:
             elif made.mask is not None:
                 yield mask_lengths.mask_too_long(part, made.mask)
             else:
-                yield passed(f"{part.prefix}{made.count} samples of a batch have their own labels")
+                yield passed(f"{part.prefix}{made.count} samples of a batch keep their own labels")
 
 
 def worker_delivery(subject: Subject) -> Iterator[Finding]:
@@ -76,7 +76,8 @@ def worker_delivery(subject: Subject) -> Iterator[Finding]:
                     yield explain.differing(part, other)
                     continue
                 yield passed(
-                    f"{part.prefix}a spawned worker delivered {made.batches} batches in {made.seconds:.1f} s"
+                    f"{part.prefix}a spawned worker delivered {made.batches} batches in "
+                    f"{made.seconds:.1f} s"
                 )
             else:
                 yield _undelivered(subject, part, made)
@@ -108,7 +109,8 @@ def worker_sharding(subject: Subject) -> Iterator[Finding]:
     for part in data_parts(subject):
         if part.is_map_style:
             yield not_applicable(
-                f"{part.prefix}{part.name} is read by index: the loader shares it out"
+                f"{part.prefix}{part.name} is read by index: the loader's sampler splits it "
+                "between workers"
             )
         elif part.plan.num_workers < 2 and part.plan.declared:
             yield not_applicable(
@@ -117,19 +119,20 @@ def worker_sharding(subject: Subject) -> Iterator[Finding]:
         else:
             found = in_data(order.shards, part)
             if not found.items or found.repeated > found.items // 2:
-                yield inconclusive(f"{part.prefix}samples of {part.name} cannot be told apart")
+                yield inconclusive(f"{part.prefix}samples of {part.name} cannot be distinguished")
             elif found.shared * 2 > found.items and (
                 found.drawn is None or found.drawn * 2 > found.items
             ):
                 yield explain.shards_shared(part, found)
             elif found.shared * 2 > found.items:
                 yield inconclusive(
-                    f"{part.prefix}samples of {part.name} are random: whether workers "
-                    "deliver the same ones cannot be told"
+                    f"{part.prefix}samples of {part.name} are random: whether workers deliver "
+                    "the same samples cannot be determined"
                 )
             else:
                 yield passed(
-                    f"{part.prefix}two workers share {found.shared} of their first {found.items} samples"
+                    f"{part.prefix}two workers share {found.shared} of their first "
+                    f"{found.items} samples"
                 )
 
 
@@ -164,7 +167,8 @@ def random_augmentation(subject: Subject) -> Iterator[Finding]:
         else:
             between = f"{found.workers} workers and 2 epochs" if found.workers else "2 epochs"
             yield passed(
-                f"{part.prefix}items differ between {between} and repeat with the seed: {', '.join(found.used)}"
+                f"{part.prefix}items differ between {between} and repeat with the seed: "
+                f"{', '.join(found.used)}"
             )
     if not applies:
         yield not_applicable("no map-style training dataset is declared")
@@ -180,7 +184,9 @@ def loader_order(subject: Subject) -> Iterator[Finding]:
             )
             continue
         if order.sampler_of(part) is None or not part.is_map_style:
-            yield not_applicable(f"{part.prefix}the order is torch's own: it repeats with the seed")
+            yield not_applicable(
+                f"{part.prefix}the order is that of torch's samplers: it repeats with the seed"
+            )
             continue
         found = in_data(order.measure, part, seed=subject.seed)
         bad = list(
@@ -220,7 +226,8 @@ def last_batch(subject: Subject) -> Iterator[Finding]:
         yield from bad
         if not bad:
             yield passed(
-                f"{part.prefix}{found.batches} batches of {found.samples} samples, the last of {found.last}"
+                f"{part.prefix}{found.batches} batches of {found.samples} samples, the "
+                f"last of {found.last}"
             )
 
 

@@ -97,7 +97,10 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
         if not bad:
             leaves = len(found.samples[0].leaves)
             yield passed(
-                f"{found.part.prefix}{found.read} were read: {leaves} leaves each, finite and alike",
+                (
+                    f"{found.part.prefix}{found.read} were read: {leaves} leaves each, finite and "
+                    "of one structure"
+                ),
                 evidence={
                     "samples": validity.leaf_rows(found),
                     "reading": [{"read": len(found.samples), "seconds": round(found.seconds, 6)}],
@@ -165,9 +168,10 @@ def samples_unchanged(subject: Subject) -> Iterator[Finding]:
         ):
             yield collating.written(part, writes)
         elif not again.differing or again.held_randomness:
-            why = " once its own generator is put back" if again.held_randomness else ""
+            why = " once its own generator is reset" if again.held_randomness else ""
             yield passed(
-                f"{part.prefix}{len(again.indices)} samples are equal when read again under their seed{why}"
+                f"{part.prefix}{len(again.indices)} samples are equal when read again with the "
+                f"same seed{why}"
             )
         elif again.changes:
             traced = None
@@ -176,7 +180,7 @@ def samples_unchanged(subject: Subject) -> Iterator[Finding]:
             yield explain.damaged(part, again, traced)
         elif subject.contract.promised("RandomAugmentation"):
             yield inconclusive(
-                f"{part.prefix}samples differ under one seed; random-augmentation says why",
+                f"{part.prefix}samples differ with the same seed; see random-augmentation",
                 code="random",
             )
         else:
@@ -215,7 +219,8 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
         measured = labels.measure(found)
         if measured is None:
             yield inconclusive(
-                f"{part.prefix}no label can be told apart in a sample ({found.samples[0].structure})"
+                f"{part.prefix}no label can be identified in a sample "
+                f"({found.samples[0].structure})"
             )
             continue
         classes, ignore, wants_float = _declared_labels(subject, part)
@@ -304,9 +309,11 @@ def split_hygiene(subject: Subject) -> Iterator[Finding]:
             why = "reading is random" if found.random else "not all were compared"
             yield inconclusive(
                 f"no sample of {second.role} was seen in {first.role}, but {why}: "
-                f"{found.compared[0]} of {found.total[0]} with {found.compared[1]} of {found.total[1]}"
+                f"{found.compared[0]} of {found.total[0]} with {found.compared[1]} of "
+                f"{found.total[1]}"
             )
         else:
             yield passed(
-                f"{found.total[0]} samples of {first.role} and {found.total[1]} of {second.role}: none shared"
+                f"{found.total[0]} samples of {first.role} and {found.total[1]} of "
+                f"{second.role}: none shared"
             )

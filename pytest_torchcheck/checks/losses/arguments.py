@@ -29,19 +29,22 @@ def loss_arguments(subject: Subject) -> Iterator[Finding]:
         return
     written = evidence(subject).written
     if not written:
-        yield passed("the loss writes to nothing that it is given")
+        yield passed("the loss writes to none of its arguments")
         return
     first = _calls(subject, anew=False)
     if not first.changed:
-        yield passed(f"{written[0]} is written to, and has the same values after it")
+        yield passed(f"{written[0]} is written to, but its values stay the same")
         return
     if _alike(first.values[0], first.values[1]):
-        yield passed(f"{first.changed[0]} is changed once: a second call gives the same loss")
+        yield passed(
+            f"{first.changed[0]} is changed in the first call only: a second call gives the "
+            "same loss"
+        )
         return
     control = _calls(subject, anew=True)
     if not _alike(control.values[0], control.values[1]):
         yield inconclusive(
-            "a second call gives another loss with new arguments too", code="not-repeatable"
+            "a second call gives another loss with fresh arguments too", code="not-repeatable"
         )
         return
     yield explain.changed_arguments(subject, first.changed, first.sizes, first.values)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from ...subject import Subject
 
 _SURE = 250.0
-"""Logits so far apart: the smaller probability is 0 in float32, and its logarithm is -250."""
+"""A difference of logits at which the smaller probability is 0 in float32, and its logarithm is
+-250."""
 _LOGITS = ("F.cross_entropy", "F.log_softmax", "torch.log_softmax", "Tensor.log_softmax")
 
 
@@ -51,7 +52,8 @@ def loss_sound(subject: Subject) -> Iterator[Finding]:
 def loss_shapes(subject: Subject) -> Iterator[Finding]:
     """Look for outputs and targets that are stretched against each other by broadcasting.
 
-    Within the model it is the calls of torch's losses that are looked at: of a loss that the model computes itself,
+    Within the model it is the calls of torch's losses that are looked at: of a loss that the model
+    computes itself,
     and of a term that it adds to the declared one.
     """
     seen = evidence(subject)
@@ -69,9 +71,9 @@ def loss_shapes(subject: Subject) -> Iterator[Finding]:
     batch = subject.batch()
     symbol = subject.source.batch_symbol
     if symbol is not None and batch.sizes.get(symbol, 2) < 2:
-        yield inconclusive("the batch holds one sample, so that broadcasting could not be seen")
+        yield inconclusive("the batch holds one sample, so broadcasting could not be observed")
     else:
-        yield passed("no output is stretched against its target")
+        yield passed("no output is broadcast against its target")
 
 
 def _stretches(subject: Subject, seen: LossEvidence, known: set[str]) -> Iterator[Finding]:
@@ -94,7 +96,7 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
 
     Three habits are suspicious: a logarithm of what a softmax or a sigmoid gave (tried with an
     input as a sure model gives it), a regression on labels that are declared as classes, and a
-    cross entropy of targets that are no class probabilities (several ones in a row, negative ones,
+    cross entropy of targets that are not class probabilities (several ones in a row, negative ones,
     or one number per sample).
     """
     seen = evidence(subject)
@@ -106,7 +108,7 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("the loss calls none of torch's classification or regression losses")
         return
     names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
-    yield passed(f"{names}: the input has the form that is expected")
+    yield passed(f"{names}: the input has the expected form")
 
 
 def _inputs(subject: Subject, seen: LossEvidence, known: set[str]) -> Iterator[Finding]:
@@ -192,7 +194,7 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
     reads = bool(targets_of(subject.batch()))
     if names:
-        yield passed(f"{names}: shapes agree, and the input has the form that is expected")
+        yield passed(f"{names}: shapes agree, and the input has the expected form")
     elif reads:
         yield passed("the training step reads its targets, and broadcasts no output with one")
     else:
@@ -242,7 +244,10 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
     if wrong:
         yield explain.wrong_sign(
             subject,
-            f"raising the true class's logit raises the loss in {wrong[0].rising:.0%} of {wrong[0].counted} targets",
+            (
+                f"raising the true class's logit raises the loss for {wrong[0].rising:.0%} of "
+                f"{wrong[0].counted} targets"
+            ),
             wrong[0].place,
         )
         return
@@ -257,14 +262,14 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
         )
         return
     if not classes and not seen.away and not subject.contract.declares("targets"):
-        yield not_applicable("there are no targets, and no output is cut free to be one")
+        yield not_applicable("there are no targets, and no detached output can serve as target")
         return
     if not classes and not seen.away:
         yield inconclusive(
-            "no output could be matched with its target, so that the sign could not be seen"
+            "no output could be matched with its target, so the sign could not be determined"
         )
         return
-    yield passed("the loss falls towards the targets")
+    yield passed("the loss falls as outputs move towards the targets")
 
 
 def loss_at_start(subject: Subject) -> Iterator[Finding]:
@@ -280,7 +285,8 @@ def loss_at_start(subject: Subject) -> Iterator[Finding]:
     uniform = math.log(used.classes)
     if used.entropy <= uniform + 2.0 or used.spread <= 2.5:
         yield passed(
-            f"cross entropy {used.entropy:.3f}; a uniform guess over {used.classes} classes has {uniform:.3f}"
+            f"cross entropy {used.entropy:.3f}; a uniform guess over {used.classes} "
+            f"classes has {uniform:.3f}"
         )
         return
     gain = _gain(subject, used.weight)
@@ -289,11 +295,18 @@ def loss_at_start(subject: Subject) -> Iterator[Finding]:
     else:
         yield suspicious(
             "loss-at-start",
-            f"the first cross entropy is {used.entropy:.2f}, far above the {uniform:.2f} of a uniform guess",
-            observed=f"logits have a standard deviation of {used.spread:.2f} over {used.classes} classes",
+            (
+                f"the first cross entropy is {used.entropy:.2f}, far above the {uniform:.2f} "
+                "of a uniform guess"
+            ),
+            observed=(
+                f"logits have a standard deviation of {used.spread:.2f} over {used.classes} classes"
+            ),
             cause="the model is confidently wrong before it has seen any data",
             because="a fresh head usually gives logits with a deviation below 1",
-            fix="scale the head down at initialisation, unless margins or temperatures make this deliberate",
+            fix=(
+                "scale the head down at initialisation, unless a margin or temperature intends this"
+            ),
             location=used.place,
         )
 

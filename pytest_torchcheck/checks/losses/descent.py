@@ -31,14 +31,15 @@ def descent(subject: Subject) -> Iterator[Finding]:
     size = sum(p.numel() * p.element_size() for p in subject.model.parameters())
     if size > _LARGE_BYTES and "float64" not in (subject.contract.dtypes or ()):
         yield not_applicable(
-            f"the parameters take {size / 2**20:.0f} MiB: in float64 they and their gradients would take four times "
-            "as much; declare float64 among the contract's dtypes for a model that is to be asked"
+            f"the parameters take {size / 2**20:.0f} MiB: in float64 they and their gradients "
+            "would take four times as much; declare float64 among the contract's dtypes to run "
+            "this check"
         )
         return
     with subject.pristine() as model:
         several = len(optimizers_of(subject.make_optimizer(model))) > 1
     if several:
-        yield not_applicable("several optimizers each follow a part of the loss")
+        yield not_applicable("several optimizers each minimise a part of the loss")
         return
     found = slopes.descent(subject)
     if found.refused:
@@ -51,17 +52,17 @@ def descent(subject: Subject) -> Iterator[Finding]:
     }
     if found.holds:
         yield passed(
-            f"the loss follows its gradient: {found.ratio(first):.4f} of the promised slope at a relative "
-            f"step of {first.step:g}",
+            f"the loss follows its gradient: {found.ratio(first):.4f} of the predicted slope at "
+            f"a relative step of {first.step:g}",
             evidence=shown,
         )
     elif not found.steady:
         yield inconclusive("a second evaluation from the same state and seed gives another loss")
     elif found.measured is None:
         yield inconclusive(
-            "the loss has no steady slope here, as with rounding or kinks: "
+            "the loss has no constant slope here, as with rounding or kinks: "
             + ", ".join(
-                f"{found.ratio(s):.4g} of the promised one at {s.step:g}" for s in found.slopes
+                f"{found.ratio(s):.4g} of the predicted slope at {s.step:g}" for s in found.slopes
             )
         )
     else:

@@ -76,14 +76,16 @@ def label_range(subject: Subject) -> Iterator[Finding]:
     if used is None and aligned:
         labels = aligned[0][1]
         yield passed(
-            f"{labels.counted} labels of a CTC loss, from {labels.low} to {labels.top}, fit {labels.classes} classes "
+            f"{labels.counted} labels of a CTC loss, from {labels.low} to {labels.top}, "
+            f"fit {labels.classes} classes "
             f"with the blank at {labels.blank}"
         )
         return
     if used is None and binary:
         count = sum(u.binary for u in binary)
         yield passed(
-            f"{count} targets of a binary cross entropy: those that the loss heeds lie within 0 and 1"
+            f"{count} targets of a binary cross entropy: those that the loss uses lie between 0 "
+            "and 1"
         )
         return
     if used is None:
@@ -100,9 +102,11 @@ def label_range(subject: Subject) -> Iterator[Finding]:
             "label-base",
             f"class 0 never occurs among {used.counted} labels",
             observed=f"labels from {used.low} to {used.top}, {used.classes} classes",
-            cause="the labels may count from one",
-            because=f"with {used.counted} labels over {used.classes} classes, 0 was to be expected",
-            fix="subtract one from the labels where they are read, if they count from one",
+            cause="the labels may start at one",
+            because=(
+                f"with {used.counted} labels over {used.classes} classes, 0 is expected to occur"
+            ),
+            fix="subtract one from the labels where they are read, if they start at one",
         )
     else:
         yield passed(
@@ -114,11 +118,11 @@ def _larger_head(used: Consumed, classes: int) -> Iterator[Finding]:
     """Report a head with more classes than are declared."""
     yield suspicious(
         "label-classes",
-        f"the head has {used.classes} classes, {classes} are declared",
+        f"the head has {used.classes} classes, but {classes} are declared",
         observed=f"logits {list(used.shape)}; Labels(classes={classes})",
-        cause="the head is larger than the number of classes",
+        cause="the head has more outputs than there are classes",
         because="the class dimension and the declaration differ",
-        fix=f"give the head {classes} outputs, unless the rest is reserved",
+        fix=f"give the head {classes} outputs, unless the others are reserved",
         location=used.place,
     )
 
@@ -135,13 +139,15 @@ def ignored_targets(subject: Subject) -> Iterator[Finding]:
     batch = subject.batch()
     targets = batch.tensors().get(where)
     if targets is None:
-        yield inconclusive("the targets are no single tensor")
+        yield inconclusive("the targets are not a single tensor")
         return
     marks = (torch.arange(targets.numel(), device=targets.device) % 2 == 0).view(targets.shape)
     other = torch.where(marks, torch.full_like(targets, ignore), targets)
     found = output_gradients(subject, batch.map(lambda p, leaf: other if p == where else leaf))
     if found is None:
-        yield inconclusive("the loss's gradient to the outputs could not be taken")
+        yield inconclusive(
+            "the gradient of the loss with respect to the outputs could not be computed"
+        )
         return
     for path, grad in found[1].items():
         per_target = _reduce_to(grad, targets.shape)
@@ -156,9 +162,9 @@ def ignored_targets(subject: Subject) -> Iterator[Finding]:
                 subject, path, ignore, float((at > 0).float().mean()), float(at.max())
             )
             return
-        yield passed(f"{int(marks.sum())} targets of {ignore} leave {path} without a gradient")
+        yield passed(f"{int(marks.sum())} targets of {ignore} give {path} no gradient")
         return
-    yield inconclusive("no output has one gradient for each target")
+    yield inconclusive("no output has one entry for each target")
 
 
 def _reduce_to(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
@@ -178,11 +184,13 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
     found = find_input(batch, promise.input)
     ids = None if found is None else found[1]
     if ids is None or ids.is_floating_point() or ids.dim() != 2 or promise.dim != 1:
-        yield not_applicable("the causal input is no batch of token ids")
+        yield not_applicable("the causal input is not a batch of token ids")
         return
     gradients = output_gradients(subject, batch)
     if gradients is None:
-        yield inconclusive("the loss's gradient to the outputs could not be taken")
+        yield inconclusive(
+            "the gradient of the loss with respect to the outputs could not be computed"
+        )
         return
     for path, grad in gradients[1].items():
         wanted = _pulled(trees.dense(grad), ids)
@@ -192,18 +200,18 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
         shares = {shift: _agreement(implied, counts, ids, shift) for shift in (-1, 0, 1, 2, 3)}
         if max(shares.values()) < 0.95:
             yield not_applicable(
-                f"the targets are no shifted copy of the ids (best {max(shares.values()):.0%})"
+                f"the targets are not a shifted copy of the ids (best {max(shares.values()):.0%})"
             )
             return
         best = max(shares, key=lambda shift: (shares[shift], -abs(shift - 1)))
         if best == 1:
-            yield passed(f"{int(counts.sum())} positions of {path} are pulled to the next token")
+            yield passed(f"{int(counts.sum())} positions of {path} are trained on the next token")
         elif shares[1] >= shares[best]:
-            yield inconclusive("the text repeats, so that the shift cannot be told")
+            yield inconclusive("the text repeats, so the shift cannot be determined")
         else:
             yield explain.shifted(subject, path, best, shares[best])
         return
-    yield inconclusive("no output has one vector of logits for each token")
+    yield inconclusive("no output has a vector of logits for each token")
 
 
 def _pulled(grad: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -241,7 +249,9 @@ def padding_loss(subject: Subject) -> Iterator[Finding]:
         return
     gradients = output_gradients(subject, batch)
     if gradients is None:
-        yield inconclusive("the loss's gradient to the outputs could not be taken")
+        yield inconclusive(
+            "the gradient of the loss with respect to the outputs could not be computed"
+        )
         return
     for path, grad in gradients[1].items():
         values = _reduce_to(grad, padded.shape)
@@ -252,7 +262,7 @@ def padding_loss(subject: Subject) -> Iterator[Finding]:
                 subject, path, float((values[padded] > 0).float().mean()), int(padded.sum())
             )
             return
-        yield passed(f"{int(padded.sum())} padded positions leave {path} without a gradient")
+        yield passed(f"{int(padded.sum())} padded positions give {path} no gradient")
         return
     yield not_applicable("no output has a value for each position")
 

@@ -83,13 +83,15 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
             return
     except (SubjectError, RuntimeError) as error:
         yield inconclusive(
-            f"the loss refuses another target: {message_of(error).splitlines()[0]:.80}"
+            f"the loss raises with another target: {message_of(error).splitlines()[0]:.80}"
         )
         return
     if seen:
-        yield passed(f"{seen} targets changed by one each reach an output at one distance")
+        yield passed(
+            f"{seen} targets, changed one at a time, each affect outputs at the same offset"
+        )
     else:
-        yield inconclusive("no change of a single target reached an output")
+        yield inconclusive("no change of a single target changed the gradient of an output")
 
 
 def _class_axes(leaf: torch.Tensor, target: torch.Tensor) -> list[int]:
@@ -121,7 +123,8 @@ def _reached(
     """Change single targets; return for each the positions of the output whose gradient changed, by class axis."""
     found: list[dict[Place, set[Place]]] = [{} for _ in axes]
     for number in range(_PROBES):
-        # spread over the targets, and at uneven distances: no period of the shape is met by all of them
+        # spread over the targets, and at uneven distances: no period of the shape is met by all of
+        # them
         flat = int(target.numel() * ((number + 0.5) * _GOLDEN % 1))
         place = trees.place_of(flat, target.shape)
         other = _other(target, place, leaf.shape[axes[0]] if axes[0] >= 0 else 0)
@@ -212,7 +215,7 @@ def in_batch_pairs(subject: Subject) -> Iterator[Finding]:
     axes = _sample_axes(subject, batch)
     size = min((batch.tensors()[p].shape[a] for p, a in axes.items()), default=0)
     if subject.contract.loss == "output" or size < 4:
-        yield not_applicable("there are not four samples to rank against each other")
+        yield not_applicable("the batch has fewer than the four samples that ranking needs")
         return
     known: LossEvidence | None = subject.cache.get("loss")
     if known is None or any(
@@ -231,7 +234,7 @@ def in_batch_pairs(subject: Subject) -> Iterator[Finding]:
             return
     base = _loss_at(subject, batch)
     if base != _loss_at(subject, batch, seed=1):
-        yield inconclusive("the loss is random in eval mode, so that an order could not be tried")
+        yield inconclusive("the loss is random in eval mode, so another order could not be tried")
         return
     changes: list[float] = []
     for blocks in _orders(size):

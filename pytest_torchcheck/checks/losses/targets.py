@@ -35,7 +35,7 @@ _ROUNDING: Final = 1e-5
 _BY_SAMPLE: Final = (
     "NllLoss", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "SoftMarginLoss",
 )  # fmt: skip
-"""Autograd nodes of torch's losses whose terms belong to one sample each, when the loss is nothing else."""
+"""Autograd nodes of torch's losses with one term per sample, where the loss is nothing else."""
 
 
 def _loss_of(subject: Subject) -> LossOfOutput | str:
@@ -45,7 +45,9 @@ def _loss_of(subject: Subject) -> LossOfOutput | str:
     batch = subject.batch().clone()
     output = output_for_loss(subject)
     if not all(map(trees.computable, trees.floats(output).values())):
-        return "the output is sparse, nested or of a class that wraps tensors: no other can be put in its place"
+        return (
+            "the output is sparse, nested or of a class that wraps tensors: it cannot be replaced"
+        )
     loss = LossOfOutput(subject, output, batch)
     return loss if loss.rebuilt else "the output is of a class that cannot be rebuilt"
 
@@ -58,7 +60,7 @@ def edge_targets(subject: Subject) -> Iterator[Finding]:
         return
     base = loss.slopes()
     if base is None or not base.finite:
-        yield inconclusive("the loss of the whole batch has no finite gradient already")
+        yield inconclusive("the loss of the whole batch already has no finite gradient")
         return
     tried = 0
     for what, case, status in (*_alone(subject, loss), *_one_class(subject, loss)):
@@ -73,7 +75,7 @@ def edge_targets(subject: Subject) -> Iterator[Finding]:
     if tried:
         yield passed(f"the loss and its gradient are finite in {tried} edge cases")
     else:
-        yield not_applicable("neither samples nor classes of the targets can be told apart")
+        yield not_applicable("neither samples nor classes of the targets can be distinguished")
 
 
 def _alone(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOutput, Status]]:
@@ -144,12 +146,12 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
     axis, symbol = subject.contract.batch_dim, subject.source.batch_symbol
     size = 0 if axis is None or symbol is None else loss.samples(axis)
     if axis is None or symbol is None or size < 2 or loss.batch.sizes.get(symbol) != size:
-        yield not_applicable("the outputs do not hold one entry for each of at least two samples")
+        yield not_applicable("the outputs do not have one entry for each of at least two samples")
         return
     base = loss.slopes()
     again = loss.slopes()
     if base is None or again is None or not base.finite or base.value != again.value:
-        yield inconclusive("the loss has no finite gradient that repeats under one seed")
+        yield inconclusive("the loss has no finite gradient that repeats with the same seed")
         return
     axes = subject.source.axes(symbol)
     seen = 0
@@ -166,7 +168,7 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
     if findings:
         return
     if seen:
-        yield passed(f"{seen} targets each decide the loss of their own sample")
+        yield passed(f"{seen} targets each affect the loss of their own sample only")
     else:
         yield inconclusive("no change of one sample's target changed the loss")
 
@@ -199,7 +201,8 @@ def _how_sure(subject: Subject, batch: Batch, read_by: object) -> Status:
     """Say what it means that targets are ignored: where they are not declared as targets, perhaps nothing.
 
     Targets of a spec are. Those that a batch is given by hand are where they fit an output: a label
-    for each row of scores, or a value for each. Constants and copies of an input may stand for none,
+    for each row of scores, or a value for each. Constants and copies of an input may stand for
+    none,
     and so may those that ``read_by``, the loss or the step, takes as ``_`` or by a name with an
     underscore before it.
     """

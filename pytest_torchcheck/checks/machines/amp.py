@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from ...subject import Subject
 
 RATIO: Final = {"output": 4.0, "gradient": 6.0, "buffer": 4.0}
-"""Times the error that rounding each layer's weights and output makes: operations between layers round too."""
+"""Factor on the error from rounding each layer's weights and output: operations between layers
+round too."""
 FLOOR: Final = 8
 _ILL = 0.5
 _SCALE = 1024.0  # of the loss in float16, so that small gradients do not vanish
@@ -47,7 +48,9 @@ def autocast(subject: Subject) -> Iterator[Finding]:
         return
     wide = parity.twin(subject, torch.float64)
     if wide is None:
-        yield inconclusive("the model cannot be copied: there is no oracle", code="no-oracle")
+        yield inconclusive(
+            "the model cannot be copied: there is nothing to compare with", code="no-oracle"
+        )
         return
     batch = subject.batch()
     names = dict.fromkeys(d for p in subject.contract.promised("Autocasts") for d in p.dtypes)  # type: ignore[attr-defined]
@@ -71,7 +74,7 @@ def autocast(subject: Subject) -> Iterator[Finding]:
         return
     for name in names:
         if name not in usable:
-            yield not_applicable("float16 autocast is for GPUs; bfloat16 is checked on the CPU")
+            yield not_applicable("float16 autocast needs a GPU; bfloat16 is checked on the CPU")
             continue
         yield _under(subject, name, exact, train=train)
 
@@ -109,7 +112,10 @@ def _under(subject: Subject, name: str, exact: parity.Run, *, train: bool) -> Fi
     noise = parity.gaps(parity.run(subject, rounded, low, train=train, rounded=dtype), exact)
     if "output" in noise and noise["output"].value > _ILL:
         return inconclusive(
-            f"rounding each layer to {name} alone leaves no correct digit: nothing can be told from it",
+            (
+                f"rounding each layer to {name} already leaves no correct digit: nothing can be "
+                "concluded"
+            ),
             code="ill-conditioned",
         )
     eps = torch.finfo(dtype).eps
@@ -121,7 +127,8 @@ def _under(subject: Subject, name: str, exact: parity.Run, *, train: bool) -> Fi
             return _differs(subject, name, gap, limit, parity.first_apart(watched, exact, limit))
         told.append(f"{part}s to {gap.value:.1e}")
     return passed(
-        f"under {name} autocast {', '.join(told)} (relative) of float64, within what rounding explains"
+        f"under {name} autocast {', '.join(told)} (relative) of float64, within what "
+        "rounding explains"
     )
 
 
@@ -144,7 +151,7 @@ def _differs(
     return violated(
         "autocast-differs" if finite else "autocast-overflow",
         f"under {dtype} autocast {gap.label} is "
-        + ("not that of full precision" if finite else "not finite"),
+        + ("different from full precision" if finite else "not finite"),
         culprits=[
             Culprit(
                 kind="module"
@@ -153,7 +160,7 @@ def _differs(
                 if gap.part == "output"
                 else "parameter",
                 name=name,
-                detail="the first that is apart" if first is not None else f"{gap.value:.2g} away",
+                detail="the first that differs" if first is not None else f"{gap.value:.2g} away",
                 location=place,
             )
         ],
@@ -167,15 +174,15 @@ def _differs(
             f"NaN or infinity under autocast, where float64 is finite ({dtype} ends at "
             f"{torch.finfo(DTYPES[dtype]).max:g})"
         ),
-        cause=f"the low-precision path computes something else from {name} on"
+        cause=f"the low-precision path computes a different result from {name} on"
         if finite
-        else f"a magnitude beyond {dtype}'s range, or a division by what it rounds to 0",
+        else f"a magnitude beyond {dtype}'s range, or a division by a value that it rounds to 0",
         because=(
-            "a pass in float64 that rounds weights, inputs and each layer to the same "
-            "precision stays within that bound"
+            "a float64 pass with weights, inputs and each layer rounded to that precision "
+            "stays within this bound"
         )
         if finite
-        else "the same weights and inputs in float64 give finite values",
+        else "the same weights and inputs give finite values in float64",
         fix=(
             "compute that part in float32 (with torch.autocast(..., enabled=False)), by the "
             "same formula as in full precision"
@@ -198,7 +205,9 @@ def grad_scaler(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("the GradScaler is disabled on this device")
         return
     if not seen.injected:
-        yield inconclusive("no gradient arrived in the second step", code="no-gradient")
+        yield inconclusive(
+            "no parameter received a gradient in the second step", code="no-gradient"
+        )
         return
     line = next(
         (
@@ -224,7 +233,10 @@ def grad_scaler(subject: Subject) -> Iterator[Finding]:
                 )
             ],
             location=line,
-            observed=f"factor {seen.factors[1]:g} in the step that overflowed, {seen.factors[2]:g} in the next one",
+            observed=(
+                f"factor {seen.factors[1]:g} in the step that overflowed, {seen.factors[2]:g} "
+                "in the next one"
+            ),
             cause="scaler.update() is not called after scaler.step()",
             because="the factor was read from the scaler in each step",
             fix="call scaler.update() at the end of every step",
@@ -232,14 +244,16 @@ def grad_scaler(subject: Subject) -> Iterator[Finding]:
         return
     if not seen.moved[0] or not any(seen.moved[2:]):
         yield inconclusive(
-            "the steps without an overflow change no parameter: that an overflow changes none says nothing",
+            (
+                "steps without an overflow change no parameter either, so a skipped step cannot be "
+                "recognised"
+            ),
             code="nothing-moves",
         )
         return
     yield passed(
         "an infinite gradient changed no parameter and lowered the factor from "
-        f"{seen.factors[1]:g} to {seen.factors[2]:g}; "
-        "the next steps moved on"
+        f"{seen.factors[1]:g} to {seen.factors[2]:g}; the next steps changed parameters again"
     )
 
 
@@ -248,22 +262,25 @@ def _made_anew(seen: _Seen, subject: Subject, line: Location | None) -> Iterator
     yield violated(
         "scaler-anew",
         (
-            f"a new GradScaler is made in every step ({seen.scalers} in "
-            f"{len(seen.factors)} steps): its factor never adapts"
+            f"a new GradScaler is created in every step ({seen.scalers} in {len(seen.factors)} "
+            "steps): its factor never adapts"
         ),
         culprits=[
             Culprit(
                 kind="call",
                 name="GradScaler",
-                detail="made in the step",
+                detail="created in the step",
                 location=_scaler_line(subject),
             )
         ],
         location=_scaler_line(subject) or line,
-        observed=f"{seen.scalers} scalers in {len(seen.factors)} steps, each with the factor {seen.factors[0]:g}",
-        cause="the scaler is made inside the step",
-        because="the objects that scaled the loss were told apart, step by step",
-        fix="make the GradScaler once, outside the step",
+        observed=(
+            f"{seen.scalers} scalers in {len(seen.factors)} steps, each with the factor "
+            f"{seen.factors[0]:g}"
+        ),
+        cause="the scaler is created inside the step",
+        because="the objects that scaled the loss were compared step by step",
+        fix="create the GradScaler once, outside the step",
     )
 
 
@@ -273,18 +290,21 @@ def _infinite_applied(
     """Report weights that an infinite gradient changes."""
     yield violated(
         "overflow-applied",
-        f"a gradient that is infinite reaches the weights: {seen.moved[1][0]} is changed by the step",
+        f"an infinite gradient reaches the weights: the step changes {seen.moved[1][0]}",
         culprits=[
             Culprit(kind="parameter", name=name, location=sources.of_parameter(subject.model, name))
             for name in seen.moved[1][:4]
         ],
         location=_first_line(trace, "optimizer-step") or line,
-        observed=f"{len(seen.moved[1])} parameters move in a step one gradient of which was made infinite",
+        observed=(
+            f"{len(seen.moved[1])} parameters change in a step in which one gradient was made "
+            "infinite"
+        ),
         cause="the optimizer is stepped without the scaler, or the scaler's check is bypassed",
         because="one element of one gradient was set to infinity before the step",
         fix=(
-            "scaler.step(optimizer) in place of optimizer.step(), and scaler.unscale_ "
-            "before anything that reads gradients"
+            "call scaler.step(optimizer) in place of optimizer.step(), and scaler.unscale_ "
+            "before any code that reads gradients"
         ),
     )
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ...subject import Subject
 
 FLOOR: Final = 1024
-"""Times eps: what kernels of correct models differ by for their other order of summation (Winograd, split-K)."""
+"""Times eps: difference between kernels of correct models due to the order of summation (Winograd,
+split-K)."""
 TF32_EPS: Final = 2.0**-11
 TF32_FLOOR: Final = 64
 RATIO: Final = {"output": 3.0, "gradient": 4.0, "buffer": 3.0}
@@ -35,7 +36,8 @@ _ILL = 0.1
 def device_parity(subject: Subject) -> Iterator[Finding]:
     """Compare one pass on the device with float64 on the CPU; the CPU's own error in this dtype gives the bound.
 
-    TF32 is off; where ``AllowsTF32`` is promised, a second pass with it must keep within its rounding.
+    TF32 is off; where ``AllowsTF32`` is promised, a second pass with it must keep within its
+    rounding.
     """
     base = _oracle(subject)
     if isinstance(base, Finding):
@@ -73,7 +75,7 @@ def _oracle(subject: Subject) -> Oracle | Finding:
     wide, own = parity.twin(subject, torch.float64), parity.twin(subject)
     if wide is None or own is None:
         return inconclusive(
-            "the model cannot be copied, so that there is no oracle", code="no-oracle"
+            "the model cannot be copied: there is nothing to compare with", code="no-oracle"
         )
     batch = subject.batch()
     double = batch.to(device="cpu", dtype=torch.float64)
@@ -86,7 +88,10 @@ def _oracle(subject: Subject) -> Oracle | Finding:
         exact = parity.run(subject, wide, double, train=train, watch=True)
     except parity.SubjectError as error:
         return inconclusive(
-            f"the model does not run in float64 on the CPU, so that there is no oracle: {message_of(error)}",
+            (
+                "the model does not run in float64 on the CPU: there is nothing to compare with: "
+                f"{message_of(error)}"
+            ),
             code="no-oracle",
         )
     if not exact.output or not exact.gradient:
@@ -99,9 +104,8 @@ def _oracle(subject: Subject) -> Oracle | Finding:
     worst = max(naive.values(), key=lambda gap: gap.value)
     if not worst.value < _ILL:
         return inconclusive(
-            f"the CPU itself errs by {worst.value:.2g} (relative) in {worst.label}: such a "
-            "model amplifies rounding, and "
-            "any device may differ",
+            f"the CPU itself errs by {worst.value:.2g} (relative) in {worst.label}: the model "
+            "amplifies rounding, so any device may differ",
             code="ill-conditioned",
         )
     return batch, exact, naive, train
@@ -157,19 +161,24 @@ def _differs(
     mode = "with TF32" if tf32 else "without TF32"
     return violated(
         "device-differs",
-        f"{gap.label} on {device} is not that of the CPU"
+        f"{gap.label} on {device} differs from the CPU"
         + (f", from {name} on" if first is not None else ""),
         culprits=[culprit],
         location=culprit.location or sources.of_object(type(subject.model).forward),
         observed=(
-            f"relative difference {gap.value:.3g} against float64 on the CPU ({mode}); "
-            f"{limit:.2g} is what rounding explains"
+            f"relative difference {gap.value:.3g} against float64 on the CPU ({mode}); rounding "
+            f"explains {limit:.2g}"
         ),
-        cause=f"{name} computes something else on {device}"
+        cause=f"{name} computes a different result on {device}"
         if first is not None
-        else f"an operation outside any module, or a backward, computes something else on {device}",
-        because=f"the same weights and inputs in float32 on the CPU stay within a bound of {limit:.2g}"
-        + (f", and every module before {name} agrees" if first is not None else ""),
+        else (
+            "an operation outside any module, or a backward, computes a different result on "
+            f"{device}"
+        ),
+        because=(
+            f"the same weights and inputs in float32 on the CPU stay within a bound of {limit:.2g}"
+        )
+        + (f", and every module before {name} agrees with the CPU" if first is not None else ""),
         fix=(
             f"compare {name} alone on both devices; look for kernels of your own, "
             "uninitialised memory and branches on the device"
@@ -205,7 +214,7 @@ def host_syncs(subject: Subject) -> Iterator[Finding]:
     }
     if not own:
         rest = f"; {len(seen)} in torch's own code" if seen else ""
-        yield passed(f"{where} wait for the device nowhere in the user's code{rest}")
+        yield passed(f"{where} never wait for the device in the user's code{rest}")
         return
     places = [s.location for s in own.values() if s.location is not None]
     lines = ", ".join(f"{p.file.rpartition('/')[2]}:{p.line}" for p in places[:6])
@@ -219,8 +228,10 @@ def host_syncs(subject: Subject) -> Iterator[Finding]:
         observed=f"{len(own)} lines of one step wait, after a warm-up",
         cause=("a value, or a shape that depends on values, is needed on the host before the next "
             "operation can be queued"),
-        because=f"torch reported a synchronising operation while line {places[0].line} ran: {places[0].text}",
-        fix="keep it a tensor (torch.where, masks, index_select with a known size), or read it every n steps only",
+        because=(f"torch reported a synchronising operation while line {places[0].line} ran: "
+            f"{places[0].text}"),
+        fix=("keep it a tensor (torch.where, masks, index_select with a known size), or read it "
+            "every n steps only"),
     )  # fmt: skip
 
 
@@ -247,7 +258,7 @@ def side_stream(subject: Subject) -> Iterator[Finding]:
         if gap.value > limit:
             yield violated(
                 "stream-differs",
-                f"{gap.label} is another one on a side stream",
+                f"{gap.label} differs on a side stream",
                 culprits=[
                     Culprit(
                         kind="output" if part == "output" else "parameter",
@@ -263,9 +274,15 @@ def side_stream(subject: Subject) -> Iterator[Finding]:
                     f"relative difference {gap.value:.3g}; two passes on the default stream "
                     f"differ by {noise[part].value:.2g}"
                 ),
-                cause="work is queued on a fixed stream (a kernel that takes the default one), and nobody waits for it",
+                cause=(
+                    "a kernel is launched on a fixed stream (such as the default one), and no "
+                    "stream waits for it"
+                ),
                 because="only the stream was changed, with the same weights, inputs and seed",
-                fix="launch kernels on torch.cuda.current_stream(), and let streams of your own wait for it",
+                fix=(
+                    "launch kernels on torch.cuda.current_stream(), and make your own streams "
+                    "wait for it"
+                ),
             )
             return
     yield passed(
@@ -329,7 +346,8 @@ def _replayed(
     limit = FLOOR * torch.finfo(subject.dtype or torch.float32).eps
     if wrong[path] <= limit:
         yield passed(
-            f"replayed with new inputs, the captured forward agrees with eager to {wrong[path]:.1e} (relative)"
+            "replayed with new inputs, the captured forward agrees with eager mode to "
+            f"{wrong[path]:.1e} (relative)"
         )
         return
     stale = all(
@@ -339,14 +357,14 @@ def _replayed(
     yield violated(
         "graph-stale",
         f"replayed with new inputs, {path} is "
-        + ("that of the inputs at capture" if stale else "not what eager gives"),
+        + ("that of the inputs at capture" if stale else "different from eager mode"),
         culprits=[Culprit(kind="output", name=path, detail=f"{wrong[path]:.2g} away")],
         location=sources.of_object(type(subject.model).forward),
-        observed=f"relative difference {wrong[path]:.3g} to eager on the same inputs",
-        cause=("something of the forward ran on the host at capture and is not repeated (a "
-            "branch, a copy of an input, a random number)"),
-        because="the captured outputs were replayed" + (", and nothing of them changed" if stale else ""),
-        fix="compute from the input tensors themselves, on the device, in every call",
+        observed=f"relative difference {wrong[path]:.3g} to eager mode on the same inputs",
+        cause=("a part of the forward ran on the host at capture and is not replayed (a branch, a "
+            "copy of an input, a random number)"),
+        because="the captured outputs were replayed" + (", and did not change" if stale else ""),
+        fix="compute directly from the input tensors on the device, in every call",
     )  # fmt: skip
 
 
@@ -357,11 +375,14 @@ def _not_captured(subject: Subject, said: str, place: Location | None, observed:
         culprits=[Culprit(kind="call", name=place.text if place else "forward", location=place)],
         location=place or sources.of_object(type(subject.model).forward),
         observed=observed,
-        cause="capture allows no synchronisation, no allocation outside its pool and no copy to the host",
+        cause=(
+            "capture allows no synchronisation, no allocation outside its pool and no copy to "
+            "the host"
+        ),
         because=f"it happened at line {place.line}: {place.text}"
         if place
         else "the same forward runs eagerly",
-        fix="keep values on the device, and shapes independent of them",
+        fix="keep values on the device, and make shapes independent of them",
     )
 
 

@@ -51,7 +51,7 @@ def device_portability(subject: Subject) -> Iterator[Finding]:
         return
     if subject.device.type != "cpu":
         yield not_applicable(
-            f"the model runs on {subject.device} itself; every check there is the proof"
+            f"the contract's checks run on {subject.device} itself, which tests this"
         )
         return
     if on_meta(subject):
@@ -77,7 +77,8 @@ def device_portability(subject: Subject) -> Iterator[Finding]:
     if seen.broke is not None and seen.meta.kind != "ran":
         yield inconclusive(
             "neither run could be finished: as if on a GPU, "
-            f"{type(seen.broke.error).__name__}: {_first(seen.broke.error)}; on meta, {seen.meta.message}",
+            f"{type(seen.broke.error).__name__}: {_first(seen.broke.error)}; on meta, "
+            f"{seen.meta.message}",
             code="not-run",
             location=sources.of_error(seen.broke.error),
         )
@@ -85,10 +86,10 @@ def device_portability(subject: Subject) -> Iterator[Finding]:
     meta = {
         "not-run": "",
         "ran": "; forward and backward run on meta",
-        "no-data": f"; on meta it stops where values are read ({_place(seen)})",
+        "no-data": f"; on meta the run stops where values are read ({_place(seen)})",
     }.get(seen.meta.kind, f"; on meta an operation is missing ({seen.meta.message[:80]})")
     yield passed(
-        f"{seen.pretended.ops} calls as if on a GPU mix no devices{meta}",
+        f"no devices were mixed in {seen.pretended.ops} calls as if on a GPU{meta}",
         evidence={
             "meta": seen.meta.kind,
             "syncs": [f"{s.how} at {_spell(s)}" for s in seen.pretended.syncs],
@@ -149,10 +150,13 @@ def _syncs(seen: Placement, where: str) -> Iterator[Finding]:
             f"{len(own)} place{'s' * (len(own) > 1)} of one {where} read a tensor's value on "
             f"the host (line {lines})"
         ),
-        cause="a Python number, a text or a branch needs the value, so the CPU waits until the GPU has computed it",
+        cause=(
+            "a Python number, a string or a branch needs the value, so the CPU waits until the "
+            "GPU has computed it"
+        ),
         because=f"line {first.line} reads it: {first.text}",
         fix=(
-            "keep it a tensor (torch.where, masks), or read it outside of "
+            "keep it a tensor (torch.where, masks), or read it outside "
             f"{'forward' if where == 'forward' else 'the loss'}: line {first.line}"
         ),
         evidence={"syncs": [f"{s.how} at {_spell(s)}" for s in own]},
@@ -183,7 +187,8 @@ def dtype_conversion(subject: Subject) -> Iterator[Finding]:
     if subject.contract.dtypes is not None and not declared:
         names = ", ".join(subject.contract.dtypes)
         yield not_applicable(
-            f"the declared dtypes ({names}) are the model's own, or low-precision checks run them"
+            f"the declared dtypes ({names}) are the model's own, or are covered by "
+            "low-precision checks"
         )
         return
     size = sum(p.numel() * p.element_size() for p in subject.model.parameters())
@@ -229,11 +234,14 @@ def _convert(subject: Subject, name: str, *, declared: bool) -> Finding:
             ),
             cause=f"{words} overrides how the module is converted"
             if words
-            else f"{kept[0][0]} is put back, or made anew, when the module is converted",
+            else f"{kept[0][0]} is put back or recreated when the module is converted",
             because=f"{kept[0][0]} is {kept[0][1]} after model.to(torch.{name})",
             fix=f"call super().{words.rpartition('.')[2]}(...) in {words}"
             if words
-            else f"convert {kept[0][0]} too, or declare in the contract the dtypes that the model runs in",
+            else (
+                f"convert {kept[0][0]} too, or declare in the contract the dtypes that the "
+                "model runs in"
+            ),
         )
     return passed(
         f"the model runs in {name}"

@@ -84,7 +84,8 @@ def memory_growth(subject: Subject) -> Iterator[Finding]:
         sizes = growth_sizes(subject.contract, symbol)
         if len(sizes) < 3:
             yield inconclusive(
-                f"the growth with {symbol} needs three sizes; declare sizes={{{symbol!r}: (low, high)}}"
+                f"the growth with {symbol} needs three sizes; declare sizes={{{symbol!r}: "
+                f"(low, high)}}"
             )
             continue
         try:
@@ -101,7 +102,7 @@ def memory_growth(subject: Subject) -> Iterator[Finding]:
         if found.power > declared + (0 if found.exact else _TOLERANCE):
             yield explain.grows_too_fast(found, declared)
         elif not any(found.transient_bytes):
-            yield inconclusive(f"no tensor of the step was seen at any size of {symbol}")
+            yield inconclusive(f"no tensor of the step was observed at any size of {symbol}")
         else:
             yield passed(
                 f"memory follows {found.law}, work {found.flops_law}, at {symbol} = "
@@ -126,7 +127,10 @@ def flops(subject: Subject) -> Iterator[Finding]:
         yield explain.too_many_flops(subject, tracked, int(allowed))
     else:
         yield passed(
-            f"a step takes {format_flops(tracked.flops)} of {format_flops(allowed)}{_at(tracked.profile.sizes)}",
+            (
+                f"a step takes {format_flops(tracked.flops)} of "
+                f"{format_flops(allowed)}{_at(tracked.profile.sizes)}"
+            ),
             evidence={"flops": tracked.flops, "parameters": tracked.parameters},
         )
 
@@ -134,7 +138,7 @@ def flops(subject: Subject) -> Iterator[Finding]:
 def step_leak(subject: Subject) -> Iterator[Finding]:
     """Count live bytes and hooks after each of several steps; explain only what grows."""
     if not _trains(subject):
-        yield not_applicable("no parameter requires a gradient, so that there is no training step")
+        yield not_applicable("no parameter requires a gradient, so there is no training step")
         return
     leak = _training_leak(subject)
     grown = None
@@ -166,7 +170,8 @@ def inference_memory(subject: Subject) -> Iterator[Finding]:
         return
     if with_graph and any(isinstance(m, torch.jit.ScriptModule) for m in subject.model.modules()):
         yield inconclusive(
-            f"{with_graph[0]} carries a graph under no_grad, but TorchScript's optimised graphs do so by themselves"
+            f"{with_graph[0]} carries a graph under no_grad, but TorchScript's optimised graphs "
+            "always do"
         )
         return
     excused = ""
@@ -180,7 +185,8 @@ def inference_memory(subject: Subject) -> Iterator[Finding]:
     leak = inference_leak(subject) if seen.grows else None
     if leak is None:
         yield passed(
-            f"no graph on {len(found)} outputs under no_grad{excused}; live bytes were constant over calls"
+            f"no graph on {len(found)} outputs under no_grad{excused}; live bytes were "
+            "constant over calls"
         )
         return
     known = subject.cache.get(("leak", "training"))
@@ -266,7 +272,7 @@ def _track(
                 yield _cannot(error)
                 return None
     if not _trains(subject):
-        yield not_applicable("no parameter requires a gradient, so that there is no training step")
+        yield not_applicable("no parameter requires a gradient, so there is no training step")
         return None
     try:
         return track(subject, at=sizes, fake=False, flops=True)

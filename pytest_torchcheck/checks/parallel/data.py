@@ -40,8 +40,8 @@ def rank_data(subject: Subject) -> Iterator[Finding]:
     if not all(passes):
         yield inconclusive(
             (
-                "no optimizer stepped while a torch DataLoader delivered batches, on some "
-                "rank: there is nothing to compare"
+                "on some rank no optimizer stepped while a torch DataLoader delivered batches: "
+                "there is nothing to compare"
             ),
             code="no-epoch",
         )
@@ -52,15 +52,18 @@ def rank_data(subject: Subject) -> Iterator[Finding]:
         return
     if len(passes[0]) < 2:
         yield inconclusive(
-            "the loop goes through one epoch only: whether the next one has another order cannot be told",
+            (
+                "the loop runs one epoch only: whether the next one has another order cannot be "
+                "determined"
+            ),
             code="one-epoch",
         )
         return
     sizes = sum(passes[0][0].sizes)
     yield passed(
-        f"{outcome.ranks} ranks share {len(passes[0])} epochs out, {sizes} samples for rank 0 in each; "
+        f"{outcome.ranks} ranks split {len(passes[0])} epochs, {sizes} samples for rank 0 in each; "
         + (
-            f"{passes[0][0].sampler} renews its order"
+            f"{passes[0][0].sampler} changes its order"
             if passes[0][0].is_shuffled
             else "in a fixed order"
         )
@@ -96,27 +99,36 @@ def rank_checkpoint(subject: Subject) -> Iterator[Finding]:
             subject,
             outcome,
             found,
-            f"load raises nothing, and {len(lost)} of {len(found[0]['saved'])} tensors keep their own values",
+            (
+                f"load does not raise, and {len(lost)} of {len(found[0]['saved'])} tensors keep "
+                "their own values"
+            ),
         )
     elif lost:
         yield violated(
             "checkpoint-lost",
-            f"{explain.listed(lost)} {'does' if len(lost) == 1 else 'do'} not come back from a checkpoint of the ranks",
-            culprits=explain.culprits(subject, lost, "tensor", "another value after loading"),
+            (
+                f"{explain.listed(lost)} {'does' if len(lost) == 1 else 'do'} not come back "
+                "from a checkpoint of the ranks"
+            ),
+            culprits=explain.culprits(subject, lost, "tensor", "different after loading"),
             location=explain.line(_function(subject, "load"), r"load_state_dict", r"load\("),
             observed=f"{len(lost)} of {len(found[0]['saved'])} tensors differ after loading"
             + (f"; {len(ignored)} ranks loaded nothing at all" if ignored else ""),
             cause="load leaves them as they are" if ignored else "save or load leaves them out",
-            because="what was saved and what is there after loading were compared by digest, on every rank",
-            fix="save and load the whole state_dict of model.module, on every rank that needs it, with strict=True",
+            because="saved and loaded tensors were compared by digest on every rank",
+            fix=(
+                "save and load the whole state_dict of model.module, on every rank that needs "
+                "it, with strict=True"
+            ),
         )
     split = [each for each in found if set(each["ties"]) - set(each["tied"])]
     if split and not lost:
         yield explain.tie_split(
             subject,
             [split[0]["ties"], split[0]["tied"]],
-            "one tensor before loading and two after it",
-            "loading puts other tensors in the place of the tied ones",
+            "one tensor before loading, two after it",
+            "loading replaces the tied tensors by separate ones",
             explain.line(
                 _function(subject, "load"), r"assign\s*=\s*True", r"load_state_dict", r"load\("
             ),
@@ -124,7 +136,8 @@ def rank_checkpoint(subject: Subject) -> Iterator[Finding]:
         )
     elif not lost:
         yield passed(
-            f"{len(found[0]['saved'])} tensors saved by {outcome.ranks} ranks come back in a plain model, bit by bit"
+            f"{len(found[0]['saved'])} tensors saved by {outcome.ranks} ranks are restored in a "
+            "plain model bit for bit"
         )
 
 
@@ -148,11 +161,16 @@ def _prefix(
     place = explain.line(_function(subject, "save"), r"state_dict\(\)", r"save\(")
     return violated(
         "state-dict-prefix",
-        f"the checkpoint of the ranks names its tensors {prefix}*, which the plain model does not know",
+        (
+            f"the checkpoint of the ranks names its tensors {prefix}*, which the plain model does "
+            "not have"
+        ),
         culprits=[Culprit(kind="tensor", name=key, location=place) for key in keys[:8]],
         location=place or sources.of_object(_function(subject, "save")),
-        observed=f"{len(keys)} of {len(found[0]['keys'])} names in the file start with {prefix}; {what}",
+        observed=(
+            f"{len(keys)} of {len(found[0]['keys'])} names in the file start with {prefix}; {what}"
+        ),
         cause="the state_dict of the wrapper was saved, not the model's",
-        because="the names in the file were read, and the plain model's were not among them",
+        because="the names in the file were read; the plain model's are not among them",
         fix="save model.module.state_dict() (or strip the prefix when loading)",
     )

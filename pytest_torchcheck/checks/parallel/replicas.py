@@ -21,7 +21,7 @@ EXACT = 1e-12
 PLAIN = 1e-5
 """The same where the model refuses float64."""
 GPU = 100
-"""Times it on GPUs, whose kernels sum a shard and the whole batch in orders of their own."""
+"""Factor on it on GPUs, where kernels sum a shard and the whole batch in different orders."""
 
 
 def unusable(made: Evidence, stages: tuple[str, ...], *, optional: bool = False) -> Finding | None:
@@ -49,7 +49,7 @@ def unusable(made: Evidence, stages: tuple[str, ...], *, optional: bool = False)
     if stage == "start":
         return inconclusive(f"the ranks could not be started: {said}", code="cannot-start")
     return inconclusive(
-        f"could not be checked: the ranks stopped before, in {name} ({said})", code="blocked"
+        f"could not be checked: the ranks stopped earlier, in {name} ({said})", code="blocked"
     )
 
 
@@ -94,8 +94,8 @@ def ddp_equivalence(subject: Subject) -> Iterator[Finding]:
         return
     if noise > exact and not ddp[0]["late"]:  # a layer made in forward starts at random each time
         yield inconclusive(
-            f"the gradient of one batch changes by {noise:.2g} (relative) from one draw of random numbers to the "
-            "next, with every dropout module off: there is nothing exact to compare",
+            f"the gradient of one batch changes by {noise:.2g} (relative) with the random "
+            "numbers, although every dropout module is off: an exact comparison is impossible",
             code="noisy",
         )
         return
@@ -117,7 +117,10 @@ def _before_gradients(stopped: str, subject: Subject, outcome: Outcome) -> Itera
         explain.broken(subject, outcome)
         if stopped in ("join", "end")
         else inconclusive(
-            f"could not be checked: {explain.message_of(outcome)} in each rank before anything is shared",
+            (
+                f"could not be checked: {explain.message_of(outcome)} in each rank before any "
+                "communication"
+            ),
             code="blocked",
         )
     )
@@ -129,7 +132,8 @@ def _equal_replicas(
     """Report ranks that average the single process's gradient."""
     norms = local[0]["norms"]
     still = (
-        f"; {norms[0]}{f' and {len(norms) - 1} more' if norms[1:] else ''} used running statistics, since each rank's "
+        f"; {norms[0]}{f' and {len(norms) - 1} more' if norms[1:] else ''} used running "
+        "statistics, since each rank's "
         "batch statistics are its own"
         if norms
         else ""
@@ -139,9 +143,11 @@ def _equal_replicas(
     yield passed(
         f"{outcome.ranks} ranks average the single process's gradient to "
         f"{max(ddp[0]['error'], local[0]['decomposes']):.1e} "
-        f"(relative){wide}, also under no_sync, and their parameters are bit-equal after two steps{still}{finds}"
+        f"(relative){wide}, also under no_sync, and their parameters are bit-equal after "
+        f"two steps{still}{finds}"
         if ddp[0].get("accumulated") is not None
-        else f"{outcome.ranks} ranks average the single process's gradient to {ddp[0]['error']:.1e} (relative){wide}, "
+        else f"{outcome.ranks} ranks average the single process's gradient to "
+        f"{ddp[0]['error']:.1e} (relative){wide}, "
         f"and their parameters are bit-equal after two steps{still}{finds}",
         evidence={"seconds": outcome.seconds, "error": ddp[0]["error"], "unused": unused},
     )
@@ -154,7 +160,7 @@ def rank_consistency(subject: Subject) -> Iterator[Finding]:
     must have sent everything that decides the output, and dropout must differ.
     """
     if not any(p.requires_grad for p in subject.model.parameters()):
-        yield not_applicable("no parameter requires a gradient, so that there is nothing to wrap")
+        yield not_applicable("no parameter requires a gradient, so there is nothing to wrap")
         return
     made = evidence(subject)
     if (reason := unusable(made, ("init", "consistency"))) is not None:
@@ -171,7 +177,7 @@ def rank_consistency(subject: Subject) -> Iterator[Finding]:
         return
     consistent = outcome.stages.get("consistency")
     if consistent is None:
-        yield inconclusive("could not be checked: the ranks stopped before", code="blocked")
+        yield inconclusive("could not be checked: the ranks stopped earlier", code="blocked")
         return
     noise = ", and dropout differs by rank" if consistent[0]["dropouts"] else ""
     built = (
@@ -180,7 +186,8 @@ def rank_consistency(subject: Subject) -> Iterator[Finding]:
         else "receive a copy of the module and "
     )
     yield passed(
-        f"{outcome.ranks} ranks {built}give equal outputs after wrapping with seeds of their own{noise}"
+        f"{outcome.ranks} ranks {built}give equal outputs after wrapping with different "
+        f"seeds{noise}"
     )
 
 

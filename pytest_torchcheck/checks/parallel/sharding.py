@@ -43,9 +43,8 @@ def fsdp_equivalence(subject: Subject) -> Iterator[Finding]:
     found = stage[0]
     if found["precision"]:
         yield inconclusive(
-            f"the plan computes in {found['precision']}, so that equality in float64 "
-            "cannot be asked for; promise a plan "
-            "without mixed precision for the comparison",
+            f"the plan computes in {found['precision']}, so equality in float64 cannot be "
+            "tested; promise a plan without mixed precision to compare",
             code="mixed-precision",
         )
         return
@@ -66,9 +65,10 @@ def fsdp_equivalence(subject: Subject) -> Iterator[Finding]:
     tied = f", {len(found['ties'])} tied groups stay tied" if found["ties"] else ""
     meta = ", and a build on meta is restored" if on_meta is not None else ""
     yield passed(
-        f"{len(found['units'])} units on {outcome.ranks} ranks give outputs to {found['output']:.1e}, gradients to "
-        f"{found['error']:.1e} and a step to {found['stepped']:.1e} (relative){wide}; the "
-        f"state_dict comes back bit by bit{tied}{meta}"
+        f"{len(found['units'])} units on {outcome.ranks} ranks give outputs to "
+        f"{found['output']:.1e}, gradients to {found['error']:.1e} and a step to "
+        f"{found['stepped']:.1e} (relative){wide}; the state_dict is restored bit for "
+        f"bit{tied}{meta}"
     )
 
 
@@ -91,7 +91,10 @@ def synchronised_statistics(subject: Subject) -> Iterator[Finding]:
     device = "cuda" if made.device == "cuda" else "cpu"
     if not runs_on(subject.model, device):
         yield inconclusive(
-            f"{names[0]} needs a GPU for each rank: torch's SyncBatchNorm has no CPU implementation, nor has gloo",
+            (
+                f"{names[0]} needs a GPU for each rank: torch's SyncBatchNorm has no CPU "
+                "implementation, nor has gloo"
+            ),
             code="needs-gpu",
         )
         return
@@ -111,7 +114,7 @@ def synchronised_statistics(subject: Subject) -> Iterator[Finding]:
     worst = max(wrong, key=lambda name: wrong[name], default=names[0])
     yield violated(
         "statistics-differ",
-        f"{worst} over {outcome.ranks} ranks is not that of the whole batch",
+        f"{worst} over {outcome.ranks} ranks differs from that of the whole batch",
         culprits=[
             Culprit(
                 kind="buffer" if wrong else "module",
@@ -119,12 +122,17 @@ def synchronised_statistics(subject: Subject) -> Iterator[Finding]:
                 location=sources.of_parameter(subject.model, worst),
             )
         ],
-        observed=f"gradient {found['error']:.3g} away, {len(wrong)} of {len(found['buffers'])} "
-        "running statistics up to "
-        f"{max(wrong.values(), default=0.0):.3g} away (relative)",
+        observed=f"gradient off by {found['error']:.3g}, {len(wrong)} of {len(found['buffers'])} "
+        f"running statistics off by up to {max(wrong.values(), default=0.0):.3g} (relative)",
         cause="statistics are not gathered over all ranks, or shards are weighted unequally",
-        because="the same samples in one process, with plain batch normalisation, were compared in float64",
-        fix="convert with nn.SyncBatchNorm.convert_sync_batchnorm before wrapping, with the group of all ranks",
+        because=(
+            "the same samples in one process, with plain batch normalisation, were compared in "
+            "float64"
+        ),
+        fix=(
+            "convert with nn.SyncBatchNorm.convert_sync_batchnorm before wrapping, with the "
+            "group of all ranks"
+        ),
     )
 
 

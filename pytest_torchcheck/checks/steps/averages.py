@@ -27,7 +27,8 @@ _PAIRS = 4
 """How many copies are followed, the largest first."""
 _STEPS = 3
 _OPPOSITE = -0.9
-"""Cosine below which a copy moves away from the weights: an average that follows them has one near 1."""
+"""Cosine below which a copy moves away from the weights; for an average that follows them it is
+near 1."""
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ def averages_follow(subject: Subject) -> Iterator[Finding]:
             f"{len(moved)} copies of trained weights move towards them, or not against them"
         )
     else:
-        yield not_applicable("no step updates the copies of trained weights that the model holds")
+        yield not_applicable("no step updates the model's copies of trained weights")
 
 
 def _state(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -144,7 +145,7 @@ def _average(subject: Subject, promise: promises.MovingAverage) -> Finding:
             )
     if not pairs:
         return inconclusive(
-            f"{promise.target} and {promise.source} have no parameter of one name",
+            f"{promise.target} and {promise.source} have no parameter name in common",
             code="unknown-name",
         )
     before = {name: p.detach().clone() for name, p in pairs.items()}
@@ -156,14 +157,15 @@ def _average(subject: Subject, promise: promises.MovingAverage) -> Finding:
             {n: (p.detach().clone(), sources_[n].detach().clone()) for n, p in pairs.items()}
         )
 
-    # a copy of its source shows nothing in the first step's direction alone: the source must move first
+    # a copy of its source shows nothing in the first step's direction alone: the source must move
+    # first
     trace = record(subject, steps=1, after_step=look)
     if trace.error is not None:
         raise trace.error
     moved = [name for name in pairs if not torch.equal(start[name], after[name][1])]
     if not moved:
         return inconclusive(
-            f"{promise.source} did not move in one step, so that no average could differ"
+            f"{promise.source} did not change in one step, so an average cannot differ from it"
         )
     return _follows(moved, before, after, promise, subject)
 

@@ -112,8 +112,11 @@ def _never_steps(trace: Trace) -> Finding:
             Culprit(kind="call", name="optimizer.step", detail="missing", location=last.place),
         ),
         location=last.place,
-        observed=f"{len(trace.backwards())} backward passes, 0 optimizer steps; gradient norm {last.norm:.4g}",
-        cause="gradients are computed and never applied",
+        observed=(
+            f"{len(trace.backwards())} backward passes, 0 optimizer steps; gradient norm "
+            f"{last.norm:.4g}"
+        ),
+        cause="gradients are computed but never applied",
         because=f"nothing after {at(last.place)} called a torch optimizer's step",
         fix=f"call optimizer.step() after {at(last.place)}",
     )
@@ -142,7 +145,8 @@ def graph_kept(subject: Subject) -> Iterator[Finding]:
         return
     message = str(trace.error.error)
     retained = next((one for one in trace.backwards() if one.retained), None)
-    # with the graph kept, backward gets as far as the weights, which the optimizer has changed since
+    # with the graph kept, backward gets as far as the weights, which the optimizer has changed
+    # since
     if _SECOND not in message and not (retained is not None and _CHANGED in message):
         raise trace.error
     carried = where_graph_is_carried(subject)
@@ -157,7 +161,7 @@ def graph_kept(subject: Subject) -> Iterator[Finding]:
         f"{names[0]} carries the graph of one step into the next: the second backward fails",
         culprits=carried.culprits(),
         location=place,
-        observed=f"call {trace.steps} of the step raised after {trace.steps} that ran",
+        observed=f"call {trace.steps} of the step raised, after {trace.steps} calls that succeeded",
         cause=f"{names[0]} is kept with its graph, which backward has already freed",
         because=f"it has a grad_fn after {at(place)}, and torch said: Trying to {_SECOND}",
         fix=f"detach it at {at(place)}: {names[0].partition('[')[0]} = ....detach()",
@@ -193,25 +197,27 @@ def _carried_and_retained(
             Culprit(kind="call", name=retained.name, detail="retain_graph=True", location=retained.place),
         ),
         location=place,
-        observed=f"call {trace.steps} of the step raised after {trace.steps} that ran",
-        cause=f"{names[0]} is kept with its graph; retain_graph=True at {at(retained.place)} lets the next backward "
-        "go on into it, at the price of its memory",
-        because=f"it has a grad_fn after {at(place)}, and torch said that a variable has been {_CHANGED}",
-        fix=f"detach it at {at(place)}: {names[0].partition('[')[0]} = ....detach(), and drop retain_graph=True",
+        observed=f"call {trace.steps} of the step raised, after {trace.steps} calls that succeeded",
+        cause=f"{names[0]} is kept with its graph; retain_graph=True at {at(retained.place)} lets "
+            "the next backward continue into it, and its memory is not freed",
+        because=(f"it has a grad_fn after {at(place)}, and torch said that a variable has been "
+            f"{_CHANGED}"),
+        fix=(f"detach it at {at(place)}: {names[0].partition('[')[0]} = ....detach(), and drop "
+            "retain_graph=True"),
     )  # fmt: skip
 
 
 def _kept_in_vain(one: Backward, trace: Trace) -> Finding:
     return suspicious(
         "graph-retained",
-        f"{one.name}(retain_graph=True) keeps a graph that nothing goes through again",
+        f"{one.name}(retain_graph=True) keeps a graph that no later backward uses",
         culprits=(
             Culprit(kind="call", name=one.name, detail="retain_graph=True", location=one.place),
         ),
         location=one.place,
-        observed=f"the graph was kept in each of {trace.steps} calls of the step",
-        cause="all that backward needed stays in memory until the loss itself is gone",
-        because="no node of a graph that was kept ran a second time, in its own call or a later one",
+        observed=f"the graph was retained in each of {trace.steps} calls of the step",
+        cause="all tensors saved for backward stay in memory until the loss is deleted",
+        because="no node of a retained graph ran a second time, in its own call or a later one",
         fix=f"drop retain_graph=True at {at(one.place)}",
     )
 
@@ -241,12 +247,16 @@ def scheduler_order(subject: Subject) -> Iterator[Finding]:
     if not found:
         rates = first_rates(trace)
         whole = "".join(
-            f"; {one.name} goes from {one.planned[0]:g} to {one.planned[-1]:g} in the whole training"
+            (
+                f"; {one.name} goes from {one.planned[0]:g} to {one.planned[-1]:g} in the "
+                "whole training"
+            )
             for one in trace.schedules
             if one.planned
         )
         yield passed(
-            f"the scheduler steps after the optimizer; rates from {rates[0]:g} to {rates[-1]:g}{whole}"
+            f"the scheduler steps after the optimizer; rates from {rates[0]:g} to "
+            f"{rates[-1]:g}{whole}"
         )
 
 
@@ -271,7 +281,7 @@ def schedule(subject: Subject) -> Iterator[Finding]:
         rates = first_rates(trace)
         if not rates:
             yield inconclusive(
-                "no torch optimizer stepped, so that no learning rate was seen",
+                "no torch optimizer stepped, so no learning rate was observed",
                 code="nothing-recorded",
             )
             continue
@@ -282,7 +292,8 @@ def schedule(subject: Subject) -> Iterator[Finding]:
             yield inconclusive(f"the schedule is constant over the first {len(rates)} steps")
         else:
             yield passed(
-                f"{len(rates)} steps ran with the rates meant for them, {rates[0]:g} to {rates[-1]:g}"
+                f"{len(rates)} steps used the declared learning rates, {rates[0]:g} to "
+                f"{rates[-1]:g}"
             )
 
 
@@ -300,12 +311,13 @@ def gradient_clipping(subject: Subject) -> Iterator[Finding]:
             yield _placed(subject, found.finding, None if loop is None else loop.clips)
         elif not found.clipped:
             yield inconclusive(
-                f"no gradient was larger than {promise.max_norm:g}: the largest norm was {found.largest:.4g}"
+                f"no gradient was larger than {promise.max_norm:g}: the largest norm was "
+                f"{found.largest:.4g}"
             )
         else:
             yield passed(
-                f"gradients of norm up to {found.largest:.4g} were brought to {promise.max_norm:g} "
-                f"before {found.clipped} steps"
+                f"gradients of norm up to {found.largest:.4g} were clipped to "
+                f"{promise.max_norm:g} before {found.clipped} steps"
             )
 
 

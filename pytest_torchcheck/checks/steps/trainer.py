@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 _EXACT = 1e-3
 _ROUGH = 5e-2
-"""In the trainer's precision; a mean of means is tens of percent off, a missing division a whole factor."""
+"""In the trainer's precision; a mean of means is off by tens of percent, a missing division by a
+whole factor."""
 
 
 def trainer_runs(subject: Subject) -> Iterator[Finding]:
@@ -52,15 +53,18 @@ def trainer_runs(subject: Subject) -> Iterator[Finding]:
             f"the loss is {trace.losses[first]} in step {first} of {loop.name}'s loop",
             culprits=(Culprit(kind="loss", name=loop.name, detail=f"step {first}", location=place),),
             location=place,
-            observed=f"losses of {len(trace.losses)} steps: {', '.join(f'{loss:.4g}' for loss in trace.losses)}",
-            cause="the trainer's learning rate or precision makes the weights or activations overflow",
-            because="the first loss is finite, and the same batch is trained on in every step",
+            observed=(f"losses of {len(trace.losses)} steps: "
+                f"{', '.join(f'{loss:.4g}' for loss in trace.losses)}"),
+            cause=("the trainer's learning rate or precision makes the weights or activations "
+                "overflow"),
+            because="the first loss is finite, and every step trains on the same batch",
             fix="lower the learning rate, clip the gradients, or train in a wider precision",
         )  # fmt: skip
         return
     steps = trace.optimizer_steps()
     yield passed(
-        f"{len(steps)} optimizer steps of {loop.name} ran, {loop.window} batch{'es' * (loop.window > 1)} each; "
+        f"{len(steps)} optimizer steps of {loop.name} ran, {loop.window} "
+        f"batch{'es' * (loop.window > 1)} each; "
         f"losses {', '.join(f'{loss:.4g}' for loss in trace.losses)}"
     )
 
@@ -84,12 +88,13 @@ def trainer_accumulation(subject: Subject) -> Iterator[Finding]:
             return
     if last is None:
         yield inconclusive(
-            f"a batch cannot be cut into {loop.window} parts, or the loop ran other passes over them"
+            f"a batch cannot be cut into {loop.window} parts, or the loop ran other passes "
+            "over them"
         )
         return
     counts = f" with {', '.join(map(str, last.counts))} valid targets" if last.counts else ""
     yield passed(
-        f"{loop.window} batches{counts} give the gradient of the whole up to {last.error:.1e}"
+        f"{loop.window} batches{counts} give the gradient of the whole batch up to {last.error:.1e}"
     )
 
 
@@ -106,7 +111,7 @@ def trainer_labels(subject: Subject) -> Iterator[Finding]:
     found = list(_labels_wrong(subject, loop, batch, name, labels))
     yield from found
     if not found:
-        yield passed(f"the loss follows {name} {list(labels.shape)}")
+        yield passed(f"the loss depends on {name} {list(labels.shape)}")
 
 
 def _labels_wrong(
@@ -118,15 +123,18 @@ def _labels_wrong(
         function = getattr(loop.defined, "__qualname__", f"{loop.name}.compute_loss")
         yield violated(
             "input-ignored",
-            f"the loss is the same whatever {name} holds: {function} does not use it",
+            f"the loss does not depend on {name}: {function} does not use it",
             culprits=(
                 Culprit(kind="input", name=name, detail="ignored"),
                 Culprit(kind="function", name=function, detail="computes the loss", location=place),
             ),
             location=place,
             observed=f"loss {plain:.6g} with the batch's labels, and with others",
-            cause="the labels are taken out of the batch and not compared with the output",
-            because=f"only {name} {list(labels.shape)} was changed between two forwards under one seed",
+            cause="the labels are taken from the batch but not compared with the output",
+            because=(
+                f"only {name} {list(labels.shape)} was changed between two forwards with the "
+                "same seed"
+            ),
             fix=f"compute the loss from the output and {name}",
         )
         return
@@ -143,9 +151,15 @@ def _labels_wrong(
                     Culprit(kind="input", name=name, detail="not -100 at padding"),
                 ),
                 location=at or place,
-                observed=f"where attention_mask is 0, {name} is {_few(labels[padding])}; changing it there changes the loss",
+                observed=(
+                    f"where attention_mask is 0, {name} is {_few(labels[padding])}; changing "
+                    "it there changes the loss"
+                ),
                 cause="the padded positions are not marked as ignored",
-                because=f"the loss is {plain:.6g}, and another one with other labels at those {count} positions only",
+                because=(
+                    f"the loss is {plain:.6g}, and changes with the labels at those {count} "
+                    "positions alone"
+                ),
                 fix=f"{name}.masked_fill(attention_mask == 0, -100) in {collate}",
             )
     if loop.causal and loop.graded is not None:
@@ -154,18 +168,20 @@ def _labels_wrong(
             twice = learnt.shift > 1
             yield violated(
                 "label-shift",
-                f"the model learns the token {learnt.shift} places ahead instead of the next one"
+                (f"the model is trained on the token {learnt.shift} positions ahead instead of "
+                "the next one")
                 if twice
-                else "the model learns the present token instead of the next one",
+                else "the model is trained on the current token instead of the next one",
                 culprits=(
                     Culprit(kind="function", name=collate, detail="makes the labels", location=at),
                     Culprit(kind="input", name=name, detail=f"{learnt.share:.0%} of positions"),
                 ),
                 location=at or place,
-                observed=f"the gradient at {learnt.share:.0%} of the logits pulls to input_ids {learnt.shift} places ahead",
-                cause="the labels are shifted twice: by the model, and before it" if twice
+                observed=(f"the gradient at {learnt.share:.0%} of the logits favours input_ids "
+                    f"{learnt.shift} positions ahead"),
+                cause="the labels are shifted twice: by the model, and before the model" if twice
                 else "nothing shifts the labels against the inputs",
-                because=f"{learnt.next_share:.0%} of the logits are pulled to the next token",
+                because=f"{learnt.next_share:.0%} of the logits are trained on the next token",
                 fix=f"give {name} = input_ids unshifted; the model shifts them" if twice
                 else "compare the logits of each position with the next token",
             )  # fmt: skip
@@ -194,29 +210,53 @@ def _differs(subject: Subject, made: Accumulated, limit: float) -> Finding:
     summed = scaled and abs(made.ratio - loop.window) <= 0.05 * loop.window
     counts = f"; valid targets {', '.join(map(str, made.counts))}" if made.counts else ""
     if summed:
-        cause = f"the mean loss of every batch is added up, and nothing divides by the {loop.window} batches"
-        fix = "divide by what the trainer hands over for the whole step (num_items_in_batch), or by the number of batches"
+        cause = (
+            f"the mean losses of the batches are added up and not divided by the {loop.window} "
+            "batches"
+        )
+        fix = (
+            "divide by num_items_in_batch, which the trainer passes for the whole step, or by "
+            "the number of batches"
+        )
     elif scaled:
         cause = "the accumulated gradient is scaled by a constant"
         fix = f"divide the loss so that {loop.window} batches give the mean over all of them"
     else:
-        cause = "a mean of the batches' means: batches with few targets count as much as those with many"
-        fix = "sum the losses of all targets and divide by the number of valid targets in the whole step"
+        cause = (
+            "the mean of the batches' means is taken: batches with few targets count as much "
+            "as those with many"
+        )
+        fix = (
+            "sum the losses of all targets and divide by the number of valid targets in the "
+            "whole step"
+        )
     # a sum over a batch is as right as a mean of it: the trainer's division makes it a mean of sums
     own = loop.defined is not None and abs(made.ratio * loop.window - 1) > 0.05
     return (violated if own or not scaled else suspicious)(
         "accumulation-scale",
-        f"{loop.window} accumulated batches give {made.ratio:.3g} times the gradient of the whole batch"
+        (
+            f"{loop.window} accumulated batches give {made.ratio:.3g} times the gradient of "
+            "the whole batch"
+        )
         if scaled
-        else f"{loop.window} accumulated batches give another gradient than the whole batch: {made.error:.1%} off",
+        else (
+            f"{loop.window} accumulated batches give a different gradient from the whole batch: "
+            f"off by {made.error:.1%}"
+        ),
         culprits=(
             Culprit(kind="loss", name=name, detail="of each batch", location=place),
             *(Culprit(kind="parameter", name=n, detail="differs") for n in made.worst),
         ),
         location=place,
-        observed=f"relative difference {made.error:.3g}, ratio {made.ratio:.4g}, {made.residual:.2g} across{counts}",
+        observed=(
+            f"relative difference {made.error:.3g}, ratio {made.ratio:.4g}, "
+            f"{made.residual:.2g} across{counts}"
+        ),
         cause=cause,
-        because=f"{loop.name}'s loop ran over {loop.window} parts of a batch and over the whole of it, on the same weights",
+        because=(
+            f"{loop.name}'s loop ran over {loop.window} parts of a batch and over the whole of "
+            "it, on the same weights"
+        ),
         fix=fix,
         evidence={"ratio": made.ratio, "error": made.error, "counts": list(made.counts)},
     )

@@ -66,7 +66,8 @@ def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
             f"; {len(coverage.foreign)} tensors are not the model's" if coverage.foreign else ""
         )
         yield passed(
-            f"{', '.join(coverage.optimizers)} hold {total} of {total} trainable parameters{foreign}"
+            f"{', '.join(coverage.optimizers)} hold {total} of {total} trainable "
+            f"parameters{foreign}"
         )
 
 
@@ -97,7 +98,8 @@ def _applied_twice(subject: Subject, names: Iterable[str]) -> list[str]:
 
 
 _FAINT = 1e-12
-"""Share of the largest gradient below which no optimizer is to blame that a parameter stays."""
+"""Share of the largest gradient below which a parameter may stay unchanged with a correct
+optimizer."""
 
 
 def weights_update(subject: Subject) -> Iterator[Finding]:
@@ -148,7 +150,8 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
             return
         if faint:
             yield inconclusive(
-                f"{', '.join(faint[:3])} did not move: a gate lets next to nothing of the gradient through on this batch"
+                f"{', '.join(faint[:3])} did not change: a gate passes almost no gradient on "
+                "this batch"
             )
             return
     if names := stopped(subject, made):
@@ -156,7 +159,7 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
         return
     note = " (learning rates of 0 were raised to the schedule's base)" if made.warmed else ""
     yield passed(
-        f"{len(trainable) - len(excused)} of {len(trainable)} trainable parameters moved in "
+        f"{len(trainable) - len(excused)} of {len(trainable)} trainable parameters changed in "
         f"{len(made.losses)} steps{note}",
         evidence={"losses": list(made.losses), "rates": list(made.rates)},
     )
@@ -207,7 +210,8 @@ def frozen_stays(subject: Subject) -> Iterator[Finding]:
         return
     if not drifted and not moving:
         yield passed(
-            f"{len(frozen)} frozen parameters and {len(buffers)} buffers are bit-equal after {len(made.losses)} steps"
+            f"{len(frozen)} frozen parameters and {len(buffers)} buffers are bit-equal "
+            f"after {len(made.losses)} steps"
         )
 
 

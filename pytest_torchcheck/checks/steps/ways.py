@@ -54,10 +54,10 @@ def _unpromised(subject: Subject) -> Finding:
     trace = trace_of(subject)
     passes = _passes(trace)
     if passes < 2:
-        return not_applicable("no optimizer step follows several backward passes")
+        return not_applicable("no optimizer step comes after several backward passes")
     made = accumulation.compare(subject, passes, None, unequal=False)
     if made is None or made.passes != passes:
-        return not_applicable("the backward passes of the step share nothing out")
+        return not_applicable("the backward passes of the step do not split the batch")
     limit = _ACCUMULATED if made.dtype == "float64" else 1e-3
     if made.error <= limit:
         return passed(f"{passes} passes give the full batch's gradient up to {made.error:.1e}")
@@ -65,8 +65,8 @@ def _unpromised(subject: Subject) -> Finding:
     if added or (max(made.last, made.applied) <= limit and made.residual > 100 * limit):
         return explain.not_accumulated(made, passes, trace)
     return not_applicable(
-        f"the step's {passes} backward passes are no micro-batches of the declared loss: their sum is "
-        f"{made.error:.1%} off the full batch's gradient"
+        f"the step's {passes} backward passes do not add up to the gradient of the declared "
+        f"loss: their sum differs by {made.error:.1%} from the full batch's gradient"
     )
 
 
@@ -100,12 +100,13 @@ def _accumulation(subject: Subject, promise: promises.Accumulates) -> Finding:
         if trace is not None and (early := explain.stepped_early(trace, promise.n)) is not None:
             return early
         return inconclusive(
-            f"the step ran {found.passes if found else 0} backward passes before the optimizer stepped, "
-            "so that nothing was accumulated"
+            f"the step ran {found.passes if found else 0} backward passes before the optimizer "
+            "stepped, so nothing was accumulated"
         )
     counts = f" with {', '.join(map(str, found.counts))} valid targets" if found.counts else ""
     return passed(
-        f"{found.passes} passes{counts} give the full batch's gradient up to {found.error:.1e} in {found.dtype}"
+        f"{found.passes} passes{counts} give the full batch's gradient up to "
+        f"{found.error:.1e} in {found.dtype}"
     )
 
 
@@ -122,24 +123,30 @@ def resumed(subject: Subject) -> Iterator[Finding]:
     except SubjectError:
         held = None  # it is raised again, or is no matter of resuming
     if held is not None:
-        yield passed(f"1 + {UPDATES - 1} steps are the same bit by bit; saved: {', '.join(held)}")
+        yield passed(f"1 + {UPDATES - 1} steps are equal bit for bit; saved: {', '.join(held)}")
         return
     found = resume.measure(subject)
     if not found.differing:
         yield passed(
-            f"{found.steps} + {found.steps} steps are the same bit by bit; saved: {', '.join(found.pieces)}"
+            f"{found.steps} + {found.steps} steps are equal bit for bit; saved: "
+            f"{', '.join(found.pieces)}"
         )
     elif found.iterators:
         yield inconclusive(
-            f"the training step reads its data from an iterator ({', '.join(found.iterators[:3])}), whose place no "
-            "checkpoint holds: a resumed run goes on with other data",
+            "the training step reads its data from an iterator "
+            f"({', '.join(found.iterators[:3])}), the position of which no checkpoint holds: a "
+            "resumed run continues with other data",
             code="data-order",
         )
     elif found.closures:
         yield inconclusive(
-            f"the training step keeps state of its own ({', '.join(found.closures[:3])}), which no state_dict holds"
+            (
+                f"the training step keeps its own state ({', '.join(found.closures[:3])}), "
+                "which no "
+                "state_dict holds"
+            )
             + (
-                ": a resumed run ends elsewhere without it, and as the uninterrupted one with it"
+                ": a resumed run differs without it, and equals the uninterrupted one with it"
                 if found.decides
                 else ""
             ),
@@ -147,14 +154,14 @@ def resumed(subject: Subject) -> Iterator[Finding]:
         )
     elif found.strangers:
         yield inconclusive(
-            f"the training step also steps {', '.join(found.strangers[:3])}, of which "
-            "neither the optimizer function nor "
-            "the step's own variables know: no checkpoint could hold its state",
+            f"the training step also steps {', '.join(found.strangers[:3])}, which neither the "
+            "optimizer function nor the step's own variables hold: no checkpoint could hold "
+            "its state",
             code="state-elsewhere",
         )
     elif not found.repeatable:
         yield inconclusive(
-            "the uninterrupted run does not repeat bit by bit either (see seeding)",
+            "the uninterrupted run does not repeat bit for bit either (see seeding)",
             code="not-repeatable",
         )
     else:
@@ -170,9 +177,8 @@ def _not_resumed(subject: Subject, found: resume.Resumption) -> Finding:
         return finding
     return finding.replace(
         location=line,
-        cause=f"the step puts a new Parameter in the place of {lost[0]}: the uninterrupted run's "
-        "optimizer keeps the old one, "
-        "the resumed run's begins with the new one",
+        cause=f"the step replaces {lost[0]} by a new Parameter: the uninterrupted run's optimizer "
+        "keeps the old one, the resumed run's starts with the new one",
         fix="write to the parameter in place, under torch.no_grad(): .copy_(), .clamp_(), .mul_()",
         root="weights-update/weight-static",
     )
@@ -244,7 +250,7 @@ def non_finite_guard(subject: Subject) -> Iterator[Finding]:
     trace = record(subject, steps=1, amplify=math.nan, after_step=look)
     if not trace.backwards() and trace.error is None:
         yield inconclusive(
-            "the step runs no backward, so that no gradient could be made NaN",
+            "the step runs no backward, so no gradient could be made NaN",
             code="nothing-recorded",
         )
     elif broken:
@@ -252,7 +258,7 @@ def non_finite_guard(subject: Subject) -> Iterator[Finding]:
         yield explain.not_guarded(trace.optimizer_steps()[-1], broken, total)
     elif trace.error is not None:
         yield passed(
-            f"the step raises {type(trace.error.error).__name__} before the weights are touched"
+            f"the step raises {type(trace.error.error).__name__} before it changes the weights"
         )
     else:
         yield passed(

@@ -29,7 +29,8 @@ def explain_error(
 ) -> Explanation:
     """Explain an exception that the user's code raised.
 
-    What can be told from the message, the traceback and the live objects in its frames is told without
+    What can be told from the message, the traceback and the live objects in its frames is told
+    without
     running anything. Where that is not enough, ``rerun`` is called: at most three times.
 
     Args:
@@ -37,7 +38,8 @@ def explain_error(
         phase: Where in a training step: ``build``, ``batch``, ``data``, ``forward``, ``loss``,
             ``backward`` or ``step``.
         model: The model, for the names of its modules, parameters and buffers.
-        batch: What it was called with: an object with ``args``, ``kwargs`` and ``targets``, or a pair
+        batch: What it was called with: an object with ``args``, ``kwargs`` and ``targets``, or a
+            pair
             of inputs and targets.
         rerun: Does again what failed. If it takes an argument named ``device``, it is called with
             ``device="cpu"`` where the device cannot be used any more (after a device-side assert).
@@ -97,7 +99,7 @@ def _out_of_time(scene: Scene, seconds: float) -> Explanation:
     return Explanation(
         code="crash",
         summary=f"{PHASE_WORDS[scene.phase]} raises {name}: {clipped(message, 140)}",
-        observed=f"explaining it took more than {seconds:g} s and was given up",
+        observed=f"explaining it took more than {seconds:g} s and was stopped",
         because=f"the message is {message!r}",
         fix="see the traceback in the report",
         culprits=scene.blame(),
@@ -133,17 +135,15 @@ def _unknown(scene: Scene) -> Explanation:
         summary=f"{where} raises {name}{at}: {clipped(message, 140)}",
         observed=(f"running: {path}" if path else f"phase: {scene.phase}")
         + (called or _line_values(scene)),
-        cause=f"your own code refuses what it is given: line {place.line} raises {name}"
+        cause=f"your own code rejects its input: line {place.line} raises {name}"
         if place and refuses
-        else f"{called_by} on line {place.line} raises {name}, for a reason that only its message tells"
+        else f"{called_by} on line {place.line} raises {name}; its message gives the reason"
         if place
-        else f"{name} was raised outside of your own code",
-        because=f"the message is {scene.first_line!r}"
-        if scene.first_line
-        else "it carries no message",
-        fix=f"give it what the message asks for, or mend the condition before line {place.line}"
+        else f"{name} was raised outside your own code",
+        because=f"the message is {scene.first_line!r}" if scene.first_line else "it has no message",
+        fix=f"pass what the message asks for, or correct the condition before line {place.line}"
         if place and refuses
-        else f"mend the call on line {place.line} as the message says"
+        else f"fix the call on line {place.line}; see the message above"
         if place
         else "see the traceback in the report",
         culprits=scene.blame(),

@@ -32,7 +32,7 @@ class Inference:
         """The line that turned the mode on."""
         if self.line is None:
             return ()
-        detail = "makes a tensor that autograd may not use"
+        detail = "creates a tensor that autograd cannot use"
         return (Culprit(kind="call", name="inference_mode", detail=detail, location=self.line),)
 
 

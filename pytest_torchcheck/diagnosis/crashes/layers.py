@@ -54,14 +54,17 @@ def dropped_by(scene: Scene, op: Op) -> Dropped | None:
     name = "an index" if op.name == "__getitem__" else op.name
     before, after = list(op.inputs[0].shape), list(op.outputs[0].shape)
     batch = _takes_batch(op, scene.batch_size()) and _from_input(scene, op.inputs[0])
-    words = f"{name} on line {place.line} makes {after} of {before}"
+    words = f"{name} on line {place.line} gives {after} from {before}"
     fix = f"keep the dimension on line {place.line}"
     if batch:
         words += ", without the batch dimension"
         fix = f"keep dimension 0, the batch, on line {place.line}"
         if op.name == "squeeze":
-            fix = f"name the dimensions that squeeze is to drop on line {place.line}: all but the batch (or flatten(1))"
-    culprit = Culprit(kind="call", name=name, detail=f"makes {after} of {before}", location=place)
+            fix = (
+                f"name the dimensions that squeeze should drop on line {place.line}: all but "
+                "the batch (or flatten(1))"
+            )
+    culprit = Culprit(kind="call", name=name, detail=f"gives {after} from {before}", location=place)
     return Dropped(words=words, batch=batch, fix=fix, culprit=culprit)
 
 
@@ -183,7 +186,7 @@ def size_values(
     """
     path = path or scene.path_of(scene.module)
     return tuple(
-        Culprit(kind="call", name=place.text, detail="gives the size its value", location=place)
+        Culprit(kind="call", name=place.text, detail="sets the size", location=place)
         for place in value_lines(scene.model, path)
         if beside is None or (place.file, place.line) != (beside.file, beside.line)
     )

@@ -80,7 +80,7 @@ def criterion_built(scene: Scene, near: Location | None) -> tuple[Culprit, ...]:
     ]
     if len(lines) != 1:
         return ()
-    return (Culprit(kind="loss", name=cls, detail="is made", location=lines[0]),)
+    return (Culprit(kind="loss", name=cls, detail="is created", location=lines[0]),)
 
 
 def criterion_culprits(place: Location | None, cls: str) -> tuple[Culprit, ...]:
@@ -105,5 +105,7 @@ def criterion_culprits(place: Location | None, cls: str) -> tuple[Culprit, ...]:
         if made is None or made.location.line == place.line:
             continue
         if any(called(node) == cls for node in ast.walk(made.value)):
-            return (Culprit(kind="loss", name=cls, detail=f"makes {name}", location=made.location),)
+            return (
+                Culprit(kind="loss", name=cls, detail=f"creates {name}", location=made.location),
+            )
     return ()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 SEARCHED = 10_000
-"""Characters of a message that patterns are searched in; what follows is data, such as printed tensors."""
+"""Characters of a message that patterns search; the rest is data, such as printed tensors."""
 
 
 class Scene:
@@ -37,7 +37,8 @@ class Scene:
         error: What was raised; its traceback is read.
         phase: Where in a training step.
         model: The model, for names.
-        batch: What the model was called with: an object with ``args``, ``kwargs`` and ``targets``, or a
+        batch: What the model was called with: an object with ``args``, ``kwargs`` and ``targets``,
+            or a
             pair of inputs and targets.
         rerun: Does again what failed. With an argument named ``device`` it can be asked for another
             device.
@@ -263,7 +264,7 @@ class Scene:
         place = self.location
         if made_at is None or place is None or (made_at.file, made_at.line) == (place.file, place.line):  # fmt: skip
             return ()
-        return self.call_culprit(detail="they meet here")
+        return self.call_culprit(detail="they are combined here")
 
     def made_elsewhere(self, facts: Iterable[Fact], most: int = 2) -> tuple[Culprit, ...]:
         """Return the lines, other than the failing one, on which operands of these shapes were made."""
@@ -272,7 +273,7 @@ class Scene:
             maker = None if fact.name else fact.made_by
             place = maker.location if maker is not None else None
             if maker is not None and place is not None and self.meeting(place):
-                made = f"makes {list(fact.shape)}"
+                made = f"gives {list(fact.shape)}"
                 culprit = Culprit(kind="call", name=maker.name, detail=made, location=place)
                 found.setdefault((place.file, place.line), culprit)
         return tuple(found.values())[:most]

@@ -62,7 +62,10 @@ def signature(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if problem.startswith("missing"):
         cause = f"{listed(names)} {'is' if len(names) == 1 else 'are'} not given"
         fix = (
-            f"declare inputs={{... {names[0]!r}: ...}} in the contract, or give {names[0]} a default{_line(defined)}"
+            (
+                f"declare inputs={{... {names[0]!r}: ...}} in the contract, or give {names[0]} "
+                f"a default{_line(defined)}"
+            )
             if root and names
             else f"give {listed(names)} in the call{_line(call)}"
         )
@@ -85,10 +88,13 @@ def signature(scene: Scene, match: re.Match[str]) -> Explanation | None:
         numbers = re.findall(r"\d+", problem)
         # Python counts self
         counted = [str(int(n) - 1) for n in numbers]
-        cause = f"forward takes {' to '.join(counted[:-1]) or '?'} inputs, {counted[-1] if counted else '?'} are given"
+        cause = (
+            f"forward takes {' to '.join(counted[:-1]) or '?'} inputs, "
+            f"{counted[-1] if counted else '?'} are given"
+        )
         fix = _fewer(scene, cls) if root else f"drop an argument{_line(call)}"
         if not root and "Sequential" in [type(m).__name__ for m in scene.running]:
-            fix += " (Sequential hands on one value)"
+            fix += " (Sequential passes on one value)"
     return Explanation(
         code="forward-arguments",
         summary=f"{name} cannot be called: forward() {problem}"[:170],
@@ -174,14 +180,17 @@ def forward_missing(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if container:
         cause, fix = (
             f"a {match[1]} only stores modules",
-            f"loop over it, or build an nn.Sequential{_line(building_line(scene.model, scene.path_of(module)))}",
+            (
+                "loop over it, or build an "
+                f"nn.Sequential{_line(building_line(scene.model, scene.path_of(module)))}"
+            ),
         )
     elif near:
         cause, fix = f"the class defines {near}, not forward", f"rename {near} to forward"
         place = sources.of_object(vars(cls)[near]) or place
     else:
         cause, fix = (
-            "the class defines no forward (a wrong indentation puts it inside __init__)",
+            "the class defines no forward (a wrong indentation may have put it inside __init__)",
             "define forward in the class",
         )
     return Explanation(
@@ -198,7 +207,7 @@ def forward_missing(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 def _methods(cls: type[nn.Module]) -> str:
     own = [name for name, value in vars(cls).items() if inspect.isfunction(value)]
-    return listed(own, 6) or "no method of its own"
+    return listed(own, 6) or "no methods"
 
 
 @entry(
@@ -225,8 +234,11 @@ def no_super(scene: Scene, match: re.Match[str]) -> Explanation | None:
     return Explanation(
         code="super-init-missing",
         summary=f"{cls}.__init__ assigns a layer before super().__init__()",
-        observed=f"{place.text if place else cls} ran before nn.Module had its tables of layers and parameters",
-        cause="nn.Module's own __init__ was not called, so that nothing can be registered",
+        observed=(
+            f"{place.text if place else cls} ran before nn.Module had created its registries of "
+            "modules and parameters"
+        ),
+        cause="nn.Module's __init__ was not called, so nothing can be registered",
         because=scene.said,
         fix="write super().__init__() as the first line of __init__"
         + (f" (line {init.line + 1})" if init else ""),
@@ -244,13 +256,13 @@ def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
     function, argument, kind = match[1], match[2], match[3]
     place = scene.location
     cause = {
-        "tuple": "a module that returns a tuple (an LSTM or attention: output and state) stands before it",
+        "tuple": "the previous module returns a tuple (an LSTM or attention: output and state)",
         "NoneType": "a function without return, or a missing input, gives None",
-        "ndarray": "a NumPy array reached the model",
-        "numpy.ndarray": "a NumPy array reached the model",
-        "list": "a list of tensors reached it",
-        "dict": "a dict of tensors reached it: one entry of it is meant",
-    }.get(kind, f"a {kind} reached it")
+        "ndarray": "the model received a NumPy array",
+        "numpy.ndarray": "the model received a NumPy array",
+        "list": "it received a list of tensors",
+        "dict": "it received a dict of tensors instead of one entry",
+    }.get(kind, f"it received a {kind}")
     fix = {
         "tuple": f"take the first element ([0]) before {scene.at}",
         "NoneType": f"return a value, or skip {scene.at} when the input is None",
@@ -264,7 +276,10 @@ def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if parts is not None:
         cause, fix = parts
     if kind == "list" and any(isinstance(v, list) for v in getattr(scene.batch, "args", ())):
-        fix = "give the inputs as a tuple: a list is one argument, which the model gets as a list; stack it there"
+        fix = (
+            "give the inputs as a tuple: a list is one argument, which the model gets as a "
+            "list; stack it there"
+        )
     if kind == "tuple" and before:
         cause, because = (
             f"{before[0]} before it returns a tuple",
@@ -272,7 +287,7 @@ def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
         )
     return Explanation(
         code="not-a-tensor",
-        summary=f"{scene.at if parts is None else 'the loss'} is given a {kind}, not a tensor",
+        summary=f"{scene.at if parts is None else 'the loss'} received a {kind}, not a tensor",
         observed=f"{function}({argument}=...) got {describe(scene.argument(argument))}"
         if scene.argument(argument) is not None
         else f"{argument} is a {kind}",
@@ -302,7 +317,10 @@ def _parts_of_output(scene: Scene, kind: str) -> tuple[str, str] | None:
         return None
     return (
         f"the model returns a {kind} with {listed(names, 4)}, and the loss takes one tensor",
-        f"give the loss one tensor: loss=lambda output, targets: ..., with {names[0]} for the output",
+        (
+            f"give the loss one tensor: loss=lambda output, targets: ..., with {names[0]} for "
+            "the output"
+        ),
     )
 
 
@@ -351,7 +369,9 @@ def attribute(scene: Scene, match: re.Match[str]) -> Explanation | None:
             location=place,
         )
     if output:
-        cause = f"the value is a {kind}: what the model (or a layer) returns was taken for a tensor"
+        cause = (
+            f"the value is a {kind}: the return value of the model (or a layer) is used as a tensor"
+        )
     return Explanation(
         code="attribute-missing",
         summary=(f"{who}" if who == scene.at else f"{scene.at}: {who}")
@@ -366,7 +386,7 @@ def attribute(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if near
         else f"take the tensor out of the {kind} first{_line(place)}"
         if output
-        else f"assign it in __init__, or mend the name{_line(place)}",
+        else f"assign it in __init__, or correct the name{_line(place)}",
         culprits=scene.blame(name),
         location=place,
     )

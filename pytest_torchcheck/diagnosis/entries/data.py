@@ -76,9 +76,10 @@ def worker(scene: Scene, match: re.Match[str]) -> Explanation | None:
         return _unequal(scene, sizes, name, getitem)
     return Explanation(
         code="worker-error",
-        summary=f"{name} raises {match[1]} in a DataLoader worker: {message.partition(': ')[2] or message}"[
-            :180
-        ],
+        summary=(
+            f"{name} raises {match[1]} in a DataLoader worker: "
+            f"{message.partition(': ')[2] or message}"
+        )[:180],
         observed=f"worker {match[2]}: {message}",
         cause=f"{match[1]} was raised while a sample was read",
         because="the worker's own traceback ends "
@@ -101,12 +102,12 @@ def _unequal(
         code="collate-sizes",
         summary=f"samples of {name} have different shapes: {first} and {second}",
         observed=f"entry {match[2]} is {first}, entry {match[4]} is {second}",
-        cause="the default collate stacks samples, so that all must have one shape"
+        cause="the default collate stacks samples, so all must have the same shape"
         + ("; these are sequences of different lengths" if one_dimension else ""),
         because=f'torch said "{match[0][:110]}"',
         fix="pad in a collate_fn (torch.nn.utils.rnn.pad_sequence)"
         if one_dimension
-        else f"resize or crop to one shape{_line(getitem)}",
+        else f"resize or crop to the same shape{_line(getitem)}",
         culprits=(
             Culprit(kind="dataset", name=name, detail=f"{first} and {second}", location=getitem),
         ),
@@ -127,7 +128,7 @@ def collate_sizes(scene: Scene, match: re.Match[str]) -> Explanation | None:
         code="collate-sizes",
         summary=f"samples of {name} hold lists of different lengths",
         observed=scene.first_line,
-        cause="the default collate transposes lists, so that all must have one length",
+        cause="the default collate transposes lists, so all must have the same length",
         because=scene.said,
         fix="return a tensor per field, and pad in a collate_fn",
         culprits=(Culprit(kind="dataset", name=name, location=getitem),),
@@ -197,11 +198,14 @@ def pickling(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"sent to a worker: it is {shown}"
         ),
         observed=f"{path or what}: {scene.first_line}",
-        cause="workers under spawn get a pickled copy, and pickle stores functions by their importable name"
+        cause=(
+            "spawned workers receive a pickled copy, and pickle stores functions by their "
+            "importable name"
+        )
         if "<l" in what or "lambda" in what
-        else f"{what} holds something of this process (a file, a lock, a socket, a generator)",
+        else f"{what} holds an object of this process (a file, a lock, a socket, a generator)",
         because=scene.said,
-        fix=f"use a function of the module's top level, or functools.partial{_line(place)}"
+        fix=f"use a function at the module's top level, or functools.partial{_line(place)}"
         if "<l" in what or "lambda" in what
         else f"open it in the worker, on first use{_line(place)}",
         culprits=(Culprit(kind="dataset", name=name, detail=shown, location=place),),
@@ -241,16 +245,16 @@ def worker_died(scene: Scene, match: re.Match[str]) -> Explanation | None:
     name, getitem = _getitem(scene)
     signal = match[2] or ""
     cause = {
-        "Killed": "the system killed it, as it does when memory runs out",
+        "Killed": "the system killed it, as when memory runs out",
         "Bus error": "shared memory (/dev/shm) is full",
         "Segmentation fault": "native code crashed in the worker",
     }.get(signal.partition(" (")[0], "")
     cause = cause or (
-        "a worker hangs, as with a lock held while forking"
+        "a worker hangs, for example on a lock held while forking"
         if "timed out" in match[0]
         else (
-            "the worker could not start or was ended: under spawn, a script without a __main__ "
-            "guard or an object that cannot be unpickled"
+            "the worker could not start or was terminated: under spawn, a script without a "
+            "__main__ guard or an object that cannot be unpickled"
         )
     )
     return Explanation(

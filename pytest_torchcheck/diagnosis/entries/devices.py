@@ -126,7 +126,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=observed,
         cause=(
             f"one operand is on {stray_device}{hint}: an input that was not moved, a tensor "
-            "made without device=, or an attribute that is no buffer"
+            "created without device=, or an attribute that is not a buffer"
         ),
         because=scene.said,
         fix=f"move that operand to the device of the other one{_line(call)}",
@@ -189,8 +189,13 @@ def _stray_attribute(
         code="device-pair",
         summary=f"{name} stays on {stray_device} when the model is moved to {home}",
         observed=observed,
-        cause=f"{name} is a plain attribute, neither parameter nor buffer, so that .to() does not move it",
-        because=f"the attribute is on {strays[name].device}, the parameters are on {home}; {scene.said}",
+        cause=(
+            f"{name} is a plain attribute, neither parameter nor buffer, so that .to() does "
+            "not move it"
+        ),
+        because=(
+            f"the attribute is on {strays[name].device}, the parameters are on {home}; {scene.said}"
+        ),
         fix=(
             f'write self.register_buffer("{attribute}", ..., persistent=False) for '
             f"self.{attribute} = ...{_line(made)}"
@@ -210,11 +215,14 @@ def _made_elsewhere(
     holder = made_at.function.rpartition("<locals>.")[2] or maker.name
     return Explanation(
         code="device-pair",
-        summary=f"{holder} makes a tensor on {stray_device} while the model is on {home} ({maker.name})",
+        summary=(
+            f"{holder} creates a tensor on {stray_device} while the model is on {home} "
+            f"({maker.name})"
+        ),
         observed=observed,
         cause=(
-            f"{maker.name} on line {made_at.line} makes its tensor on {stray_device}, "
-            "whatever the device of the model"
+            f"{maker.name} on line {made_at.line} creates its tensor on {stray_device}, "
+            "regardless of the model's device"
         ),
         because=f"the history of the {stray_device} operand begins with {maker.name}; {scene.said}",
         fix=f"give {maker.name} {edits.device_at(made_at)} on line {made_at.line}",
@@ -255,11 +263,14 @@ def _two_places(scene: Scene, part: str, device: str, home: str, observed: str) 
         code="device-pair",
         summary=f"{part} is on {device}, the rest of the model on {home}",
         observed=observed,
-        cause=f"only a part of the model was moved{_line(moved)}, or what goes from one part to the other was not",
-        because=f"{part} is registered, and stands on {device}; {scene.said}",
+        cause=(
+            f"only a part of the model was moved{_line(moved)}, or the tensors passed between "
+            "parts were not"
+        ),
+        because=f"{part} is registered, and is on {device}; {scene.said}",
         fix="move the model as a whole with .to(device)"
         + (
-            f", or what goes into {part}{_line(call)}: x.to({part}.weight.device)"
+            f", or its input {part}{_line(call)}: x.to({part}.weight.device)"
             if part in dict(model.named_modules() if model is not None else ())
             else ""
         ),
@@ -303,9 +314,12 @@ def no_data(scene: Scene, match: re.Match[str]) -> Explanation | None:
             code="meta-no-data",
             summary=f"{scene.at}: a tensor on meta has no data to copy",
             observed=scene.first_line,
-            cause="parameters or buffers were made on the meta device and never given values",
+            cause="parameters or buffers were created on the meta device and never initialised",
             because=scene.said,
-            fix=f"use to_empty(device=...) and initialise, or build without the meta device{_line(place)}",
+            fix=(
+                "use to_empty(device=...) and initialise, or build without the meta "
+                f"device{_line(place)}"
+            ),
             culprits=scene.blame(),
             location=place,
         )
@@ -337,14 +351,14 @@ def no_gpu(scene: Scene, match: re.Match[str]) -> Explanation | None:
     load = "deserialize" in match[0]
     return Explanation(
         code="device-hard-coded",
-        summary=f"{scene.at} asks for CUDA, and there is none here",
+        summary=f"{scene.at} needs CUDA, which is not available here",
         observed=(
             f"torch.cuda.is_available() is {torch.cuda.is_available()}, "
             f"{torch.cuda.device_count()} GPUs; the model runs on {scene.device}"
         ),
         cause="a checkpoint was saved on a GPU and is loaded without map_location"
         if load
-        else "the device cuda is written into the code",
+        else "the device cuda is hard-coded",
         because=scene.said,
         fix=f'write map_location="cpu"{_line(place)}'
         if load

@@ -114,7 +114,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         and isinstance(module, nn.Module)
     ):
         got, want = dtype_name(given.dtype), own
-        where = f"{scene.at} has {want} weights and is given {got} {list(given.shape)}"
+        where = f"{scene.at} has {want} weights and receives {got} {list(given.shape)}"
         if (part := _part_apart(scene, module, want, got)) is not None:
             return part
     else:
@@ -165,7 +165,7 @@ def _conversion(want: str, source: str, scene: Scene) -> str:
 
 def _plain_cause(who: str, got: str, want: str) -> str:
     """Say which dtype is given where another one is needed."""
-    return f"{who} is {got} where {want} is needed" + (
+    return f"{who} is {got} where {want} is required" + (
         "; NumPy's default dtype is float64" if got == "float64" else ""
     )
 
@@ -192,7 +192,10 @@ def _input_cause(
     because = f"{source} is {got} when the model is called; {scene.said}"
     if got == "float64":
         cause = f"{source} is float64, NumPy's default dtype, and the model is {want}"
-        fix = f"convert {source} where the data is read: torch.from_numpy(a).float(), or a.astype('float32')"
+        fix = (
+            f"convert {source} where the data is read: torch.from_numpy(a).float(), or "
+            "a.astype('float32')"
+        )
     elif got.startswith(("int", "uint", "bool")):
         cause = f"{source} holds {got}, and {scene.at} computes with {want}"
         fix = f"convert {source} where the data is read: .float()" + (
@@ -217,8 +220,8 @@ def _maker_cause(
     created = maker.name in FACTORIES - CONVERSIONS
     same = edits.like_tensor(made_at, "dtype")
     like = f"dtype={same}" if same else ""
-    cause = f"{maker.name} on line {made_at.line} makes {with_article(got)} tensor" + (
-        ", whatever the dtype of the model" if created else ""
+    cause = f"{maker.name} on line {made_at.line} creates {with_article(got)} tensor" + (
+        ", regardless of the model's dtype" if created else ""
     )
     because = f"the history of the {got} operand begins with {maker.name}; {scene.said}"
     location = made_at
@@ -234,12 +237,12 @@ def _maker_cause(
     )
     name = made_at.function.rpartition("<locals>.")[2] or maker.name
     culprits = (
-        Culprit(kind="call", name=name, detail=f"{maker.name} makes {got}", location=made_at),
+        Culprit(kind="call", name=name, detail=f"{maker.name} creates {got}", location=made_at),
         *culprits,
         *(meeting := scene.meeting(made_at)),
     )
     if meeting and place is not None:
-        fix += f", or convert it where it meets {want}, on line {place.line}"
+        fix += f", or convert it where it is combined with {want}, on line {place.line}"
     return cause, because, location, fix, culprits
 
 
@@ -254,7 +257,7 @@ def made_culprit(scene: Scene, fact: Fact | None) -> tuple[Culprit, ...]:
     place = maker.location if maker is not None else None
     if fact is None or maker is None or place is None or not scene.meeting(place):
         return ()
-    return (Culprit(kind="call", name=maker.name, detail=f"makes {fact.dtype}", location=place),)
+    return (Culprit(kind="call", name=maker.name, detail=f"gives {fact.dtype}", location=place),)
 
 
 def _part_apart(scene: Scene, module: nn.Module, own: str, rest: str) -> Explanation | None:
@@ -277,11 +280,14 @@ def _part_apart(scene: Scene, module: nn.Module, own: str, rest: str) -> Explana
     return Explanation(
         code="dtype-pair",
         summary=f"{name} is {own}, the rest of the model {rest}",
-        observed=f"{name} has {own} weights and is given {rest}",
+        observed=f"{name} has {own} weights and receives {rest}",
         cause="only a part of the model was converted"
         + (f" on line {converted.line}" if converted is not None else ""),
-        because=f"every parameter outside of {name} is {rest}; {scene.said}",
-        fix=f"convert the model as a whole, or what goes into {name}{on_line(scene)}: x.to({name}.weight.dtype)",
+        because=f"every parameter outside {name} is {rest}; {scene.said}",
+        fix=(
+            f"convert the model as a whole, or its input {name}{on_line(scene)}: "
+            f"x.to({name}.weight.dtype)"
+        ),
         culprits=(
             Culprit(kind="module", name=name, detail=own, location=converted),
             *scene.call_culprit(),

@@ -39,13 +39,13 @@ def written(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if maker is not None and made_at is not None and maker.name in FACTORIES - CONVERSIONS:
         fixes.insert(0, f"give {maker.name} a {kind} dtype{line}")
     else:
-        fixes.append("write to a new tensor instead of in place")
+        fixes.append("write to a new tensor instead of modifying it in place")
     return Explanation(
         code="dtype-pair",
-        summary=f"{scene.at}: {word} gives {result}, and is to write it into {with_article(held)} tensor",
+        summary=f"{scene.at}: {word} gives {result}, and its output is {with_article(held)} tensor",
         observed=shown,
-        cause=f"{source or 'the tensor'} holds {held}, which has no place for {kind} numbers"
-        + (f"; {maker.name}{line} makes it" if maker is not None and line else ""),
+        cause=f"{source or 'the tensor'} holds {held}, which cannot represent {kind} numbers"
+        + (f"; {maker.name}{line} creates it" if maker is not None and line else ""),
         because=scene.said,
         fix=", or ".join(fixes),
         culprits=(*scene.blame(f"{word} of {held}"), *made_culprit(scene, target)),
@@ -75,10 +75,13 @@ def kernel(scene: Scene, match: re.Match[str]) -> Explanation | None:
     shown = f" {list(odd.shape)}" if odd is not None else ""
     where = f" on {scene.device}" if scene.device else ""
     if got in ("float16", "bfloat16"):
-        cause = f"torch has no {got} kernel of {word}{where}"
-        fix = f"call .float() on its input and convert the result back{on_line(scene)}, or leave {got} out of dtypes="
+        cause = f"torch has no {got} kernel for {word}{where}"
+        fix = (
+            f"call .float() on its input and convert the result back{on_line(scene)}, or leave "
+            f"{got} out of dtypes="
+        )
     elif got == "bool" and "argm" in word:
-        cause = f"{word} compares numbers, and bool tensors hold none"
+        cause = f"{word} compares numbers, and bool tensors do not hold numbers"
         fix = f"call .int() on {source or 'its input'}{on_line(scene)}"
     elif got == "bool":
         cause = "arithmetic is not defined for bool tensors"
@@ -87,10 +90,10 @@ def kernel(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause = f"{source or 'its input'} holds {got}, and {word} is defined for real numbers only"
         fix = f"take .abs(), .real or torch.view_as_real of {source or 'its input'}{on_line(scene)}"
     elif got == "float32":
-        cause = f"{source or 'its input'} holds {got}, and {word} takes whole numbers"
+        cause = f"{source or 'its input'} holds {got}, and {word} takes integers"
         fix = f"call .long() on {source or 'its input'}{on_line(scene)}"
     elif got == "float64":
-        cause = f"torch has no {got} kernel of {word}{where}"
+        cause = f"torch has no {got} kernel for {word}{where}"
         fix = f"call .float() on {source or 'its input'}{on_line(scene)}"
     else:
         cause = f"{source or 'its input'} holds {got}, and {word} needs floating-point numbers"
@@ -114,9 +117,9 @@ def kernel(scene: Scene, match: re.Match[str]) -> Explanation | None:
        r"where expected condition to be a boolean tensor, but got a tensor with dtype (\w+)",
        r"masked_select: expected BoolTensor for mask()")  # fmt: skip
 def mask_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
-    """A mask that is no bool tensor."""
+    """A mask that is not a bool tensor."""
     facts = scene.failing_op.inputs if scene.failing_op is not None else ()
-    got = dtype_word(match[1]) or next((f.dtype for f in facts[1:]), "no bool tensor")
+    got = dtype_word(match[1]) or next((f.dtype for f in facts[1:]), "not a bool tensor")
     odd = next((f for f in reversed(facts) if f.dtype == got and named_source(f)), None)
     odd = odd or next((f for f in reversed(facts) if f.dtype == got), None)
     source = named_source(odd)
@@ -138,11 +141,14 @@ def integer_gradient(scene: Scene, match: re.Match[str]) -> Explanation | None:
     data = scene.argument("data")
     return Explanation(
         code="integer-gradient",
-        summary=f"{scene.at}: an integer tensor is to require a gradient",
+        summary=f"{scene.at}: an integer tensor cannot require a gradient",
         observed=describe(data) if data is not None else scene.values(),
         cause="gradients exist for floating-point and complex numbers only",
         because=scene.said,
-        fix=f"make it a float tensor, or a buffer (register_buffer) if it is not trained{on_line(scene)}",
+        fix=(
+            "make it a float tensor, or a buffer (register_buffer) if it is not "
+            f"trained{on_line(scene)}"
+        ),
         culprits=scene.blame(),
         location=scene.location,
     )
@@ -165,8 +171,9 @@ def float16_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
         code="float16-gradients",
         summary=f"the scaler cannot unscale the gradients of {shown}: the weights are float16",
         observed=f"{len(held)} of {total} parameters of the optimizer are float16",
-        cause="the weights themselves are float16, so that their gradients are, too; a scaler needs float32 ones"
-        + (f"; the only conversion to float16 that was found is{line}" if made is not None else ""),
+        cause=("the weights themselves are float16, so their gradients are too; a scaler needs "
+            "float32 gradients")
+        + (f"; the only conversion to float16 found is{line}" if made is not None else ""),
         because=scene.said,
         fix=(f"keep the weights in float32{f', without the conversion{line}' if made else ''}, "
             "and let torch.autocast compute in float16"),

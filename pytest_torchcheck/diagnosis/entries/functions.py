@@ -40,14 +40,14 @@ def function_returns(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"{'gradient' if match[3] == '1' else 'gradients'} for {match[2]} inputs of forward"
         )
         cause = f"backward must return one value per argument of forward: {match[2]}"
-        fix = f"return {match[2]} values, None for what needs no gradient{_line(place)}"
+        fix = f"return {match[2]} values, None for arguments that need no gradient{_line(place)}"
         observed = (
             f"{match[3]} {'value' if match[3] == '1' else 'values'} returned, {match[2]} "
             "arguments of forward besides ctx"
         )
         code = "function-gradients"
     elif "invalid gradient" in match[0]:
-        summary = f"{name}.backward returns a gradient of wrong shape for input {match[2]}"
+        summary = f"{name}.backward returns a gradient of the wrong shape for input {match[2]}"
         cause = (
             "the gradient of an input must have its shape, dtype and device; a broadcast input "
             "needs a sum over the broadcast dimensions"
@@ -57,7 +57,10 @@ def function_returns(scene: Scene, match: re.Match[str]) -> Explanation | None:
         code = "function-gradient-shape"
     else:
         summary = f"{name}: {clipped(scene.first_line, 110)}"
-        cause = "an autograd Function has static forward(ctx, ...) and backward(ctx, ...) and is called with .apply"
+        cause = (
+            "an autograd Function has static forward(ctx, ...) and backward(ctx, ...) and is "
+            "called with .apply"
+        )
         fix = f"make both @staticmethod and call .apply{_line(place)}"
         observed = scene.values()
         code = "function-form"

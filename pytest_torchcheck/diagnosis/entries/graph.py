@@ -1,4 +1,4 @@
-"""Backward that cannot run: no graph, a freed graph, no scalar; autograd Functions with wrong returns."""
+"""Backward that fails: no graph, a freed graph, not a scalar; Functions with wrong returns."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if frozen:
         return Explanation(
             code="no-graph",
-            summary="no parameter of the model requires a gradient, so that the loss has no graph",
+            summary="no parameter of the model requires a gradient, so the loss has no graph",
             observed=observed,
             cause="every parameter is frozen",
             because="requires_grad is False for every parameter",
-            fix="set requires_grad on what is to train",
+            fix="set requires_grad on the parameters to train",
             culprits=(Culprit(kind="loss", name="loss", detail="grad_fn=None", location=place),),
             location=place,
         )
@@ -82,11 +82,11 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
         return _cut_at(cut, observed, scene, place)
     return Explanation(
         code="no-graph",
-        summary="the loss has no graph: nothing trainable leads to it",
+        summary="the loss has no graph: it does not depend on any trainable parameter",
         observed=observed,
         cause=(
-            "the output is detached, made under no_grad, or built anew (torch.tensor, .item(), "
-            "NumPy) on its way to the loss"
+            "between output and loss the tensor is detached, computed under no_grad, or "
+            "rebuilt (torch.tensor, .item(), NumPy)"
         ),
         because=scene.said,
         fix=f"compute the loss from the model's output with torch functions only{on_line(place)}",
@@ -101,7 +101,7 @@ def _cut_at(cut: Op, observed: str, scene: Scene, place: Location | None) -> Exp
     holder = (at.function.rpartition("<locals>.")[2] if at else "") or cut.module or cut.name
     word = f".{cut.name}" if cut.name in _CUTS else cut.name
     why = (
-        f"{word}{on_line(at)} gives a result without a graph"
+        f"the result of {word}{on_line(at)} has no graph"
         if cut.name in _CUTS
         else f"{word}{on_line(at)} runs under no_grad (or inference_mode): it records nothing"
     )
@@ -135,13 +135,16 @@ def _no_second_graph(cut: Op, observed: str, scene: Scene) -> Explanation:
         summary="the loss has no graph: autograd.grad"
         + (" without create_graph=True cuts it" if plain else " gives a constant"),
         observed=observed,
-        cause="autograd.grad without create_graph=True gives a gradient that has no graph itself"
+        cause="autograd.grad without create_graph=True gives a gradient without a graph"
         if plain
-        else "the derivative does not depend on anything trainable",
-        because=f"what autograd.grad{on_line(at)} was given requires a gradient, its result does not; {scene.said}",
+        else "the derivative does not depend on any trainable parameter",
+        because=(
+            f"the input of autograd.grad{on_line(at)} requires a gradient, its result does not; "
+            f"{scene.said}"
+        ),
         fix=f"pass create_graph=True to autograd.grad{on_line(at)}"
         if plain
-        else "train on something that the parameters change",
+        else "train on a value that depends on the parameters",
         culprits=(
             Culprit(
                 kind="call",
@@ -161,7 +164,7 @@ def not_scalar(scene: Scene, match: re.Match[str]) -> Explanation | None:
     loss = loss_tensor_of(scene)
     place = scene.location
     shape = list(loss.shape) if loss is not None else None
-    kind = "complex" if match[1] else f"of shape {shape}" if shape is not None else "no scalar"
+    kind = "complex" if match[1] else f"of shape {shape}" if shape is not None else "not a scalar"
     node = type(loss.grad_fn).__name__ if loss is not None and loss.grad_fn is not None else ""
     return Explanation(
         code="loss-not-scalar",
@@ -171,7 +174,9 @@ def not_scalar(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else scene.first_line,
         cause="the loss is complex: take its absolute value or real part"
         if match[1]
-        else "the loss is not reduced (reduction='none'?), or the model's output is taken for the loss",
+        else (
+            "the loss is not reduced (reduction='none'?), or the model's output is used as the loss"
+        ),
         because=scene.said,
         fix=f"reduce it: loss.abs().mean(){on_line(place)}"
         if match[1]
@@ -194,7 +199,7 @@ def not_a_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
         "tuple": "the loss function returns several values",
         "dict": "the loss function returns a dict",
         "ndarray": "the loss is computed with NumPy",
-    }.get(kind, "the loss function returns no tensor")
+    }.get(kind, "the loss function does not return a tensor")
     return Explanation(
         code="loss-not-tensor",
         summary=f"the loss is a {kind}, not a tensor",
@@ -217,9 +222,12 @@ def numpy_call(scene: Scene, match: re.Match[str]) -> Explanation | None:
         summary=f"{scene.at} calls .numpy() on a tensor that requires a gradient",
         observed=scene.values(),
         cause="NumPy records no gradient"
-        + (": what is computed from it could not train" if training else ""),
+        + (": values computed from it cannot be trained" if training else ""),
         because=scene.said,
-        fix=f"use the torch function instead{on_line(place)}; .detach().numpy() is right only for logging",
+        fix=(
+            f"use the torch function instead{on_line(place)}; .detach().numpy() is right only "
+            "for logging"
+        ),
         culprits=scene.blame(),
         location=place,
     )
@@ -236,11 +244,14 @@ def unused(scene: Scene, match: re.Match[str]) -> Explanation | None:
         summary=f"{scene.at}: {which} given to autograd.grad is not part of the graph",
         observed=scene.values(),
         cause=(
-            "the output does not depend on it: it was re-created, detached, or is another "
-            "tensor than the one that was used"
+            "the output does not depend on it: it was re-created or detached, or a different "
+            "tensor was used"
         ),
         because=scene.quote(),
-        fix=f"differentiate by the very tensor that the output was computed from{on_line(place)}",
+        fix=(
+            "differentiate with respect to the tensor that the output was computed "
+            f"from{on_line(place)}"
+        ),
         culprits=scene.blame(),
         location=place,
     )
@@ -256,13 +267,13 @@ def inference(scene: Scene, match: re.Match[str]) -> Explanation | None:
     what = name or (f"a tensor {shape}" if shape is not None else "a tensor")
     return Explanation(
         code="inference-tensor",
-        summary=f"{scene.at} trains on {what} made under inference_mode",
+        summary=f"{scene.at} trains on {what} created under inference_mode",
         observed=scene.values(),
-        cause="inference_mode makes tensors that autograd may never use",
+        cause="inference_mode creates tensors that autograd cannot use",
         because=scene.quote(),
-        fix=f"write torch.no_grad() for inference_mode{on_line(at)}"
+        fix=f"use torch.no_grad() instead of inference_mode{on_line(at)}"
         if at is not None
-        else "make it under torch.no_grad() instead, or clone it first",
+        else "create it under torch.no_grad() instead, or clone it first",
         culprits=(*made.culprits, *scene.blame()),
         location=at or scene.location,
     )

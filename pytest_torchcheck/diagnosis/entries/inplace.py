@@ -37,16 +37,16 @@ def _in_words(op: Op) -> str:
         return f"write inplace=False{line}"
     match op.name:
         case "__iadd__" | "add_":
-            return f"write x = x + ... for the in-place addition{line}"
+            return f"write x = x + ... instead of the in-place addition{line}"
         case "__isub__" | "sub_":
-            return f"write x = x - ... for the in-place subtraction{line}"
+            return f"write x = x - ... instead of the in-place subtraction{line}"
         case "__imul__" | "mul_":
-            return f"write x = x * ... for the in-place product{line}"
+            return f"write x = x * ... instead of the in-place product{line}"
         case "__itruediv__" | "__idiv__" | "div_":
-            return f"write x = x / ... for the in-place division{line}"
+            return f"write x = x / ... instead of the in-place division{line}"
         case "__setitem__":
             return f"change a copy (x = x.clone() first), or use torch.where{line}"
-    return f"use {op.name.rstrip('_')} without the underscore, which makes a new tensor{line}"
+    return f"use {op.name.rstrip('_')} without the underscore, which returns a new tensor{line}"
 
 
 def _changer(
@@ -129,12 +129,14 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
         summary=f"optimizer.step() changes {target} before backward needs it"
         if name and stepped
         else (
-            f"{holder}{f' ({where})' if where else ''} changes {target} in place ({_word(op)}) "
+            f"{holder}{f' ({where})' if where else ''} modifies {target} in place ({_word(op)}) "
             "before backward needs it"
         ),
         observed=observed,
         cause=cause,
-        because=f"in a second run {_word(op)}{line} took it from version {expected} to {expected + 1}"
+        because=(
+            f"in a second run {_word(op)}{line} took it from version {expected} to {expected + 1}"
+        )
         + (f", and {saving} saved it on line {saver.line}" if saver and saving else ""),
         fix=fix,
         culprits=culprits,
@@ -164,7 +166,7 @@ def _stepped_over(
     fix = f"call step(){line} after every backward that uses {target}"
     if failing is not None and place is not None and failing.file == place.file:
         fix = (
-            f"move step(){line} behind the backward on line {failing.line}, or compute anew "
+            f"move step(){line} after the backward on line {failing.line}, or compute again "
             f"after line {place.line} what line {failing.line} differentiates"
         )
     return target, culprits, cause, fix
@@ -182,11 +184,11 @@ def _unknown_change(
     hint = f"; built with inplace=True: {', '.join(inplace[:3])}" if inplace else ""
     return Explanation(
         code="inplace-saved",
-        summary=f"{what} {list(shape)} is changed in place before backward needs it",
+        summary=f"{what} {list(shape)} is modified in place before backward needs it",
         observed=observed + hint,
-        cause="an in-place operation overwrites a value that the gradient is computed from",
+        cause="an in-place operation overwrites a value that backward needs",
         because=scene.said.split(" Hint:")[0],
-        fix="replace the in-place operation on it by one that makes a new tensor"
+        fix="replace the in-place operation on it by one that returns a new tensor"
         + (f" (line {saver.line} is where backward needs it)" if saver else ""),
         culprits=tuple(
             Culprit(
@@ -254,7 +256,7 @@ def leaf(scene: Scene, match: re.Match[str]) -> Explanation | None:
         summary=f"{scene.at} changes {view}{name or 'a leaf that requires a gradient'} in place",
         observed=f"{_word(op) if op is not None else 'an in-place operation'} on {name or 'a leaf'}"
         + (f" {list(fact.shape)}" if fact is not None else ""),
-        cause="a parameter's value may not be changed while its gradient is recorded",
+        cause="a parameter cannot be modified in place while autograd records",
         because=scene.said,
         fix=(
             f"wrap the change{line} in torch.no_grad() if it is an initialisation or update, "
@@ -284,7 +286,7 @@ def view(scene: Scene, match: re.Match[str]) -> Explanation | None:
     fact = op.inputs[0] if op is not None and op.inputs else None
     shown = f" {list(fact.shape)}" if fact is not None else ""
     maker = fact.made_by if fact is not None else None
-    made = f", made by {maker.name}" if maker is not None else ""
+    made = f", created by {maker.name}" if maker is not None else ""
     made += f" on line {maker.location.line}" if maker is not None and maker.location else ""
     place = scene.location
     line = f" on line {place.line}" if place else ""
@@ -292,26 +294,31 @@ def view(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if match[2]:
         cause = (
             f"{re.sub('Backward[0-9]*$', '', match[2])} returns several views of one tensor, "
-            "and autograd cannot follow a change of one of them"
+            "and autograd cannot track an in-place change of one of them"
         )
         code = "inplace-view"
     elif "memory" in match[0]:
         cause, code = (
-            "the tensor is expanded: several of its elements share one place in memory",
+            "the tensor is expanded: several of its elements share one memory location",
             "inplace-expanded",
         )
     else:
-        cause, code = "the tensor was made under inference_mode", "inplace-inference"
+        cause, code = "the tensor was created under inference_mode", "inplace-inference"
         mode = made_in_inference(scene)
         if mode.line is not None:
             cause += f" on line {mode.line.line}"
     return Explanation(
         code=code,
-        summary=f"{scene.at} writes to a tensor{shown} that may not be changed in place{made}",
-        observed=f"{_word(op) if op is not None else 'an in-place operation'} on a tensor{shown}{made}",
+        summary=f"{scene.at} writes to a tensor{shown} that cannot be modified in place{made}",
+        observed=(
+            f"{_word(op) if op is not None else 'an in-place operation'} on a tensor{shown}{made}"
+        ),
         cause=cause,
         because=scene.said,
-        fix=f"write x = x.clone() before the change{line}, or an operation that makes a new tensor",
+        fix=(
+            f"write x = x.clone() before the change{line}, or use an operation that returns a "
+            "new tensor"
+        ),
         culprits=(*scene.blame(), *(mode.culprits if mode is not None else ())),
         location=place,
     )

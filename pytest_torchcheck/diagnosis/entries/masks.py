@@ -51,11 +51,11 @@ def attention_mask(scene: Scene, match: re.Match[str]) -> Explanation | None:
     mask, call = masks[name], scene.location
     maker, source = sized_by(_fact_of(scene, mask), got)
     made_at = maker.location if maker is not None else None
-    cause = f"{name} was made for {got} {words}, not for {want}"
-    fix = f"make the mask from the number of {words} that the layer is given"
+    cause = f"{name} was created for {got} {words}, not for {want}"
+    fix = f"create the mask from the number of {words} that the layer receives"
     culprits = scene.blame(f"{name} {list(mask.shape)}")
     if source:
-        cause += f": it is {source}, as the model was given it"
+        cause += f": it is {source}, as passed to the model"
         culprits = (*culprits, Culprit(kind="input", name=source, detail=f"size {got}"))
     elif maker is not None and made_at is not None:
         places = [p for p in (made_at, *maker.callers) if p != call]
@@ -63,12 +63,12 @@ def attention_mask(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause += "".join(f", called on line {p.line}" for p in maker.callers[-1:])
         fix += f" (line {places[-1].line})" if places else ""
         culprits += tuple(
-            Culprit(kind="call", name=maker.name, detail=f"makes {name}", location=place)
+            Culprit(kind="call", name=maker.name, detail=f"creates {name}", location=place)
             for place in places
         )
     return Explanation(
         code="mask-shape",
-        summary=f"{what} is given a {name} for {got} {words}, and there are {want}",
+        summary=f"{what} received a {name} for {got} {words}, but there are {want}",
         observed=f"{name} {list(mask.shape)}, {shown}; dimension {dim} of the mask is {got}",
         cause=cause,
         because=scene.said,

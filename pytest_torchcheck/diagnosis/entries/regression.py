@@ -23,7 +23,7 @@ def regression_shape(scene: Scene) -> Explanation | None:
     place = scene.location
     return Explanation(
         code="target-shape",
-        summary=f"{name} is given targets {list(target.shape)} for an output {list(given.shape)}",
+        summary=f"{name} received targets {list(target.shape)} for an output {list(given.shape)}",
         observed=f"output {list(given.shape)}, target {list(target.shape)}",
         cause=f"the output has {columns} columns per target"
         + (": class indices need cross_entropy, not a regression loss" if whole else ""),
@@ -31,7 +31,10 @@ def regression_shape(scene: Scene) -> Explanation | None:
         fix=(
             f"use cross_entropy{on_line(scene)}"
             if whole
-            else f"give the model's last layer one output and call .squeeze(-1) on it{on_line(scene)}"
+            else (
+                "give the model's last layer one output and call .squeeze(-1) on "
+                f"it{on_line(scene)}"
+            )
         ),
         culprits=target_culprit(str(list(target.shape)), place, scene),
         location=place,

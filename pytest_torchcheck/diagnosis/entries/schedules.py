@@ -40,16 +40,17 @@ def groups_added(scene: Scene, match: re.Match[str]) -> Explanation | None:
     line = f" (line {place.line})" if place is not None else ""
     return Explanation(
         code="scheduler-groups",
-        summary=f"{name}.step fails: its optimizer has {groups} parameter groups, and it was made for {known}",
+        summary=(f"{name}.step fails: its optimizer has {groups} parameter groups, and it was "
+            f"created for {known}"),
         observed=f"{groups} param_groups, {known} base rates of the scheduler",
-        cause=(f"add_param_group{line} ran after the scheduler was made, which keeps one base "
-            "rate for each group of then"),
+        cause=(f"add_param_group{line} ran after the scheduler was created, which has one base "
+            "rate for each group at that time"),
         because=f"its step raised {type(scene.error).__name__}: {scene.first_line}",
-        fix="give the optimizer every group before the scheduler is made (what is frozen until later stays without "
-        f"gradient), or make the scheduler anew after add_param_group{line}",
+        fix="give the optimizer every group before the scheduler is created (frozen ones have "
+            f"no gradient), or create the scheduler again after add_param_group{line}",
         culprits=(
             *(Culprit(kind="call", name="add_param_group", detail="adds a group", location=p) for p in added[:3]),
-            *(Culprit(kind="scheduler", name=name, detail=f"made for {known}", location=p) for p in made[:1]),
+            *(Culprit(kind="scheduler", name=name, detail=f"created for {known}", location=p) for p in made[:1]),
             *((Culprit(kind="call", name=f"{name}.step", detail="fails", location=scene.location),) if scene.location else ()),
         ),
         location=place or scene.location,

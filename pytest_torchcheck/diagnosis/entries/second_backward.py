@@ -66,13 +66,18 @@ def second_backward(scene: Scene, match: re.Match[str]) -> Explanation | None:
     lines = [op.location.line for op in calls if op.location is not None]
     return Explanation(
         code="second-backward",
-        summary=f"{scene.at} runs backward a second time through one graph",
-        observed=f"backward was called {len(calls)} times, on lines {listed([str(n) for n in lines])}"
+        summary=f"{scene.at} runs backward a second time through the same graph",
+        observed=(
+            f"backward was called {len(calls)} times, on lines {listed([str(n) for n in lines])}"
+        )
         if len(calls) > 1
         else scene.values(),
         cause="two backward calls share a part of the graph: the first one frees it",
         because=scene.quote(),
-        fix=f"add the losses and call backward once{on_line(place)}, or detach what the second loss does not train",
+        fix=(
+            f"add the losses and call backward once{on_line(place)}, or detach inputs that the "
+            "second loss must not train"
+        ),
         culprits=scene.call_culprit(),
         location=place,
     )
@@ -94,14 +99,14 @@ def _kept_graph(
             f"{first.root} carries the graph of an earlier "
             f"{'step' if shared is None else 'backward'} into backward"
         ),
-        observed=f"{scene.phase}: backward runs into a graph that is already freed"
+        observed=f"{scene.phase}: backward reaches a graph that is already freed"
         + (f"; {first.name} has grad_fn={first.grad_fn}" if first.grad_fn else ""),
-        cause=f"{first.root} is kept{line} with its graph, and used again "
+        cause=f"{first.root} is kept{line} with its graph and used again "
         + ("in the next step" if shared is None else "before a later backward")
         if certain
         else (
             f"likely {listed([h.root for h in found])}, which is kept{line}, still has the "
-            "graph of the step before"
+            "graph of the previous step"
         ),
         because=(
             (
@@ -123,7 +128,7 @@ def _kept_graph(
             for h in found[:3]
         )
         + tuple(
-            Culprit(kind="call", name=h.caller.text, detail="hands it over", location=h.caller)
+            Culprit(kind="call", name=h.caller.text, detail="passes it on", location=h.caller)
             for h in found[:3]
             if h.caller is not None
         ),
@@ -149,34 +154,35 @@ def _in_one_run(scene: Scene, shared: Shared) -> Explanation:
         came = None
     if loops:
         cause = (
-            f"{name} is in what the backward{on_line(place)} runs through both times: the first "
-            "time frees its graph, the second one needs it"
+            f"{name} is part of the graph of both backward passes{on_line(place)}: the first "
+            "one frees its graph, the second one needs it"
         )
-        fix = f"make {name} without its graph: .detach(){on_line(made)}" + (
+        fix = f"create {name} without its graph: .detach(){on_line(made)}" + (
             f", or torch.no_grad(){on_line(came)}" if came is not None else ""
         )
-        fix += "; if it is to train, make it anew before each backward"
+        fix += "; if it is to be trained, compute it again before each backward"
     else:
         cause = (
             f"both losses contain {name}: the backward{on_line(first)} frees its graph, and the "
             f"one{on_line(place)} needs it"
         )
         fix = (
-            f"add the losses and call backward once, or .detach() {name} in the loss that is "
-            f"not to train what made it{on_line(made)}"
+            f"add the losses and call backward once, or use {name}.detach() in the loss that "
+            f"must not train what it was computed from{on_line(made)}"
         )
     trained = f" of {source[1]}" if source is not None and source[1] else ""
     return Explanation(
         code="second-backward",
         summary=(f"{scene.at} runs backward again through {name}, whose graph an earlier backward "
             "of the same call has freed"),
-        observed=f"{scene.phase}: backward number {shared.count} of one call, on line {place.line if place else '?'}; "
-        f"{name} was made before the first one and has grad_fn={shared.grad_fn}",
+        observed=f"{scene.phase}: backward number {shared.count} of one call, on line "
+            f"{place.line if place else '?'}; {name} was created before the first one and has "
+            f"grad_fn={shared.grad_fn}",
         cause=cause,
         because=scene.quote(90),
         fix=fix,
         culprits=(
-            Culprit(kind="tensor", name=name, detail=f"made{on_line(made)} with its graph", location=made),
+            Culprit(kind="tensor", name=name, detail=f"created{on_line(made)} with its graph", location=made),
             *((Culprit(kind="tensor", name=sources.assigned_name(came) or name, detail=f"takes the graph{trained} here", location=came),)
               if came is not None else ()),
             *((Culprit(kind="call", name=place.text, detail="runs through it again", location=place),) if place else ()),

@@ -44,7 +44,7 @@ def sparse_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if dense:
         cause, fix = (
             "SparseAdam takes the parameters of sparse embeddings only",
-            f"give SparseAdam only those, and the rest to Adam{_line(place)}",
+            f"give only those to SparseAdam, and the others to Adam{_line(place)}",
         )
     elif not match[1]:
         cause, fix = (
@@ -56,7 +56,10 @@ def sparse_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix = f"drop sparse=True{_line(made)}, or use SparseAdam or SGD for {names}"
     return Explanation(
         code="sparse-gradient",
-        summary=f"{optimizer} cannot step on the {'dense' if dense else 'sparse'} gradient of {names}.weight",
+        summary=(
+            f"{optimizer} cannot step on the {'dense' if dense else 'sparse'} gradient of "
+            f"{names}.weight"
+        ),
         observed=f"built with sparse=True: {names}" if found else scene.first_line,
         cause=cause,
         because=scene.said,
@@ -94,13 +97,15 @@ def optimizer_parameters(scene: Scene, match: re.Match[str]) -> Explanation | No
         cause = (
             "the model has no registered parameter (layers in a plain list?)"
             if registered == 0 and scene.model is not None
-            else "the list or generator of parameters is empty, or was used up before"
+            else "the list or generator of parameters is empty, or was already exhausted"
         )
         summary, fix = (
-            "the optimizer got no parameters",
-            f"give it model.parameters() anew{_line(place)}",
+            "the optimizer received no parameters",
+            f"pass model.parameters() again{_line(place)}",
         )
-        observed = f"the model has {registered} registered parameters, and the optimizer got none"
+        observed = (
+            f"the model has {registered} registered parameters, and the optimizer received none"
+        )
         spent = spent_iterator(scene)
         if spent is not None:
             cause, fix, made = spent.cause, spent.fix, spent.culprits
@@ -109,18 +114,18 @@ def optimizer_parameters(scene: Scene, match: re.Match[str]) -> Explanation | No
             fix = "keep layers in nn.ModuleList or as attributes"
     elif "non-leaf" in said:
         summary, cause = (
-            "the optimizer got a tensor that was computed, not a parameter",
-            "the result of an operation (.to(), .cuda(), a product) is no leaf",
+            "the optimizer received a computed tensor, not a parameter",
+            "the result of an operation (.to(), .cuda(), a product) is not a leaf tensor",
         )
-        fix = f"make the nn.Parameter from the result, after moving it{_line(place)}"
+        fix = f"create the nn.Parameter from the result, after moving it{_line(place)}"
     elif (overlap := groups_overlap(scene)) is not None:
         return overlap
     else:
         summary, cause = (
-            "a parameter stands twice in the optimizer",
+            "a parameter is in the optimizer twice",
             "two groups share a parameter, as with tied weights",
         )
-        fix = f"leave it out of one of the groups{_line(place)}"
+        fix = f"remove it from one of the groups{_line(place)}"
     return Explanation(
         code="optimizer-parameters",
         summary=summary,
@@ -144,7 +149,10 @@ def closure(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=f"{name}.step() was called with no argument",
         cause=f"{name} evaluates the loss several times per step",
         because=scene.said,
-        fix="pass a closure that clears the gradients, runs forward, loss and backward, and returns the loss",
+        fix=(
+            "pass a closure that clears the gradients, runs forward, loss and backward, and "
+            "returns the loss"
+        ),
         culprits=(Culprit(kind="optimizer", name=name, location=place),),
         location=place,
     )
@@ -164,12 +172,21 @@ def lazy(scene: Scene, match: re.Match[str]) -> Explanation | None:
     use = re.search(r"method '(\w+)'", match[1] or "")
     return Explanation(
         code="lazy-parameter",
-        summary=f"{listed(names, 3) or 'a lazy parameter'} is used before the first forward gives it a shape",
+        summary=(
+            f"{listed(names, 3) or 'a lazy parameter'} is used before the first forward gives "
+            "it a shape"
+        ),
         observed=f"uninitialised: {listed(names) or 'a parameter'}"
         + (f"; used by {use[1]}" if use else ""),
-        cause="a Lazy module gets its parameters in the first forward; before it they have no shape and no values",
+        cause=(
+            "a lazy module initialises its parameters in the first forward; until then they "
+            "have no shape and no values"
+        ),
         because=scene.quote(),
-        fix=f"call the model once with a batch before{_line(place)}, or give the size and drop Lazy{_line(made)}",
+        fix=(
+            f"call the model once with a batch before the call{_line(place)}, or pass the size "
+            f"and use the non-lazy module{_line(made)}"
+        ),
         culprits=tuple(
             Culprit(kind="parameter", name=name, location=sources.of_parameter(scene.model, name))
             for name in names[:3]
@@ -206,7 +223,10 @@ def state_dict(scene: Scene, match: re.Match[str]) -> Explanation | None:
     names = [*absent, *foreign]
     return Explanation(
         code="state-dict-keys",
-        summary=f"loading a state_dict into {cls}: {len(absent)} keys are missing, {len(foreign)} unexpected ({first})",
+        summary=(
+            f"loading a state_dict into {cls}: {len(absent)} keys are missing, {len(foreign)} "
+            f"unexpected ({first})"
+        ),
         observed="; ".join(parts),
         cause=cause,
         because=f"load_state_dict names {len(names)} keys that only one side has",
@@ -240,7 +260,10 @@ def _other_size(
     made = origin.location if origin is not None else made
     return Explanation(
         code="state-dict-size",
-        summary=f"{name} is {times(numbers(ours))} in {cls} and {times(numbers(theirs))} in the checkpoint",
+        summary=(
+            f"{name} is {times(numbers(ours))} in {cls} and {times(numbers(theirs))} in the "
+            "checkpoint"
+        ),
         observed=(
             f"{len(sizes)} parameter{'s' if len(sizes) > 1 else ''} of another size: "
             f"{listed([s[0] for s in sizes])}"
@@ -276,16 +299,19 @@ def _key_cause(
         fix = edit + _line(place)
     elif absent and not foreign:
         cause, fix = (
-            "the checkpoint lacks them: they were added to the model, or were no parameter or buffer when it was saved",
+            (
+                "the checkpoint lacks them: they were added to the model, or were neither "
+                "parameters nor buffers when it was saved"
+            ),
             "save again from this model, or load with strict=False and initialise them",
         )
     elif foreign and not absent and (late := _filled_later(scene.model, foreign)):
         made = next(iter(late.values()))
         cause = (
             f"{listed(list(late), 2)} {'is' if len(late) == 1 else 'are'} registered as "
-            f"None{_line(made)} and filled later: a model as built has no such key"
+            f"None{_line(made)} and assigned later: a newly built model has no such key"
         )
-        fix = f"register it with persistent=False{_line(made)}, or with its values"
+        fix = f"register it with persistent=False{_line(made)}, or with its final value"
         place = made or place
     elif foreign and not absent:
         cause, fix = (
@@ -344,19 +370,28 @@ def deepcopy(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"{first.root} is a computed tensor with its graph (grad_fn={first.grad_fn}), kept "
             f"on the module{_line(first.location)}"
         )
-        fix = f"keep {first.root.rpartition('.')[2]} detached{_line(first.location)}, or compute it where it is used"
+        fix = (
+            f"keep {first.root.rpartition('.')[2]} detached{_line(first.location)}, or compute "
+            "it where it is used"
+        )
         culprits = tuple(
             Culprit(kind="tensor", name=h.root, detail=f"grad_fn={h.grad_fn}", location=h.location)
             for h in found[:3]
         )
         where = first.location or place
     else:
-        cause = "the module holds a computed tensor: kept by forward, or the weight of an old-style weight_norm"
+        cause = (
+            "the module holds a computed tensor: kept by forward, or the weight of an "
+            "old-style weight_norm"
+        )
         fix = "keep it detached, or use torch.nn.utils.parametrizations.weight_norm"
         culprits, where = scene.blame(), place
     return Explanation(
         code="deepcopy-nonleaf",
-        summary=f"{found[0].root if found else scene.at} cannot be copied: it holds a tensor with a graph",
+        summary=(
+            f"{found[0].root if found else scene.at} cannot be copied: it holds a tensor with "
+            "a graph"
+        ),
         observed=listed([f"{h.root} grad_fn={h.grad_fn}" for h in found]) or _computed(scene),
         cause=cause,
         because=scene.quote(),

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 _CLASS_LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss")
 _MARKS = {
-    -100: "cross_entropy's own mark",
-    -1: "a mark for 'no label'",
-    255: "a mark for 'no label'",
+    -100: "the default ignore_index of cross_entropy",
+    -1: "a common value for 'no label'",
+    255: "a common value for 'no label'",
 }
 
 
@@ -72,8 +72,14 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
         return Explanation(
             **common,
             summary=summary,
-            cause=f"the class dimension must be dimension 1; {name} takes the {classes} of dimension 1 for the classes",
-            because=f"the last dimension of the logits, {logits.shape[-1]}, would hold every target (0..{high}); {scene.said}",
+            cause=(
+                f"the class dimension must be dimension 1; {name} reads the {classes} of "
+                "dimension 1 as classes"
+            ),
+            because=(
+                f"the last dimension of the logits, {logits.shape[-1]}, would hold every "
+                f"target (0..{high}); {scene.said}"
+            ),
             fix=f"call .movedim(-1, 1) on the logits{on_line(scene)}",
         )
     if high < classes:
@@ -82,7 +88,7 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
             summary=summary,
             cause=f"the head gives {classes} classes, the data a negative label",
             because=f"{count}; {scene.said}",
-            fix="correct the negative labels where the data is read, or name them as ignore_index",
+            fix="correct the negative labels where the data is read, or pass them as ignore_index",
         )
     common["culprits"] = (*made, *head)
     return Explanation(
@@ -127,9 +133,15 @@ def _from_one(
     return Explanation(
         **common,
         summary=summary,
-        cause="labels count from 1",
-        because=f"0 never occurs in {kept.numel()} targets, {high} occurs {int((kept == high).sum())} times; {scene.said}",
-        fix="subtract 1 from the labels where the data is read (on CUDA the same bug is a device-side assert)",
+        cause="labels start at 1",
+        because=(
+            f"0 never occurs in {kept.numel()} targets, {high} occurs "
+            f"{int((kept == high).sum())} times; {scene.said}"
+        ),
+        fix=(
+            "subtract 1 from the labels where the data is read (on CUDA the same bug is a "
+            "device-side assert)"
+        ),
     )
 
 
@@ -186,7 +198,9 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
     ):
         cause = "the targets are one-hot integers"
         if bool((target.sum(1) == 1).all()) and bool(((target == 0) | (target == 1)).all()):
-            because = f"each of the {target.shape[0]} rows holds one 1 and else 0; {scene.said}"
+            because = (
+                f"each of the {target.shape[0]} rows holds a single 1 and otherwise 0; {scene.said}"
+            )
         change = "call .argmax(1) on the targets, or .float() to use them as probabilities"
     elif target.dim() == logits.dim() and target.dim() > 1 and target.shape[1] == 1:
         cause = f"the targets have a dimension of 1 too many: {list(target.shape)} for {list(want)}"
@@ -196,11 +210,17 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
         and target.dim() == logits.dim()
         and target.shape[0] == logits.shape[0]
     ):
-        cause = f"the targets are probabilities of {target.shape[1]} classes, and the logits have {logits.shape[1]}"
+        cause = (
+            f"the targets are probabilities of {target.shape[1]} classes, and the logits have "
+            f"{logits.shape[1]}"
+        )
         head = heads_behind(scene.model, logits, logits.shape[1])
         change = widened(head, f"{target.shape[1]} classes")
     elif logits.dim() > 2 and tuple(target.shape) == tuple(logits.shape[:-1]):
-        cause = f"the class dimension must be dimension 1, and it stands last in the logits {list(logits.shape)}"
+        cause = (
+            "the class dimension must be dimension 1, and it is last in the logits "
+            f"{list(logits.shape)}"
+        )
         because = f"the targets {list(target.shape)} are the logits' first sizes; {scene.said}"
         change = "call .movedim(-1, 1) on the logits"
     elif logits.dim() == 2 and target.dim() == 1 and logits.shape[0] != target.shape[0]:
@@ -211,10 +231,10 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
         return _other_maps(scene, name, logits, target, observed)
     else:
         cause = f"logits {list(logits.shape)} need targets {list(want)}, got {list(target.shape)}"
-        change = f"make the targets {list(want)}"
+        change = f"reshape the targets to {list(want)}"
     return Explanation(
         code=code,
-        summary=f"{name} is given targets {list(target.shape)} for logits {list(logits.shape)}",
+        summary=f"{name} received targets {list(target.shape)} for logits {list(logits.shape)}",
         observed=observed,
         cause=cause,
         because=because,
@@ -230,13 +250,19 @@ def _rows(scene: Scene, logits: torch.Tensor, target: torch.Tensor) -> tuple[str
     cause = f"the logits hold {logits.shape[0]} rows, the targets {target.shape[0]}"
     batch = scene.batch_size()
     if batch and more - less == batch:
-        cause += f": one position per sample more ({more} - {less} = {batch}, the batch size), as when only one side is shifted by one"
+        cause += (
+            f": one more position per sample ({more} - {less} = {batch}, the batch size), as "
+            "when only one side is shifted by one"
+        )
         change = "shift logits and targets by the same position"
     elif less and more % less == 0:
-        cause += f": {more // less} rows for each target, so a dimension was flattened or kept on one side only"
-        change = "flatten logits and targets alike"
+        cause += (
+            f": {more // less} rows for each target, so a dimension was flattened or kept on "
+            "one side only"
+        )
+        change = "flatten logits and targets in the same way"
     else:
-        change = "make one row of logits for each target"
+        change = "compute one row of logits for each target"
     return cause, change
 
 
@@ -263,9 +289,12 @@ def _other_maps(
         made = (Culprit(kind="call", name=holder, detail=f"gives {size}", location=place), *made)
     return Explanation(
         code="label-shape",
-        summary=f"{name} is given targets {list(target.shape)} for logits {list(logits.shape)}",
+        summary=f"{name} received targets {list(target.shape)} for logits {list(logits.shape)}",
         observed=observed,
-        cause=f"the logits are for {times(logits.shape[2:])} positions, the targets for {times(target.shape[1:])}",
+        cause=(
+            f"the logits are for {times(logits.shape[2:])} positions, the targets for "
+            f"{times(target.shape[1:])}"
+        ),
         because=f"{gives}{scene.said}",
         fix=f"give the output the targets' size{line}: {meant} instead of {size}",
         culprits=made,
@@ -297,11 +326,17 @@ def _broadcast_in_model(
     holder = (place.function.rpartition("<locals>.")[2] if place else "") or op.module or op.name
     return Explanation(
         code="label-shape",
-        summary=f"{name} is given targets {list(target.shape)} for logits {made}",
+        summary=f"{name} received targets {list(target.shape)} for logits {made}",
         observed=observed,
         cause=f"{first} and {second} are broadcast to {made}{line}: both are stretched",
-        because=f"both operands of {op.name} grew, and one of them has a row for each target; {scene.said}",
-        fix=f"give both operands one shape{line} (squeeze, or an index in front of the one that is to be repeated)",
+        because=(
+            f"{op.name} enlarged both operands, and one of them has a row for each target; "
+            f"{scene.said}"
+        ),
+        fix=(
+            f"make both operands the same shape{line} (squeeze one, or index the smaller one "
+            "with None)"
+        ),
         culprits=(Culprit(kind="call", name=holder, detail=f"gives {made}", location=place),),
         location=place,
     )
@@ -318,7 +353,7 @@ def class_weights(scene: Scene, match: re.Match[str]) -> Explanation | None:
         code="class-weights",
         summary=f"the loss has weights for {match[2]} classes, the logits have {match[1]}",
         observed=f"weight [{match[2]}], {match[1]} classes",
-        cause="the class weights were made for another number of classes",
+        cause="the class weights were created for another number of classes",
         because=scene.said,
         fix=f"give weight= {match[1]} entries{f' on line {place.line}' if place else ''}",
         culprits=(

@@ -28,7 +28,10 @@ def one_value(scene: Scene, match: re.Match[str]) -> Explanation | None:
     boolean = match[0].startswith("Boolean")
     return Explanation(
         code="tensor-as-scalar",
-        summary=f"{scene.at} uses a tensor of several elements as one {'truth value' if boolean else 'number'}",
+        summary=(
+            f"{scene.at} uses a tensor of several elements as one "
+            f"{'truth value' if boolean else 'number'}"
+        ),
         observed=scene.values(),
         cause="`if`, `and`, `or`, `not` and `in` need one truth value"
         if boolean
@@ -57,17 +60,20 @@ def distribution(scene: Scene, match: re.Match[str]) -> Explanation | None:
     nan = broken > 0 or "nan" in scene.message.lower().split("found invalid values")[-1]
     return Explanation(
         code="distribution-parameters",
-        summary=f"{scene.at}: {name} of a distribution is {'not finite' if nan else 'outside its domain'}",
+        summary=(
+            f"{scene.at}: {name} of a distribution is "
+            f"{'not finite' if nan else 'outside its domain'}"
+        ),
         observed=(
             f"{name} {describe(value)}{_range(value, broken)}"
             if isinstance(value, torch.Tensor)
             else scene.values()
         ),
-        cause="NaN or infinities come from before"
+        cause="NaN or inf come from an earlier operation"
         if nan
         else f"{name} must be {_constraint(scene, match[2])}",
         because=scene.said,
-        fix="find where the first NaN is made (finiteness check)"
+        fix="find where the first NaN arises (finiteness check)"
         if nan
         else f"map it into its domain, as with softplus or exp{_line(place)}",
         culprits=scene.blame(name),
@@ -76,10 +82,10 @@ def distribution(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 
 _DOMAINS = {
-    "GreaterThan(lower_bound=0": "above 0",
-    "GreaterThanEq(lower_bound=0": "0 or more",
-    "Interval(lower_bound=0.0, upper_bound=1": "within 0 and 1",
-    "Interval(lower_bound=0, upper_bound=1": "within 0 and 1",
+    "GreaterThan(lower_bound=0": "greater than 0",
+    "GreaterThanEq(lower_bound=0": "at least 0",
+    "Interval(lower_bound=0.0, upper_bound=1": "between 0 and 1",
+    "Interval(lower_bound=0, upper_bound=1": "between 0 and 1",
     "Simplex": "probabilities that sum to one",
     "PositiveDefinite": "positive definite",
     "LowerCholesky": "lower triangular with a positive diagonal",

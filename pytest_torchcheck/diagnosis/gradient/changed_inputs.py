@@ -40,8 +40,7 @@ def changed_inputs(subject: Subject, changed: list[str], *, train: bool) -> Iter
             f"{counted(len(changed), 'input')} {have(changed, 'differs')} after a forward in "
             f"{'train' if train else 'eval'} mode"
         ),
-        cause="an operation writes into the tensor that the caller handed over"
-        + (f" ({op})" if op else ""),
+        cause="an operation writes to a tensor that the caller passed" + (f" ({op})" if op else ""),
         because="the values before and after the call are not bit-equal",
         fix=alias.fix
         if alias is not None

@@ -69,14 +69,14 @@ def _of_call(place: Location, lines: tuple[Location, ...]) -> Reason | None:
             name=next(
                 (sources.called(c) for c in _calls(line) if sources.called(c) in names), name
             ),
-            detail="nothing that it gives back here has a graph",
+            detail="no return value here has a graph",
             location=line,
         )
         for line in lines[:_MOST]
     ]
     return Reason(
-        cause=f"; line {outer.line} calls it on the way to the loss",
-        fix=f", or call on line {outer.line} what runs with gradients",
+        cause=f"; line {outer.line} calls it and uses the result for the loss",
+        fix=f", or call a version that records gradients on line {outer.line}",
         culprits=tuple(culprits),
     )
 

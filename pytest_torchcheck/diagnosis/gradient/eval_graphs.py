@@ -28,7 +28,10 @@ def inference_graph(subject: Subject, paths: Sequence[str], total: int, kept: Ke
         kept: What was seen.
     """
     summary = f"{paths[0]} carries a graph under no_grad"
-    observed = f"{len(paths)} of {total} outputs have a grad_fn; {format_bytes(kept.kept_bytes)} are saved for backward"
+    observed = (
+        f"{len(paths)} of {total} outputs have a grad_fn; {format_bytes(kept.kept_bytes)} are "
+        "saved for backward"
+    )
     culprits = [Culprit(kind="output", name=path, detail="has a grad_fn") for path in paths]
     known = kept.derivatives.get(paths[0])
     if known is None:
@@ -38,9 +41,12 @@ def inference_graph(subject: Subject, paths: Sequence[str], total: int, kept: Ke
             culprits=culprits,
             location=grad_line(subject),
             observed=observed,
-            cause="the forward turns gradients on itself, so that inference keeps activations",
+            cause="the forward enables gradients itself, so inference retains activations",
             because="the call ran under torch.no_grad() and its output still has a grad_fn",
-            fix="turn gradients on only around what needs them, and return the output detached in eval mode",
+            fix=(
+                "enable gradients only around the code that needs them, and return the output "
+                "detached in eval mode"
+            ),
         )
     line = f" on line {known.location.line}" if known.location is not None else ""
     who = "the forward" if known.within else "the loss"
@@ -53,17 +59,19 @@ def inference_graph(subject: Subject, paths: Sequence[str], total: int, kept: Ke
             Culprit(
                 kind="call",
                 name="autograd.grad",
-                detail="takes a derivative, with create_graph=True"
+                detail="computes a derivative, with create_graph=True"
                 if connected
-                else "takes a derivative",
+                else "computes a derivative",
                 location=known.location,
             ),
         ],
         location=known.location if known.within else grad_line(subject),
         observed=observed,
-        cause=f"{who} takes a derivative{line}, for which gradients must be on; "
-        "its graph leaves with the output in evaluation too",
-        because="the call ran under torch.no_grad() in eval mode, and its output still has a grad_fn",
+        cause=f"{who} computes a derivative{line}, which needs gradients enabled; in evaluation "
+        "too, the output keeps its graph",
+        because=(
+            "the call ran under torch.no_grad() in eval mode, and its output still has a grad_fn"
+        ),
         fix=("pass create_graph=self.training" + line + ", and " if connected else "")
         + "return the output detached (.detach()) when not self.training",
     )

@@ -107,7 +107,7 @@ def head_culprits(model: nn.Module, name: str, classes: int) -> tuple[Culprit, .
     return (
         Culprit(kind="module", name=name, detail=f"{classes} outputs", location=built),
         *(
-            Culprit(kind="call", name=p.text, detail="gives the size its value", location=p)
+            Culprit(kind="call", name=p.text, detail="sets the size", location=p)
             for p in list(fresh)[:2]
         ),
     )

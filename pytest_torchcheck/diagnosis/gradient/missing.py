@@ -91,7 +91,10 @@ def _missing(
         f"{names_text(names)} {have(names)} no gradient ({len(names)} of {total} parameters)",
         culprits=culprits,
         location=location,
-        observed=f"backward ran over {1 + looks()} batches and seeds and after steps; the gradient is always None",
+        observed=(
+            f"backward ran over {1 + looks()} batches and seeds and after steps; the gradient "
+            "is always None"
+        ),
         cause=cause,
         because=(cut.fact if cut is not None else "") or "its gradient is None after backward",
         fix=fix
@@ -155,7 +158,7 @@ def not_reparameterised(subject: Subject, stop: GraphCut) -> Finding:
     return violated(
         "sample-not-reparameterised",
         (
-            f"{names_text(owners)} cannot learn through its random draw: "
+            f"{names_text(owners)} receives no gradient through its random sample: "
             f"{stop.op.name if stop.op else 'normal'} has no gradient"
         ),
         culprits=[
@@ -163,19 +166,19 @@ def not_reparameterised(subject: Subject, stop: GraphCut) -> Finding:
                 Culprit(
                     kind="module",
                     name=name,
-                    detail="no gradient through the draw",
+                    detail="no gradient through the sample",
                     location=stop.location,
                 )
                 for name in owners
             ),
-            *(parameter(subject, name, "no gradient through the draw") for name in names[:8]),
+            *(parameter(subject, name, "no gradient through the sample") for name in names[:8]),
         ],
         location=stop.location,
         observed=(
-            f"{len(names)} parameters decide the mean or deviation of a draw that goes on "
+            f"{len(names)} parameters determine the mean or deviation of a sample that passes "
             "through trainable layers"
         ),
-        cause="the value is drawn without reparameterisation",
+        cause="the value is sampled without reparameterisation",
         because=stop.fact,
         fix="reparameterise on this line: mean + std * torch.randn_like(std), or rsample()",
         evidence={"parameters": names},

@@ -117,21 +117,23 @@ def idle(flag: Flag) -> Finding:
     first, many = flag.names[0], len(flag.names) > 1
     at = f" on line {flag.location.line}" if flag.location is not None else ""
     does = "trains" if flag.value else "freezes"
-    still = "are frozen all the same" if flag.value else "still require a gradient"
+    still = "are still frozen" if flag.value else "still require a gradient"
     shown = ", ".join(flag.names[:3]) + (
         f" and {len(flag.names) - 3} more" if flag.names[3:] else ""
     )
     return violated(
         "requires-grad-of-module",
-        f"requires_grad = {flag.value} on {shown} {does} nothing: a module has no such attribute",
+        f"requires_grad = {flag.value} on {shown} {does} nothing: modules have no such attribute",
         culprits=tuple(
             Culprit(kind="module", name=name, detail=f"requires_grad={flag.value}", location=flag.location)
             for name in flag.names[:4]
         ),
         location=flag.location,
         observed=f"{flag.parameters} parameters {still}",
-        cause="requires_grad belongs to tensors; on a module it is a new attribute that nothing reads",
-        because=f"vars({first}) holds requires_grad={flag.value}, and every parameter of {'these' if many else 'it'} "
+        cause=("requires_grad is an attribute of tensors; on a module it is a new attribute that "
+            "nothing reads"),
+        because=f"vars({first}) holds requires_grad={flag.value}, and every parameter of "
+            f"{'these' if many else 'it'} "
         f"has requires_grad={not flag.value}",
         fix=f"call {first if first != 'the model' else 'model'}.requires_grad_({flag.value}){at}",
     )  # fmt: skip

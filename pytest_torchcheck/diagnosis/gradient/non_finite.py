@@ -44,12 +44,12 @@ def non_finite(
     observed = (
         f"loss {loss:.4g}; {counted(len(grads), 'gradient')} not finite"
         if loss is not None
-        else "NaN or infinity in the output"
+        else "NaN or inf in the output"
     )
     cause, fix = remedy(at, forward=forward)
     yield violated(
         "non-finite-forward" if forward else "non-finite-gradient",
-        f"{what} is NaN or infinite on an ordinary batch",
+        f"{what} is NaN or inf on an ordinary batch",
         culprits=culprits,
         location=None if at is None else at.location,
         observed=observed,
@@ -72,11 +72,11 @@ _REMEDIES: dict[str, tuple[str, str, str]] = {
     "norm": ("a norm that overflows", "the derivative of a norm at 0 does not exist", "take sqrt(sum of squares + eps)"),
     "std": ("a deviation of a single value", "the derivative of a deviation of equal values is infinite",
             "take (var + eps).sqrt()"),
-    "pow": ("a power outside of its domain", "the derivative of this power at 0 is infinite", "add eps to the base"),
+    "pow": ("a power outside its domain", "the derivative of this power at 0 is infinite", "add eps to the base"),
     "acos": ("acos outside of -1..1", "the derivative of acos at -1 and 1 is infinite", "clamp the argument to -1 + eps..1 - eps"),
     "exp": ("exp overflows", "exp overflows", "subtract the largest value first, or use log_softmax or logsumexp"),
 }  # fmt: skip
-"""What makes an operation infinite, in the forward and in the backward, and the edit."""
+"""What makes an operation infinite in the forward and in the backward, and the fix."""
 
 
 def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
@@ -86,7 +86,7 @@ def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
     written = next((w.location for w in writers(at)), None)
     if at is not None and "all -inf" in at.fact:
         return (
-            "every entry of a row is masked with -inf, and a softmax over nothing is 0/0",
+            "every entry of a row is masked with -inf, so its softmax is 0/0",
             (
                 f"leave one entry of every row unmasked{on_line(written)}, or set fully masked "
                 f"rows to 0 with torch.where{line}"
@@ -98,8 +98,8 @@ def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
         dropping = at.hidden.name
         where = on_line(at.hidden.location) if at.hidden.location != at.location else ""
         cause = (
-            f"{at.op.name} is computed for elements whose result {dropping}{where} drops; the gradient of 0 that they "
-            "get back, times a derivative that is not finite, is NaN"
+            f"{at.op.name} is computed for elements whose result {dropping}{where} drops; their "
+            "gradient of 0 times a derivative that is not finite is NaN"
         )
         fix = (
             f"give {at.op.name} a safe argument at these elements{line} (torch.where on its "
@@ -131,13 +131,13 @@ def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
     if at is not None and at.fact.startswith("0 * inf"):
         return (
             f"{what} multiplies zeros by infinity",
-            f"write the infinity with masked_fill or torch.where, which multiply nothing{line}",
+            f"write the infinity with masked_fill or torch.where, which do not multiply{line}",
         )
     return (
         f"{what} gives a value that is not finite"
         if forward
         else f"the derivative of {what} is not finite at this input",
-        f"keep the argument of {what} away from where it is infinite{line}",
+        f"keep the argument of {what} away from the values where it is infinite{line}",
     )
 
 
@@ -149,14 +149,14 @@ def _mended_infinity(at: NonFinite, source: NonFinite, *, forward: bool) -> tupl
     if source is at:
         return (
             f"{at.op.name} writes {sign} on purpose, and it reaches the result",
-            f"fill {finite}{here}, or leave these entries out of what follows",
+            f"fill {finite}{here}, or exclude these entries from later operations",
         )
     part = at.op.name if forward else f"the backward of {at.op.name}"
     if source.origin == "constant":
         where = f"{source.op.name} writes {sign} on purpose{on_line(source.location)}"
         fix = f"fill {finite}{on_line(source.location)}"
     else:
-        where, fix = f"{sign} is handed in", f"hand in {finite}"
+        where, fix = f"{sign} is passed in", f"pass {finite}"
     return (
         f"{where}, and {part} makes NaN of it",
         f"{fix}, or keep the masked entries out of {at.op.name}{here}",
@@ -177,7 +177,7 @@ def writers(at: NonFinite | None) -> list[Culprit]:
 def evidence_of(at: NonFinite | None) -> str:
     """Return what was measured where numbers stop being finite, and where the infinity came from."""
     if at is None:
-        return "no single operation could be singled out"
+        return "no single operation could be identified"
     source = at.written
     if source is None or source.origin == "computed" or "all -inf" in at.fact:
         return at.fact

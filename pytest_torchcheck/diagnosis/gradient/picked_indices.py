@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 RANKING = frozenset(
     {"topk", "sort", "argsort", "argmax", "argmin", "max", "min", "msort", "kthvalue", "median", "mode"}
 )  # fmt: skip
-"""Bare names of operations that compare scores and give their places as integers."""
+"""Bare names of operations that compare scores and return their indices as integers."""
 _MOST = 3
 
 

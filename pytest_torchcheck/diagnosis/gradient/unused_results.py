@@ -35,11 +35,11 @@ def bound(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
     culprits = [one.culprit("is never read") for one in calls]
     fix = f"{edit(calls)}, or drop the part that computes it" if calls else ""
     if anew is not None:
-        when = "" if anew != place else " in the next turn of its loop"
-        cause = f": line {anew.line} binds {name} anew{when}, before anything has read it"
+        when = "" if anew != place else " in the next iteration of the loop"
+        cause = f": line {anew.line} reassigns {name}{when} before it is read"
         fix = fix or f"let line {anew.line} read {name}, or drop the part that computes it"
         if anew not in (place, *(one.location for one in calls)):
-            detail = "bound anew before anything has read it"
+            detail = "reassigned before it is read"
             culprits.append(Culprit(kind="tensor", name=name, detail=detail, location=anew))
     if culprits or anew is not None or told.startswith("_"):
         return cause, fix, culprits
@@ -88,7 +88,7 @@ def _passed_by(subject: Subject, place: Location, unused: str) -> list[Culprit]:
     ]
     if back is None or any(one.location == back for one in seen):
         return seen
-    detail = f"comes back here; nothing has read {unused}"
+    detail = f"returned here; {unused} is never read"
     return [*seen, Culprit(kind="call", name="return", detail=detail, location=back)][:2]
 
 
@@ -103,13 +103,12 @@ def picked(subject: Subject, op: Op, place: Location) -> tuple[str, str, list[Cu
     cause = fix = ""
     if values:
         named = "" if values.startswith("_") else f" ({values})"
-        cause = f": only its indices are used, the values beside them{named} are never read"
+        cause = f": only its indices are used, its values{named} are never read"
     if places:
         scores = values if values and not values.startswith("_") else "the scores at these indices"
         fix = (
-            f"let what line {places[0].line} picks depend on the scores: multiply it by "
-            f"{scores}, or use a soft version "
-            "(softmax), or a straight-through estimator"
+            f"make the selection on line {places[0].line} depend on the scores: multiply it by "
+            f"{scores}, or use softmax, or a straight-through estimator"
         )
     culprits = [
         Culprit(kind="call", name=user.name, detail="uses the indices", location=user.location)
@@ -124,6 +123,6 @@ def _handed_on(subject: Subject, places: list[Location]) -> list[Culprit]:
         with subject.pristine():
             name, line = handed_on(place, forward_and_loss(subject))
         if line is not None:
-            detail = "given on without the scores"
+            detail = "passed on without the scores"
             return [Culprit(kind="tensor", name=name, detail=detail, location=line)]
     return []

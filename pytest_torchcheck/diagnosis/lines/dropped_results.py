@@ -90,5 +90,5 @@ def _idle(held: Any, method: str) -> str:
     if isinstance(found, classmethod | staticmethod):
         kind = "class" if isinstance(found, classmethod) else "static"
         made = f"{type(held).__name__}.{method}"
-        return f"{made} is a {kind} method: it returns a new object, and changes none"
+        return f"{made} is a {kind} method: it returns a new object and does not change the old one"
     return ""

@@ -1,6 +1,7 @@
 """Which line decides a size: from a module back through the constructors that handed the number down.
 
-``nn.Embedding(max_length, dim)`` says nothing of the number; the line ``Encoder(..., max_length=20)``
+``nn.Embedding(max_length, dim)`` says nothing of the number; the line ``Encoder(...,
+max_length=20)``
 one class further up does. The classes' source is parsed, nothing is run.
 """
 
@@ -51,7 +52,7 @@ SIZE_ARGUMENTS = {
     "GRUCell": "input_size",
     "MultiheadAttention": "embed_dim",
 }
-"""The argument of torch's modules that says what size of input they take."""
+"""The argument of torch's modules that sets the size of their input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

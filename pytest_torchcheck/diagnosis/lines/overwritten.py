@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from ...findings import Location
 
 _Piece = tuple[int, range, tuple[ast.AST, ...], tuple[str, ...]]
-"""First line, lines, what is read, and which variables are bound: of a plain statement or of the head of another one."""
+"""First line, lines, names read and names assigned, of a plain statement or of the head of a
+compound one."""
 
 
 def overwritten(place: Location, run: Callable[[], object]) -> tuple[str, Location | None]:

@@ -86,7 +86,7 @@ def not_scalar(subject: Subject, shape: tuple[int, ...]) -> Finding:
     """Explain a loss that is no scalar."""
     return violated(
         "loss-not-scalar",
-        f"the loss has shape {list(shape)}; backward needs a scalar",
+        f"the loss has shape {list(shape)}; backward needs a scalar loss",
         culprits=[culprit(subject, f"shape {list(shape)}")],
         observed=f"loss of shape {list(shape)}",
         cause="the loss is not reduced over the batch",
@@ -99,11 +99,14 @@ def recreated(subject: Subject) -> Finding:
     """Explain a loss that is a new leaf."""
     return violated(
         "loss-recreated",
-        "the loss is a new tensor without the graph of the model",
+        "the loss is a new tensor without the model's graph",
         culprits=[culprit(subject, "a leaf")],
         observed="loss.is_leaf is True and it requires a gradient",
-        cause="a tensor is made anew from the loss's value, so that backward stops at it",
-        because="its grad_fn is None: torch.tensor(...) and requires_grad_() cut the graph silently",
+        cause="the loss is rebuilt from its value, which cuts the graph",
+        because=(
+            "its grad_fn is None: torch.tensor(...) and requires_grad_() cut the graph without "
+            "an error"
+        ),
         fix="return the computed tensor itself",
     )
 
@@ -141,16 +144,17 @@ def dead_term(subject: Subject, term: DeadTerm) -> Finding:
     line = f" on line {place.line}" if place is not None else ""
     return violated(
         "derivative-without-graph",
-        f"a term of the loss comes from autograd.grad without create_graph=True{line}: nothing learns from it",
+        (f"a term of the loss comes from autograd.grad without create_graph=True{line}: it gives "
+        "no gradient"),
         culprits=[
             Culprit(kind="call", name="create_graph", detail="not passed to autograd.grad", location=place),
             Culprit(kind="call", name=term.added.name, detail="adds the term", location=added),
         ],
         location=place,
-        observed="the term is added to a loss that carries a graph, and carries none itself",
-        cause="autograd.grad gives a derivative that is a constant unless its graph is asked for",
-        because=f"what autograd.grad gave{line} has requires_grad=False"
-        + (f", and line {added.line} adds a number made of it" if added is not None else ""),
+        observed="the term has no graph, and is added to a loss that has one",
+        cause="without create_graph=True the derivative that autograd.grad returns is a constant",
+        because=f"the result of autograd.grad{line} has requires_grad=False"
+        + (f", and line {added.line} adds a number computed from it" if added is not None else ""),
         fix=f"pass create_graph=True to autograd.grad{line}",
     )  # fmt: skip
 
@@ -162,17 +166,20 @@ def focal_mean(found: FocalMean) -> Finding:
     name = found.criterion.name
     return violated(
         "focal-of-mean",
-        f"the focal weight is one number for {found.elements} elements: it is taken of the mean that {name} gives",
+        (f"the focal weight is one number for {found.elements} elements: it is computed from the "
+        f"mean that {name} returns"),
         culprits=[
             Culprit(kind="call", name=name, detail="reduces to a mean before the weight", location=place),
             Culprit(kind="call", name=found.weighted.name, detail="weights the mean", location=product),
         ],
         location=place,
-        observed=f"{name} gave one number for {found.elements} elements, and (1 - exp(-it)) weights that number",
-        cause="the criterion's reduction is the mean, so that hard and easy elements get the same weight",
-        because=f"the mean{line} went through exp(-mean) and 1 - it, and was multiplied by the result"
+        observed=(f"{name} gave one number for {found.elements} elements, and 1 - exp(-mean) weights "
+            "that number"),
+        cause=("the criterion's reduction is 'mean', so hard and easy elements receive the same "
+            "weight"),
+        because=f"the mean{line} was multiplied by 1 - exp(-mean)"
         + (f" on line {product.line}" if product is not None else ""),
-        fix=f"pass reduction='none' to {name}{line}, and take the mean after the weighting",
+        fix=f"pass reduction='none' to {name}{line}, and take the mean after weighting",
     )  # fmt: skip
 
 
@@ -185,16 +192,22 @@ def broadcast(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Find
     names = ("output", "target") if output_is_longer else ("target", "output")
     return violated(
         "loss-broadcast",
-        f"output {list(seen.output)} and target {list(seen.target)} broadcast to {list(seen.result)} in the loss",
+        (
+            f"output {list(seen.output)} and target {list(seen.target)} broadcast to "
+            f"{list(seen.result)} in the loss"
+        ),
         culprits=[
             culprit(
                 subject, f"{seen.op.name} of {list(seen.output)} and {list(seen.target)}", place
             )
         ],
         location=place,
-        observed=f"{seen.op.name}: {list(seen.output)} against {list(seen.target)} gives {list(seen.result)}",
+        observed=(
+            f"{seen.op.name}: {list(seen.output)} against {list(seen.target)} gives "
+            f"{list(seen.result)}"
+        ),
         cause="every sample is compared with the targets of all samples",
-        because="both shapes grew: neither equals that of the result",
+        because="both were broadcast: neither has the shape of the result",
         fix=f"make the shapes equal: {names[0]}.squeeze({axis}), or {names[1]}.unsqueeze({axis})",
     )
 
@@ -204,13 +217,18 @@ def stretched(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Find
     place = seen.op.location or _producer_line(evidence) or subject.contract.location
     return suspicious(
         "loss-stretched",
-        f"output {list(seen.output)} and target {list(seen.target)} have different shapes in {seen.op.name}",
+        (
+            f"output {list(seen.output)} and target {list(seen.target)} have different shapes "
+            f"in {seen.op.name}"
+        ),
         culprits=[culprit(subject, f"{list(seen.output)} against {list(seen.target)}", place)],
         location=place,
         observed=f"{seen.op.name} broadcasts to {list(seen.result)}",
-        cause="one side is repeated to fit the other, which may or may not be meant",
-        because=f"{math.prod(seen.output)} outputs meet {math.prod(seen.target)} targets",
-        fix="write target.expand_as(output), or output.expand_as(target), if this is meant",
+        cause="one side is repeated to fit the other, which may not be intended",
+        because=(
+            f"{math.prod(seen.output)} outputs are compared with {math.prod(seen.target)} targets"
+        ),
+        fix="write target.expand_as(output), or output.expand_as(target), if this is intended",
     )
 
 
@@ -223,7 +241,7 @@ def wrong_sign(subject: Subject, observed: str, place: Location | None) -> Findi
     line = loss_line(subject) or place
     return violated(
         "loss-sign",
-        "the loss falls when the output gets further away from the target",
+        "the loss falls when the output moves away from the target",
         culprits=[culprit(subject, "wrong sign", line)],
         location=line,
         observed=observed,
@@ -245,7 +263,7 @@ def changed_arguments(
     make = violated if target else suspicious
     return make(
         "target-mutated" if target else "output-mutated",
-        f"the loss changes {name} in place: called again, it gives another loss",
+        f"the loss modifies {name} in place: a second call gives another loss",
         culprits=[
             *(
                 Culprit(
@@ -256,15 +274,15 @@ def changed_arguments(
                 )
                 for one in changed[:4]
             ),
-            culprit(subject, "writes to what it is given"),
+            culprit(subject, "writes to its argument"),
         ],
         location=place or loss_line(subject),
         observed=f"loss {values[0]:.4g}, then {values[1]:.4g} with the same arguments; the largest "
         f"element of {name} is "
         f"{before:.4g}, {after:.4g} after one call, {last:.4g} after two",
-        cause=f"an operation{at} writes into the tensor that the caller handed over",
-        because="with new arguments of the same values the loss is the same twice",
-        fix=f"make a new tensor{at}: x = x * y instead of x *= y, or clone it first",
+        cause=f"an operation{at} writes to a tensor that the caller passed",
+        because="with fresh arguments of the same values both calls give the same loss",
+        fix=f"create a new tensor{at}: x = x * y instead of x *= y, or clone it first",
     )
 
 

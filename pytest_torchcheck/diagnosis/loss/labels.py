@@ -35,16 +35,19 @@ def too_few_outputs(subject: Subject, classes: int, used: Consumed) -> Finding:
         culprits=[*head, *([called] if not head or made_at != place else [])],
         location=place,
         observed=f"logits {list(used.shape)}; Labels(classes={classes})",
-        cause=f"labels from {used.classes} on have no output",
-        because="the class dimension is smaller than the number of classes; on CUDA this is a device-side assert",
+        cause=f"labels {used.classes} and above have no output",
+        because=(
+            "the class dimension is smaller than the number of classes; on CUDA this is a "
+            "device-side assert"
+        ),
         fix=widened(head, f"{classes} outputs"),
     )
 
 
 _MARKED = {
-    (-1.0, 1.0): ("the labels are -1 and 1, as a margin loss has them", "map them to 0 and 1: (y + 1) / 2"),
+    (-1.0, 1.0): ("the labels are -1 and 1, as for a margin loss", "map them to 0 and 1: (y + 1) / 2"),
     (0.0, 255.0): ("the targets are pixels of a mask, 0 and 255", "divide the targets by 255"),
-    (1.0, 2.0): ("the labels count from one", "subtract 1 from the labels"),
+    (1.0, 2.0): ("the labels start at one", "subtract 1 from the labels"),
 }  # fmt: skip
 
 
@@ -57,20 +60,20 @@ def no_probabilities(subject: Subject, used: Consumed) -> Finding:
         (low, high),
         ("the targets are class indices", "use cross_entropy with an output per class, or one-hot targets")
         if whole
-        else ("the targets are no probabilities", "scale the targets into 0..1"),
+        else ("the targets are not probabilities", "scale the targets into 0..1"),
     )  # fmt: skip
     culprits = _made_lines(subject)
     made = next((c.location for c in culprits if c.location is not None), None)
     place = made or declared_loss_line(subject)
     return violated(
         "label-range",
-        f"targets of binary_cross_entropy_with_logits are {values}, and it needs 0..1",
+        f"targets of binary_cross_entropy_with_logits are {values}, but must be in 0..1",
         culprits=culprits
         or (Culprit(kind="target", name="targets", detail=values, location=place),),
         location=place,
         observed=f"target {list(used.shape)}, {values}",
         cause=cause,
-        because="beyond 0..1 the loss has no lower bound: it falls for ever as the logit grows",
+        because="outside 0..1 the loss has no lower bound: it keeps falling as the logit grows",
         fix=fix + " where the data is read",
     )
 
@@ -80,14 +83,14 @@ def blank_labels(subject: Subject, used: Consumed, labels: Alignable) -> Finding
     made = _made_lines(subject)
     last = labels.blank == labels.classes - 1
     if labels.trailing:
-        cause = "target_lengths count the padding, which is the blank"
+        cause = "target_lengths include the padding, which is the blank"
         fix = "pass the length of each target without its padding as target_lengths"
     else:
         cause = f"a label has the index of the blank, {labels.blank}"
         fix = (
             "give the head one more output for the blank, and pass its index as blank="
             if last
-            else "let the labels count from 1 where they are made, or pass another blank="
+            else "start the labels at 1 where they are created, or pass another blank="
         )
     return violated(
         "label-blank",
@@ -98,7 +101,7 @@ def blank_labels(subject: Subject, used: Consumed, labels: Alignable) -> Finding
         f"{labels.low} to {labels.top}, "
         f"{labels.classes} classes",
         cause=cause,
-        because="the blank is the gap between labels: what has its index is never read out as a label",
+        because="the blank separates labels: a label with its index is never decoded",
         fix=fix,
     )
 
@@ -108,16 +111,25 @@ def beyond_the_classes(subject: Subject, used: Consumed, labels: Alignable) -> F
     made = _made_lines(subject)
     return violated(
         "label-range",
-        f"targets of ctc_loss go from {labels.low} to {labels.top}, and there are {labels.classes} classes",
+        (
+            f"targets of ctc_loss range from {labels.low} to {labels.top}, and there are "
+            f"{labels.classes} classes"
+        ),
         culprits=[_ctc_call(subject, used, f"{labels.classes} classes"), *made],
         location=used.place or declared_loss_line(subject),
         observed=(
             f"{labels.counted} labels from {labels.low} to {labels.top}; {labels.classes} "
             "classes, the blank included"
         ),
-        cause="labels have no output: one is missing for the blank, or marks of padding are counted as labels",
-        because="ctc_loss reads the memory beside log_probs for them, without an error",
-        fix="give the head an output for every label and one for the blank, and leave padding out by target_lengths",
+        cause=(
+            "labels have no output: one is missing for the blank, or padding values are "
+            "counted as labels"
+        ),
+        because="ctc_loss reads memory outside log_probs for them, without an error",
+        fix=(
+            "give the head an output for every label and one for the blank, and exclude "
+            "padding through target_lengths"
+        ),
     )
 
 
@@ -145,8 +157,11 @@ def counted(subject: Subject, path: str, ignore: int, share: float, largest: flo
             )
         ],
         location=line,
-        observed=f"{share:.0%} of the ignored positions of {path} get a gradient, up to {largest:.3g}",
-        cause="the loss does not know this ignore_index, or averages before it masks",
+        observed=(
+            f"{share:.0%} of the ignored positions of {path} receive a gradient, up to "
+            f"{largest:.3g}"
+        ),
+        cause="the loss does not use this ignore_index, or averages before masking",
         because="the loss's gradient at an ignored position must be exactly zero",
         fix=f"pass ignore_index={ignore} to the loss, or mask before the mean",
     )
@@ -156,7 +171,7 @@ def _made_lines(subject: Subject) -> tuple[Culprit, ...]:
     """Return where the targets of the loss are made: within the loss, else where they are handed over."""
     within = next((u.target_place for u in evidence(subject).consumed if u.target_place), None)
     if within is not None:
-        return (Culprit(kind="target", name="targets", detail="made here", location=within),)
+        return (Culprit(kind="target", name="targets", detail="created here", location=within),)
     contract = subject.contract
     return target_culprits(contract.batch, contract.loss, type(subject.model))
 
@@ -165,8 +180,8 @@ def shifted(subject: Subject, path: str, shift: int, share: float) -> Finding:
     """Explain a language model that learns another token than the next one."""
     made = _made_lines(subject)
     line = declared_loss_line(subject)
-    what = {0: "the present token, which it sees", -1: "the previous token"}.get(
-        shift, f"the token {shift} places ahead"
+    what = {0: "the current token, which is its input", -1: "the previous token"}.get(
+        shift, f"the token {shift} positions ahead"
     )
     fix = (
         "shift the targets by one: logits[:, :-1] against ids[:, 1:]"
@@ -175,20 +190,23 @@ def shifted(subject: Subject, path: str, shift: int, share: float) -> Finding:
     )
     return violated(
         "label-shift",
-        f"each position is trained to give {what}, not the next token",
+        f"each position is trained to predict {what}, not the next token",
         culprits=[
             Culprit(kind="target", name="targets", detail=f"shift {shift}", location=line),
             *made,
         ],
         location=line,
-        observed=f"in {share:.0%} of the positions of {path} the loss pulls towards ids[t{shift:+d}]",
+        observed=(
+            f"at {share:.0%} of the positions of {path} the gradient of the loss favours "
+            f"ids[t{shift:+d}]"
+        ),
         cause="logits and targets are not aligned"
         if shift < 1
         else "logits and targets are shifted twice",
-        because="the most negative gradient of each position's logits stands at that token",
+        because="the most negative gradient of each position's logits is at that token",
         fix=fix
         + (
-            f"; the targets are made on line {made[0].location.line}"
+            f"; the targets are created on line {made[0].location.line}"
             if made and made[0].location
             else ""
         ),
@@ -200,10 +218,10 @@ def padding(subject: Subject, path: str, share: float, count: int) -> Finding:
     line = declared_loss_line(subject)
     return violated(
         "padding-counted",
-        "the loss is computed over padded positions too",
+        "the loss includes padded positions",
         culprits=[Culprit(kind="loss", name="loss", detail="counts padding", location=line)],
         location=line,
-        observed=f"{share:.0%} of {count} padded positions of {path} get a gradient",
+        observed=f"{share:.0%} of {count} padded positions of {path} receive a gradient",
         cause="padded positions are averaged like real ones",
         because="the loss's gradient at a padded position must be exactly zero",
         fix="mask the loss before the mean, or set padded targets to ignore_index",

@@ -30,13 +30,19 @@ def misplaced(
         shown.append(f"{name}{list(at)} reaches {path} at {listed}{more}")
     return violated(
         "target-misplaced",
-        f"{name} are compared with outputs of other positions than their own",
+        f"{name} are compared with outputs of other positions",
         culprits=[Culprit(kind="loss", name="loss", detail="positions mixed", location=place)],
         location=place,
         observed="; ".join(shown),
-        cause="output and targets are brought into one shape by a reshape that reorders one of them",
-        because="the distance from a target to the outputs that it pulls at differs from one target to the next",
-        fix="move the class axis with movedim or transpose; view and reshape only keep the order of the elements",
+        cause="output and targets are given one shape by a reshape that reorders one of them",
+        because=(
+            "the offset between a target and the outputs that it affects differs from one "
+            "target to the next"
+        ),
+        fix=(
+            "move the class axis with movedim or transpose; view and reshape only keep the "
+            "order of the elements"
+        ),
     )
 
 
@@ -48,14 +54,14 @@ def order(subject: Subject, call: LossCall, change: float, size: int) -> Finding
         "pairs-mixed",
         "the loss that ranks the samples against each other changes with their order",
         culprits=[
-            Culprit(kind="target", name="labels", detail="not the partners", location=place),
+            Culprit(kind="target", name="labels", detail="wrong partners", location=place),
             Culprit(kind="loss", name="loss", detail=call.op.name, location=call.op.location),
         ],
         location=place,
         observed=f"the same {size} samples in another order change the loss by at least {change:.0%}",
-        cause="the class that is named the right one is not each sample's own partner",
+        cause="the class used as target is not each sample's own partner",
         because="with the partners as targets, only the order of the terms of a mean would change",
-        fix="name the column of each row's own partner: torch.arange(len(logits))",
+        fix="use the column of each row's own partner as target: torch.arange(len(logits))",
     )
 
 
@@ -77,13 +83,13 @@ def self_counted(subject: Subject, call: LossCall, share: float) -> Finding:
     return made_of(
         "self-counted",
         "each sample's similarity to itself is "
-        + ("the right answer" if itself else "among the wrong answers"),
+        + ("the correct answer" if itself else "among the wrong answers"),
         culprits=culprits,
         location=place,
         observed=f"the similarities are symmetric, and the diagonal takes {share:.0%} of the softmax",
         cause="every sample is ranked among candidates that include the sample itself",
-        because="a sample is always most like itself, whatever the model does",
-        fix="name the other view as the target"
+        because="a sample is always most similar to itself, regardless of the model",
+        fix="use the other view as the target"
         if itself
         else "set the diagonal of the similarities to -inf before the softmax",
     )

@@ -37,10 +37,13 @@ def target_culprits(*things: Any, name: str = "targets") -> tuple[Culprit, ...]:
         if helper not in lines
     ]
     return (
-        *(Culprit(kind="target", name=name, detail="made here", location=p) for p in lines),
+        *(Culprit(kind="target", name=name, detail="created here", location=p) for p in lines),
         *(
             Culprit(
-                kind="call", name=function, detail="a return of what makes them", location=helper
+                kind="call",
+                name=function,
+                detail="a return of the function that creates them",
+                location=helper,
             )
             for function, helper in helpers[:_MOST]
         ),
@@ -233,6 +236,7 @@ def _returned(
             if place is None
             else _part(node.value, place, function, tree, depth - 1)
         )
-        # a name that only a parameter gives is what this line hands on; so does one way out of several
+        # a name that only a parameter gives is what this line hands on; so does one way out of
+        # several
         found += [node.lineno, *made] if len(returns) > 1 else made or [node.lineno]
     return found

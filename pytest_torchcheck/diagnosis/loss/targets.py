@@ -69,13 +69,13 @@ def not_finite(
         name = sources.assigned_name(zero) or str(divisors.found)
         culprits.insert(0, Culprit(kind="tensor", name=name, detail="is 0", location=zero))
         cause = f"{name} is 0 here, and the loss is divided by it"
-        fix = f"keep it from 0 on line {zero.line}: .clamp(min=1) for a count, + eps for a sum"
+        fix = f"keep it above 0 on line {zero.line}: .clamp(min=1) for a count, + eps for a sum"
     return (violated if status == "violated" else suspicious)(
         "edge-targets-non-finite",
         f"{'the loss' if forward else 'the gradient of the loss'} is not finite for {what}",
         culprits=culprits,
         location=place,
-        observed=f"loss {found.value:.4g} for {what}; the whole batch gives a finite one",
+        observed=f"loss {found.value:.4g} for {what}; the whole batch gives a finite loss",
         cause=cause,
         because=evidence_of(at),
         fix=fix,
@@ -108,12 +108,12 @@ def unread(
         ],
         location=place,
         observed=(
-            f"other targets for sample {', '.join(map(str, samples[:4]))} leave the loss and "
-            "its gradient bit-equal"
+            f"changing the targets of sample {', '.join(map(str, samples[:4]))} leaves the loss "
+            "and its gradient bit-equal"
         ),
         cause="the loss is computed over a part of the samples",
         because="the targets of the other samples change it, one by one, under the same seed",
-        fix="let the loss see every sample: check slices and indices of the batch dimension",
+        fix="compute the loss over every sample: check slices and indices of the batch dimension",
     )
 
 
@@ -142,12 +142,17 @@ def ignored(
             Culprit(kind="loss", name="loss", detail="ignores its targets", location=place),
         ],
         location=place,
-        observed="other targets, and targets that no loss can read, leave the loss bit-equal for one output"
+        observed=(
+            "changed targets, even unreadable ones, leave the loss bit-equal for the same output"
+        )
         if loss is not None
-        else f"other targets, and targets that nothing can read, leave the result of the {reader} bit-equal",
-        cause="the loss is computed from the output alone",
-        because="nothing but the targets was changed, under the same seed",
-        fix="compare the output with the targets; a loss that needs none is declared with "
+        else (
+            "other targets, and targets that nothing can read, leave the result of the "
+            f"{reader} bit-equal"
+        ),
+        cause="the loss is computed only from the output",
+        because="only the targets were changed, with the same seed",
+        fix="compare the output with the targets; for a loss that needs none, declare "
         + ("batch=(inputs, None)" if subject.batch().origin == "real" else "no targets"),
     )
 
@@ -171,8 +176,11 @@ def of_other_samples(
         location=place,
         observed=shown,
         cause="output and targets are in a different order along the batch dimension",
-        because="a target changes the gradient of other samples' outputs and never of its own",
-        fix="keep the order of the samples: no roll, flip or transpose of the batch dimension of one of the two",
+        because="a target changes the gradient of other samples' outputs, but not of its own",
+        fix=(
+            "keep the order of the samples: do not roll, flip or transpose the batch dimension "
+            "of only one of the two"
+        ),
     )
 
 
@@ -185,17 +193,26 @@ def shared(
     others = [n for n in (moved > 0).nonzero().flatten().tolist() if n != sample]
     return violated(
         "samples-share-targets",
-        "the target of one sample changes the gradient of other samples, in a loss that is computed for each by itself",
+        (
+            "the target of one sample changes the gradient of other samples, in a loss with a "
+            "separate term for each"
+        ),
         culprits=[
             Culprit(kind="loss", name="loss", detail="mixes samples", location=place),
-            Culprit(kind="target", name=path, detail="decides other samples too", location=place),
+            Culprit(kind="target", name=path, detail="affects other samples too", location=place),
         ],
         location=place,
         observed=(
-            f"another {path}[{sample}] changes the gradient of the outputs of {len(others)} "
-            f"other samples, sample {others[0]} among them"
+            f"changing {path}[{sample}] changes the gradient of the outputs of {len(others)} "
+            f"other samples, including sample {others[0]}"
         ),
-        cause="outputs or targets are averaged, normalised or reduced over the batch before they are compared",
+        cause=(
+            "outputs or targets are averaged, normalised or reduced over the batch before they "
+            "are compared"
+        ),
         because="the loss is one call of a criterion that has a separate term for each sample",
-        fix="reduce after the criterion, not before it: check dim= of mean, sum and log_softmax on this line",
+        fix=(
+            "reduce after the criterion, not before it: check dim= of mean, sum and "
+            "log_softmax on this line"
+        ),
     )

@@ -19,55 +19,58 @@ from .consumed import culprit, loss_line
 
 _WRONG_INPUT = {
     "double-softmax": (
-        "{function} is given probabilities: softmax is applied twice",
+        "{function} receives probabilities: softmax is applied twice",
         "{function} applies log_softmax itself and expects logits",
         "the input of {function} has no negative element and its rows sum to one",
         "return the logits: drop the softmax on this line",
     ),
     "relu-logits": (
-        "{function} is given the output of a ReLU as logits",
-        "logits must be able to be negative; a ReLU cuts every vote against a class",
+        "{function} receives the output of a ReLU as logits",
+        "logits must be able to be negative; a ReLU removes all evidence against a class",
         "the input of {function} has no negative element and {zeros:.0%} are exactly zero",
         "drop the ReLU after the last layer",
     ),
     "sigmoid-logits": (
-        "{function} is given the output of a sigmoid as logits",
-        "{function} expects logits; values within 0 and 1 cannot tell classes apart",
-        "every element of the input lies within 0 and 1",
+        "{function} receives the output of a sigmoid as logits",
+        "{function} expects logits; values between 0 and 1 hardly separate the classes",
+        "every element of the input lies between 0 and 1",
         "drop the sigmoid, or use binary_cross_entropy for independent classes",
     ),
     "double-sigmoid": (
-        "{function} is given probabilities: sigmoid is applied twice",
+        "{function} receives probabilities: sigmoid is applied twice",
         "{function} applies the sigmoid itself and expects logits",
-        "every element of the input lies within 0 and 1, made by {made}",
+        "every element of the input lies between 0 and 1, computed by {made}",
         "drop the sigmoid on this line, or use binary_cross_entropy",
     ),
     "nll-without-log": (
-        "{function} is given values that are no log-probabilities",
+        "{function} receives values that are not log-probabilities",
         "{function} expects the output of log_softmax",
         "the exponentials of the input's rows do not sum to one",
         "apply log_softmax first, or use cross_entropy on the logits",
     ),
     "kl-without-log": (
-        "{function} is given probabilities where it expects log-probabilities",
+        "{function} receives probabilities where it expects log-probabilities",
         "kl_div expects its first argument in log space",
         "the input has no negative element and its rows sum to one",
         "pass log_softmax(...) as the first argument",
     ),
     "kl-of-logits": (
-        "{function} is given logits where it expects log-probabilities",
+        "{function} receives logits where it expects log-probabilities",
         "{function} does not normalise its first argument",
-        "the input has positive elements, and the loss falls for ever as all of a row rise together",
+        "the input has positive elements, and the loss falls without bound as a whole row rises",
         "pass log_softmax(...) as the first argument",
     ),
     "rate-as-log": (
-        "{function} is given a rate where it expects the logarithm of one",
-        "with log_input=True, the default, {function} takes the exponential of its input itself",
-        "no element of the input is negative, made by {made}: the optimum is log(count), not count",
+        "{function} receives a rate where it expects the logarithm of one",
+        "with log_input=True, the default, {function} exponentiates its input itself",
+        (
+            "no element of the input is negative, computed by {made}: the optimum is log(count), "
+            "not count"
+        ),
         "pass log_input=False, or drop {made}",
     ),
     "log-as-rate": (
-        "{function} is given negative values where it expects rates",
+        "{function} receives negative values where it expects rates",
         "with log_input=False {function} takes the logarithm of its input",
         "the input has negative elements",
         "pass log_input=True, or make the output positive (softplus, exp)",
@@ -113,7 +116,7 @@ def wrong_input(subject: Subject, code: str, used: Consumed) -> Finding:
         culprits=culprits,
         location=place,
         observed=f"input {list(used.shape)} of {function}"
-        + (f", made by {made.op}" if made is not None else "")
+        + (f", computed by {made.op}" if made is not None else "")
         + f"; standard deviation {used.spread:.3g}",
         cause=cause,
         because=because,
@@ -130,47 +133,57 @@ def labels_as_numbers(subject: Subject, classes: int, used: Consumed) -> Finding
         f"{function} compares the output with class indices as if they were quantities",
         culprits=[culprit(subject, f"{function} of class indices", place)],
         location=place,
-        observed=f"output {list(used.shape)} against labels of the same shape, all whole numbers below {classes}",
-        cause="a regression loss gives the classes an order and distances, which their numbers do not mean",
+        observed=(
+            f"output {list(used.shape)} against labels of the same shape, all integers below "
+            f"{classes}"
+        ),
+        cause=(
+            "a regression loss gives the classes an order and distances that their indices do "
+            "not have"
+        ),
         because=f"the targets are declared as Labels(classes={classes})",
         fix=(
-            f"give the model {classes} outputs and use cross_entropy, or declare the targets "
-            "as Ints if their order is meant"
+            f"give the model {classes} outputs and use cross_entropy, or declare the targets as "
+            "Ints if their order is intended"
         ),
     )
 
 
 _UNLIKE = {
     "several": (
-        "targets with several classes in one row",
-        "softmax makes the classes of a row compete, so that no more than one can become likely",
-        "a row of the targets, all of which are 0 or 1, holds more than one 1",
-        "use binary_cross_entropy_with_logits, or divide each row by its sum where classes are to compete",
+        "targets with several classes in a row",
+        "softmax makes the classes of a row compete, so only one can become likely",
+        "all targets are 0 or 1, and one row holds more than one 1",
+        (
+            "use binary_cross_entropy_with_logits or, if the classes are exclusive, divide "
+            "each row by its sum"
+        ),
     ),
     "negative": (
-        "targets that are no class probabilities",
-        "float targets are taken for probabilities of the classes, which these are not",
-        "a row of the targets holds negative numbers beside others",
-        "use a regression loss such as mse_loss, or give class indices",
+        "targets that are not class probabilities",
+        "float targets are read as class probabilities, which these are not",
+        "a row of the targets contains negative numbers",
+        "use a regression loss such as mse_loss, or pass class indices",
     ),
     "batch": (
         "one number per sample",
-        "an input of one dimension is one sample with so many classes: the softmax runs over the batch",
+        "a 1-d input is one sample with that many classes: the softmax runs over the batch",
         "the targets, one per sample, do not sum to one over the batch",
         "use binary_cross_entropy_with_logits for 0 and 1, mse_loss for quantities",
     ),
 }
-"""What cross entropy is given, the cause, what was measured, and the edit, by :attr:`Consumed.unlike`."""
+"""What cross entropy receives, the cause, what was measured, and the fix, by
+:attr:`Consumed.unlike`."""
 
 
 def no_class_probabilities(subject: Subject, used: Consumed) -> Finding:
-    """Warn of a cross entropy with float targets that are no class probabilities."""
+    """Warn of a cross entropy with float targets that are not class probabilities."""
     what, cause, because, fix = _UNLIKE[used.unlike]
     place = _loss_place(subject, used)
     line = f" on line {place.line}" if place is not None else ""
     return suspicious(
         "targets-no-distribution",
-        f"cross_entropy is given {what}",
+        f"cross_entropy receives {what}",
         culprits=[culprit(subject, f"cross_entropy of {what}", place)],
         location=place,
         observed=f"input {list(used.shape)}, float targets of the same shape",
@@ -187,15 +200,18 @@ def arguments_swapped(subject: Subject, used: Consumed) -> Finding:
     line = f" on line {place.line}" if place is not None else ""
     return violated(
         "loss-arguments-swapped",
-        f"{function} is given the targets first and the output second",
+        f"{function} receives the targets first and the output second",
         culprits=[culprit(subject, f"{function}(targets, output)", place)],
         location=place,
         observed=(
-            f"input {list(used.shape)}: 0 and 1 alone, as the targets of the batch; target: "
-            "what requires a gradient"
+            f"input {list(used.shape)}: only 0 and 1, as the targets of the batch; target: a "
+            "tensor that requires a gradient"
         ),
-        cause="the output is taken for the targets, and the targets for the output",
-        because="the first argument was computed from the batch's targets, the second one from the model's output",
+        cause="the output is used as the targets, and the targets as the output",
+        because=(
+            "the first argument was computed from the batch's targets, the second one from the "
+            "model's output"
+        ),
         fix=f"write {function}(output, targets){line}",
     )
 
@@ -215,12 +231,12 @@ def unstable_log(subject: Subject, log: LogOf) -> Finding:
     line = f" on line {place.line}" if place is not None else ""
     return suspicious(
         "log-of-probabilities",
-        f"the loss takes the logarithm of a {kind}: it is infinite as soon as the model is sure",
+        f"the loss takes the logarithm of a {kind}: it is infinite once the model is confident",
         culprits=[culprit(subject, f"{log.op.name} of {log.squash.name}", place)],
         location=place,
-        observed=f"{log.op.name} of what {log.squash} gave; the loss is finite on this batch",
+        observed=f"{log.op.name} of the output of {log.squash}; the loss is finite on this batch",
         cause=f"a {kind} rounds small probabilities to 0, and the logarithm of 0 is -inf",
-        because=f"with its input spread further, the {kind} gives 0 and the loss is not finite",
+        because=f"with its input scaled up, the {kind} gives 0 and the loss is not finite",
         fix=(
             f"use F.log_softmax, or F.cross_entropy on the logits,{line}"
             if kind == "softmax"

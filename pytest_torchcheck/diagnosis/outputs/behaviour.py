@@ -48,16 +48,22 @@ def impure(subject: Subject, changed: list[str], *, once: bool = False) -> Findi
         ]
         + [*(place.settings if place else ())],
         location=place.location if place else sources.of_parameter(subject.model, changed[0]),
-        observed=f"{counted(len(changed), 'saved tensor')} {have(changed, 'differs')} after one forward in eval mode",
+        observed=(
+            f"{counted(len(changed), 'saved tensor')} {have(changed, 'differs')} after one "
+            "forward in eval mode"
+        ),
         cause=(
-            "the first forward initialises them, in whichever mode it runs"
+            "the first forward initialises them, in either mode"
             if once
-            else "statistics or a cache are updated whatever the mode"
+            else "statistics or a cache are updated in either mode"
         )
         + (f" ({place.ran})" if place and place.ran else ""),
         because=(place.fact if place else "the values before and after are not bit-equal")
         + ("; a second forward, of another batch, changes none of them" if once else ""),
-        fix="initialise them when the model is built, or declare promises.MayChange(..., reason=...)"
+        fix=(
+            "initialise them when the model is built, or declare promises.MayChange(..., "
+            "reason=...)"
+        )
         if once
         else "update only while self.training, or declare promises.MayChange(..., reason=...)",
         evidence={"buffers": list(changed)},
@@ -74,11 +80,11 @@ def not_repeatable(subject: Subject, moved: list[str]) -> Finding:
     kept = eval_lines.keeping_lines(subject)[:3]
     return violated(
         "eval-not-repeatable",
-        f"a second eval forward on the same input gives another {names_text(moved)}",
+        f"a second eval forward on the same input gives a different {names_text(moved)}",
         culprits=[*kept, *(place.culprits() if place else ())]
         or [Culprit(kind="output", name=moved[0], detail="differs")],
         location=kept[0].location if kept else place.location if place else forward_line(subject),
-        observed="same input, same seed, nothing put back between the two calls",
+        observed="same input, same seed, state not reset between the two calls",
         cause="the model keeps state from one call to the next",
         because=place.fact
         if place and place.fact
@@ -112,7 +118,7 @@ def stuck_mode(subject: Subject, names: list[str]) -> Finding:
             f"{counted(len(names), 'module')} with dropout or running statistics "
             f"{have(names, 'keeps')} training=True"
         ),
-        cause="an overridden train() does not reach them",
+        cause="an overridden train() skips them",
         because="module.training is True after model.eval()",
         fix="call super().train(mode) in train() and return self",
     )
@@ -124,14 +130,17 @@ def train_overridden(subject: Subject, names: tuple[str, ...]) -> Finding:
     place = sources.of_object(cls.train)
     return suspicious(
         "train-overridden",
-        f"{cls.__name__}.train takes other arguments than a mode, so eval() and train() do not work",
+        f"{cls.__name__}.train does not take a mode, so eval() and train() do not work",
         culprits=[
             Culprit(kind="module", name=n or "the model itself", location=place) for n in names
         ],
         location=place,
         observed=f"the signature is train{inspect.signature(cls.train)}",
         cause="Module.eval() calls self.train(False), which this class uses for something else",
-        because="torch.nn.Module.train takes one argument, mode: bool = True; the checks set the mode without it",
+        because=(
+            "torch.nn.Module.train takes one argument, mode: bool = True; the checks set the "
+            "mode themselves"
+        ),
         fix="rename the method, for instance to fit",
     )
 
@@ -162,7 +171,8 @@ def _mode_setter(subject: Subject, owner: torch.nn.Module) -> Location | None:
 
 
 _NAMES_A_DRAW = re.compile(r"rand|\bnp\b|numpy|shuffle|choice|uniform|normal|gauss|sample")
-"""What a line names that draws by itself; a line without may call a library that does."""
+"""Names in a line that draw random numbers themselves; a line without them may call a library that
+does."""
 
 
 def unseeded(subject: Subject, moved: list[str]) -> Finding:
@@ -179,27 +189,36 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
             f"the training forward draws from {source}, which torch.manual_seed does not seed",
             culprits=[Culprit(kind="call", name=source, detail=place.op, location=place.location)],
             location=place.location,
-            observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards under the same torch seed",
-            cause=f"{source} has a global state of its own",
-            because=place.fact.replace("this line draws", "what this line calls draws")
+            observed=(
+                f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the "
+                "same torch seed"
+            ),
+            cause=f"{source} has its own global state",
+            because=place.fact.replace("this line draws", "a function called on this line draws")
             if by_library
             else place.fact,
-            fix=f"seed {source} too where a run is to be repeated, or pass the call a seed"
+            fix=f"seed {source} too if runs must be repeatable, or pass a seed to the call"
             if by_library
             else "draw with torch (torch.randint, torch.rand) on this line",
         )
     if (shared := _global_generator(subject)) is not None:
         return suspicious(
             "numpy-random" if shared == "numpy" else "python-random",
-            f"the training forward draws from {shared}'s global generator, which torch.manual_seed does not seed",
+            (
+                f"the training forward draws from {shared}'s global generator, which "
+                "torch.manual_seed does not seed"
+            ),
             culprits=[
                 Culprit(kind="call", name=f"{shared}.random" if shared == "numpy" else shared)
             ],
             location=forward_line(subject),
-            observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards under the same torch seed",
-            cause=f"code outside of your files draws from {shared}, which has a global state of its own",
+            observed=(
+                f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the "
+                "same torch seed"
+            ),
+            cause=f"code outside your files draws from {shared}, which has its own global state",
             because=f"the state of {shared}'s global generator differs before and after one forward",
-            fix=f"seed {shared} too where a run is to be repeated",
+            fix=f"seed {shared} too if runs must be repeatable",
         )
     place = places.first_difference(
         subject,
@@ -208,17 +227,21 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
     )
     return violated(
         "seed-ignored",
-        "the training forward does not repeat under the same seed",
+        "the training forward does not repeat with the same seed",
         culprits=place.culprits()
         if place
         else [Culprit(kind="output", name=moved[0], detail="differs")],
         location=place.location if place else forward_line(subject),
-        observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards under the same seed",
-        cause="uninitialised memory, time, hash order or a generator of its own decides a value",
+        observed=(
+            f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the same seed"
+        ),
+        cause="a value depends on uninitialised memory, time, hash order or a separate generator",
         because=place.fact
         if place and place.fact
-        else "same input, same seed, same weights: another output",
-        fix="seed every generator from torch.initial_seed(), and replace torch.empty by torch.zeros",
+        else "same input, same seed, same weights: a different output",
+        fix=(
+            "seed every generator from torch.initial_seed(), and replace torch.empty by torch.zeros"
+        ),
     )
 
 
@@ -259,7 +282,7 @@ def reseeded(subject: Subject) -> Finding | None:
         observed="two seeds give the same training forward, although random numbers are drawn",
         cause="a seed is set inside the forward",
         because="the generator's state is set by this line",
-        fix="drop the seeding, or use a torch.Generator of its own",
+        fix="drop the seeding, or use a separate torch.Generator",
     )
 
 
@@ -282,7 +305,7 @@ def global_state(
         culprits=[Culprit(kind="call", name=name, detail=str(after[name]), location=place)],
         location=place,
         observed="; ".join(f"{n}: {before[n]} -> {after[n]}" for n in changed),
-        cause="a global setting is changed and not put back",
+        cause="a global setting is changed and not restored",
         because="it differs before and after one forward",
         fix="use the context manager of this setting instead",
     )
@@ -304,10 +327,12 @@ def anomaly_left_on(subject: Subject, *, by_build: bool) -> Finding:
         culprits=[Culprit(kind="call", name="torch.autograd.set_detect_anomaly", location=place)],
         location=place,
         observed="torch.is_anomaly_enabled() is True"
-        + (", and was False before the factory ran" if by_build else " before anything of the contract runs"),
-        cause="it was turned on to find a NaN, and is still on: every backward checks all that it computes",
-        because="nothing turned it off: set_detect_anomaly holds for the whole process",
-        fix=f"delete it{line}, or use `with torch.autograd.detect_anomaly():` around what is looked into",
+        + (", and was False before the factory ran" if by_build else " before the contract runs"),
+        cause=("it was enabled to find a NaN, and is still on: every backward checks all its "
+            "results"),
+        because="nothing disabled it: set_detect_anomaly applies to the whole process",
+        fix=(f"delete it{line}, or use `with torch.autograd.detect_anomaly():` around the code "
+            "under investigation"),
     )  # fmt: skip
 
 
@@ -360,7 +385,10 @@ def _out_of_range(subject: Subject, batch: Batch, output: Any) -> Finding | None
             where = forward_line(subject)
             return violated(
                 "output-range",
-                f"{path} reaches from {low:.4g} to {high:.4g}; the contract declares {allowed[0]:g} to {allowed[1]:g}",
+                (
+                    f"{path} ranges from {low:.4g} to {high:.4g}; the contract declares "
+                    f"{allowed[0]:g} to {allowed[1]:g}"
+                ),
                 culprits=[
                     Culprit(
                         kind="output", name=path, detail=f"{low:.4g}..{high:.4g}", location=where
@@ -369,7 +397,7 @@ def _out_of_range(subject: Subject, batch: Batch, output: Any) -> Finding | None
                 location=where,
                 observed=f"{batch.describe()} gives {path} in [{low:.4g}, {high:.4g}]",
                 cause="the last operation does not bound the output",
-                because="an ordinary batch leaves the declared range",
+                because="an ordinary batch exceeds the declared range",
                 fix="bound the output (sigmoid, tanh, clamp), or widen output_range",
             )
     return None

@@ -127,7 +127,7 @@ def writing_line(subject: Subject, name: str, *, train: bool = False) -> Place |
         except SubjectError:
             return None
     if bound and (line := _binding_line(subject, name)) is not None:
-        fact = f"this line puts another tensor in the place of {name}"
+        fact = f"this line replaces {name} by another tensor"
         return Place(op="", location=line, module="", fact=fact)
     return found[0] if found else None
 
@@ -174,7 +174,7 @@ def regrouping_line(subject: Subject, batch: Batch, size: int, wrong: int) -> Pl
                         op=name_of(func),
                         location=self.locate(),
                         module=self.scopes[-1].name,
-                        fact=f"{name_of(func)} makes {after} of {before}",
+                        fact=f"{name_of(func)} gives {after} from {before}",
                     )
                 )
 

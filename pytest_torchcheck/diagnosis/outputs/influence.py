@@ -59,15 +59,18 @@ def ignored(subject: Subject, paths: list[str]) -> Finding:
         ]
         + without,
         location=place,
-        observed="its gradient is None or zero, and other values leave every output bit-equal in either mode",
-        cause="the forward does not use it, or overwrites it before it does"
+        observed=(
+            "its gradient is None or zero, and changing it leaves every output bit-equal in "
+            "either mode"
+        ),
+        cause="the forward does not use it, or overwrites it before use"
         if lost is None
         else LOSSES_OF_VALUES.get(lost.kind, "its values are lost on the way"),
-        because="only this input differed between two forwards under the same seed"
+        because="only this input differed between two forwards with the same seed"
         + ("" if lost is None or not lost.fact else f"; {lost.fact}"),
         fix=mend or "use it in forward, or drop it from the inputs"
         if mend or lost is None or lost.location is None
-        else f"let its values through line {lost.location.line}, or drop it from the inputs",
+        else f"keep its values on line {lost.location.line}, or drop it from the inputs",
     )
 
 
@@ -92,7 +95,7 @@ def _left_out(
         with subject.pristine(), torch.no_grad():
             _, anew = argument_overwritten(place, name, run)
         if anew is not None:
-            detail = "bound anew before anything has read it"
+            detail = "reassigned before it is read"
             culprit = Culprit(kind="input", name=name, detail=detail, location=anew)
             return f"let line {anew.line} read {name}, or drop it from the inputs", [culprit]
     mend = f"{edit(calls)}, or drop it from the inputs" if calls else ""
@@ -154,7 +157,7 @@ def recomputed(
                     Culprit(
                         kind="call",
                         name=found.op.name,
-                        detail="recomputed otherwise",
+                        detail="recomputed differently",
                         location=place,
                     )
                 ]
@@ -173,8 +176,11 @@ def recomputed(
         cause="the recomputation in the backward does not repeat the forward",
         because=found.fact
         if found is not None
-        else "the same step without checkpointing gives other values",
-        fix="keep preserve_rng_state=True, use_reentrant=False, and no side effects inside the checkpointed function",
+        else "the same step without checkpointing gives different values",
+        fix=(
+            "keep preserve_rng_state=True, use_reentrant=False, and no side effects inside the "
+            "checkpointed function"
+        ),
         evidence={"gaps": dict(gradients), "missing": list(missing)},
     )
 

@@ -33,20 +33,21 @@ def not_hidden(
         return None
     line, name = on_line(found.op.location), found.op.name
     share = f"{100 * found.weight:.2g} %"
-    weighs = f"the softmax gives the positions that it should hide {share} of the weight"
-    others = f"the scores that it leaves reach from {found.low:.3g} to {found.high:.3g}"
+    weighs = f"the softmax gives the masked positions {share} of the weight"
+    others = f"the unmasked scores range from {found.low:.3g} to {found.high:.3g}"
     if found.kind == "weak":
         does = _DOING.get(name.rpartition(".")[2].strip("_"), "fills in")
-        cause = f"{name}{line} does not hide: it {does} {found.value:.3g}"
+        cause = f"{name}{line} does not mask: it {does} {found.value:.3g}"
         fact = f"{does} {found.value:.3g}, {others}: {weighs}"
-        fix = f'fill float("-inf") or torch.finfo(dtype).min into the scores{line}'
+        fix = f'fill the scores with float("-inf") or torch.finfo(dtype).min{line}'
     elif found.kind == "opposite":
-        cause = f"{name}{line} hides the positions to be kept, and none of the others"
+        cause = f"{name}{line} masks the positions to be kept, and none of the others"
         fact = weighs
-        fix = f"turn the mask of {name} around{line}: it is true where nothing is to be seen"
+        fix = f"invert the mask of {name}{line}: it must be True at the positions to hide"
     else:
         cause = (
-            f"{name}{line} comes after the softmax, which has normalised over the hidden positions"
+            f"{name}{line} is applied after the softmax, which has normalised over the masked "
+            "positions"
         )
         fact = f"the softmax gives them up to {share} of the weight before they are set to 0"
         fix = 'mask the scores with float("-inf") before the softmax'

@@ -58,7 +58,7 @@ def leaking_line(
     for operand in reversed(found.operands):
         if operand.location is not None and operand.name.rpartition(".")[2] in _SHAPERS:
             # the operation itself is innocent: what was prepared for it lets the change through
-            fact = f"{place.fact}; it read what {operand.name} made"
+            fact = f"{place.fact}; it read the result of {operand.name}"
             reading = Culprit(
                 kind="call", name=found.op.name, detail="reads it", location=found.op.location
             )
@@ -80,7 +80,8 @@ def leaking_line(
 def _masks(trace: Trace, op: Op, model: torch.nn.Module) -> tuple[Culprit, ...]:
     """Return what makes the mask that an operation, or what it read, was given.
 
-    A value that depends on no input and no parameter is a constant of the forward; one that equals a
+    A value that depends on no input and no parameter is a constant of the forward; one that equals
+    a
     buffer (or the corner of one) was made where the buffer is.
     """
     step = next((step for step in trace.steps if step.op is op), None)
@@ -178,12 +179,15 @@ def _either(op: str, prepared: str) -> tuple[str, str]:
     if "softmax" not in op or "masked_fill" not in prepared:
         return "", ""
     cause = (
-        f"{op} reads positions that are to be hidden: {prepared} leaves them visible, or the softmax runs over "
-        "another dimension than the mask hides"
+        f"{op} reads positions that must be masked: {prepared} leaves them visible, or the "
+        "softmax runs over a dimension other than the masked one"
     )
     return (
         cause,
-        "compare the dim of the softmax with the dimension of the keys, and the mask with a lower triangle",
+        (
+            "compare the dim of the softmax with the dimension of the keys, and the mask with "
+            "a lower triangle"
+        ),
     )
 
 

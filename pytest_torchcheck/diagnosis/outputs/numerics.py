@@ -76,12 +76,12 @@ def edge(subject: Subject, batch: Batch, what: str, trouble: Trouble, *, status:
     return Finding(
         status=status,
         code="edge-non-finite",
-        summary=f"{trouble} {'become' if trouble.several else 'becomes'} NaN or infinite for {what}",
+        summary=f"{trouble} {'become' if trouble.several else 'becomes'} NaN or inf for {what}",
         culprits=tuple(culprits_of(found, trouble.gradients)),
         location=place,
         observed=(
             f"{batch.describe()[:200]}: {trouble} {'are' if trouble.several else 'is'} not "
-            "finite; on an ordinary batch all is finite"
+            "finite; on an ordinary batch all are finite"
         ),
         cause=f"{op} makes the first {word}: {cause}"
         + (", in the backward" if found and found.phase == "backward" else ""),
@@ -111,6 +111,6 @@ def moved(subject: Subject, kind: str, error: SubjectError) -> Finding:
         code="layout-crash",
         summary=f"{words} inputs crash: {known.summary}",
         location=known.location or sources.of_error(error.error),
-        because=f"the same values in contiguous memory run; {known.because}",
+        because=f"the same values run in contiguous memory; {known.because}",
         fix=known.fix or "use reshape instead of view",
     )

@@ -83,7 +83,7 @@ def _where(mixture: Mixture) -> str:
 
 def _call(mixture: Mixture) -> Culprit:
     return Culprit(
-        kind="call", name=mixture.op, detail="is given both devices", location=mixture.location
+        kind="call", name=mixture.op, detail="receives both devices", location=mixture.location
     )
 
 
@@ -116,7 +116,10 @@ def _attribute(subject: Subject, mixture: Mixture, stray: Stray, evidence: Porta
             "tensor-placed-by-hand",
             f"{stray.name} does not move with the model; it is placed by hand",
             cause=f"{stray.name} is {what}, neither parameter nor buffer",
-            because=f"line {hand.line} speaks of devices ({hand.text}), so on a GPU it may be placed rightly",
+            because=(
+                f"line {hand.line} handles devices ({hand.text}), so it may be on the right "
+                "device on a GPU"
+            ),
             fix=f'write self.register_buffer("{holding.word}", ..., persistent=False){line}',
             **fields,
         )
@@ -127,7 +130,10 @@ def _attribute(subject: Subject, mixture: Mixture, stray: Stray, evidence: Porta
             "module-placed-by-hand",
             f"{holding.path} does not move with the model: it is not registered",
             cause=cause,
-            because="it gets no gradient, as a helper network that is hidden on purpose; such may be moved by hand",
+            because=(
+                "it receives no gradient, like a helper network that is hidden on purpose and "
+                "moved by hand"
+            ),
             fix=fix,
             **fields,
         )
@@ -138,7 +144,10 @@ def _attribute(subject: Subject, mixture: Mixture, stray: Stray, evidence: Porta
         "cpu-tensor",
         f"{stray.name} stays on the CPU when the model is moved to a GPU",
         cause=cause,
-        because=f'after model.to("meta") it is still on cpu, and {_where(mixture)} needs all its tensors on one device',
+        because=(
+            f'after model.to("meta") it is still on cpu, and {_where(mixture)} needs all its '
+            "tensors on one device"
+        ),
         fix=fix,
         root=f"registration/{code}" if trained else None,
         **fields,
@@ -150,15 +159,18 @@ def _left_behind(
 ) -> tuple[str, str]:
     """Return why a holding stays where it is, and what to write instead."""
     if holding.kind == "tensor" and not trained:
-        cause = f"{stray.name} is {what}, neither parameter nor buffer, so that .to() and .cuda() leave it behind"
+        cause = (
+            f"{stray.name} is {what}, neither parameter nor buffer, so .to() and .cuda() leave "
+            "it behind"
+        )
         fix = f'write self.register_buffer("{holding.word}", ..., persistent=False){line}'
     elif holding.kind == "tensor":
-        cause = f"{stray.name} is a tensor, not an nn.Parameter, so that .to() and .cuda() leave it behind"
+        cause = (
+            f"{stray.name} is a tensor, not an nn.Parameter, so .to() and .cuda() leave it behind"
+        )
         fix = f"write self.{holding.word} = nn.Parameter(...){line}"
     else:
-        cause = (
-            f"{holding.path} is {what}, not registered, so that .to() and .cuda() leave it behind"
-        )
+        cause = f"{holding.path} is {what}, not registered, so .to() and .cuda() leave it behind"
         fix = (
             f"hold {holding.attribute} in an nn.ModuleList, ModuleDict, ParameterList or an "
             f"attribute of its own{line}"
@@ -179,7 +191,7 @@ def _factory(mixture: Mixture, stray: Stray) -> Finding:
     literal = stray.kind == "literal"
     return violated(
         "cpu-literal" if literal else "cpu-factory",
-        f"{holder} makes a tensor on the CPU ({stray.name}) and uses it with the model's tensors",
+        f"{holder} creates a tensor on the CPU ({stray.name}) and uses it with the model's tensors",
         culprits=[
             Culprit(
                 kind="call",
@@ -195,9 +207,9 @@ def _factory(mixture: Mixture, stray: Stray) -> Finding:
         ),
         cause=f"{stray.name}{line} "
         + ("names the CPU" if literal else "has no device=, so it uses the CPU"),
-        because=f"in a run whose model and inputs pass for tensors of {torch.device('cuda', 0)}, "
-        "this operand alone is on "
-        f"the CPU, and {mixture.op} needs all its tensors on one device",
+        because=f"in a run that treats model and inputs as tensors on {torch.device('cuda', 0)}, "
+        f"only this operand is on the CPU, and {mixture.op} needs all its tensors on one "
+        "device",
         fix=f"give {stray.name} {edits.device_at(place)}{line}"
         if not literal
         else f"use the device of the input{line}",
@@ -212,7 +224,7 @@ def _fixed(subject: Subject, mixture: Mixture, stray: Stray) -> Finding:
     made = suspicious if stale is None else violated
     return made(
         "device-fixed",
-        f"{stray.name}{line} puts a tensor on a device that is fixed elsewhere, not on the input's",
+        f"{stray.name}{line} puts a tensor on a fixed device, not on the input's device",
         culprits=[
             Culprit(kind="call", name=stray.name, location=place),
             *(
@@ -223,15 +235,17 @@ def _fixed(subject: Subject, mixture: Mixture, stray: Stray) -> Finding:
             _call(mixture),
         ],
         observed=(
-            "it asks for the CPU while the model's tensors pass for tensors of a GPU; "
+            "it uses the CPU while the model's tensors are treated as GPU tensors; "
             f"{_where(mixture)} combines them"
         ),
-        cause=f"self.{stale[0]} is set when the model is built, and model.to(...) does not change it"
+        cause=(
+            f"self.{stale[0]} is set when the model is built, and model.to(...) does not change it"
+        )
         if stale
         else "the device comes from a global or an attribute that does not follow model.to(...)",
         because=f"line {stale[1].line} sets it once: {stale[1].text}"
         if stale
-        else "the call has a device argument, and it is not the device of the inputs",
+        else "the call has a device argument that is not the device of the inputs",
         fix=f"use {edits.device_at(stray.location)}{line}",
     )
 
@@ -260,24 +274,30 @@ def _foreign(mixture: Mixture, stray: Stray, evidence: Portability) -> Finding:
         f"{_where(mixture)} uses a CPU tensor with the model's tensors",
         culprits=[_call(mixture)],
         location=maker or mixture.location,
-        observed=f"{_says(stray)} on cpu, made outside of torch",
-        cause=f"the tensor{line} is made from NumPy or Python data and not moved",
-        because=f"line {maker.line} makes it: {maker.text}"
+        observed=f"{_says(stray)} on cpu, created outside torch",
+        cause=f"the tensor{line} is created from NumPy or Python data and not moved",
+        because=f"line {maker.line} creates it: {maker.text}"
         if maker
-        else f"no operation of torch made it; {evidence.meta.message or 'the run on meta let it pass'}",
-        fix=f"{_moved_at(maker or mixture.location)}{line or ' where it is made'}",
+        else (
+            "no torch operation created it; "
+            f"{evidence.meta.message or 'the run on meta did not raise'}"
+        ),
+        fix=f"{_moved_at(maker or mixture.location)}{line or ' where it is created'}",
     )
 
 
 def _numpy(mixture: Mixture) -> Finding:
     return violated(
         "numpy-on-device",
-        f"{_where(mixture)} hands a tensor of the model's device to NumPy",
+        f"{_where(mixture)} passes a tensor on the model's device to NumPy",
         culprits=[Culprit(kind="call", name=mixture.op, location=mixture.location)],
         observed=f"{mixture.op} is called on a tensor that would be on a GPU",
-        cause="NumPy cannot read a GPU's memory; torch raises \"can't convert cuda:0 device type tensor to numpy\"",
-        because="in a run whose model and inputs pass for tensors of a GPU, this tensor is one of theirs",
-        fix="stay in torch, or call .cpu() first",
+        cause=(
+            "NumPy cannot read a GPU's memory; torch raises \"can't convert cuda:0 device type "
+            'tensor to numpy"'
+        ),
+        because="in a run that treats model and inputs as GPU tensors, this is one of these tensors",
+        fix="use torch operations, or call .cpu() first",
     )
 
 
@@ -291,7 +311,9 @@ def meta_finding(evidence: Portability) -> Finding:
             location=evidence.meta.location,
             observed=evidence.meta.message,
             cause="a tensor on this line is not on the device of the model",
-            because="the run on meta raised it; the pretended run could not name the tensor",
-            fix="make every tensor of this line on the device of the input",
+            because=(
+                "the run on meta raised this; the simulated GPU run could not identify the tensor"
+            ),
+            fix="create every tensor of this line on the device of the input",
         )
     return explained(known, "suspicious")

@@ -116,12 +116,15 @@ def told_by(
     name, dim = view.op.name.rpartition(".")[2], view.rows.dim
     read = f"{list(view.before)} as {list(view.after)}"
     mend = (
-        f"write {view.instead} for this {name}"
+        f"use {view.instead} instead of this {name}"
         if view.instead
-        else f"{name} by the dimensions in their order, and transpose or permute them afterwards"
+        else f"{name} with the dimensions in their order, and transpose or permute them afterwards"
     )
     if view.grouped > 1:
-        mend += f" (if {view.grouped} {what} are meant to stand together, let nothing after it read within them)"
+        mend += (
+            f" (if grouping {view.grouped} {what} is intended, no later operation may read "
+            "within a group)"
+        )
     culprit = Culprit(
         kind="call", name=found.op.name, detail="reads it", location=found.op.location
     )
@@ -132,7 +135,7 @@ def told_by(
         fact=view.shown,
         settings=(culprit,) if culprit.location not in (None, view.op.location) else (),
         cause=(
-            f"{view.op.name} reads {read} in the order of memory: it moves no dimension, and "
+            f"{view.op.name} reads {read} in memory order: it does not move dimensions, and "
             f"scatters the {what} of dimension {dim}"
         ),
         fix=mend,
@@ -165,7 +168,10 @@ def _unshifted(found: Unshifted) -> Place:
         )
         if made
         else (),
-        cause=f"the indices{f' {named}' if named else ''} of every sample point to the rows of the first one",
+        cause=(
+            f"the indices{f' {named}' if named else ''} of every sample point to the rows of "
+            "the first one"
+        ),
         fix=f"add i * {found.block} to the indices of sample i{merged}",
     )
 
@@ -216,7 +222,8 @@ def computes_narrow(subject: Subject, batch: Batch) -> bool:
 _ROUNDED_NARROW = 1e-5
 """The same where the forward computes in float32 in between."""
 _ROUNDED = 1e-11
-"""Relative difference of single values in float64 that is rounding: above what sums in another order make of it."""
+"""Relative difference of single values in float64 that rounding explains, also for sums in another
+order."""
 
 
 _SAMPLES = 6

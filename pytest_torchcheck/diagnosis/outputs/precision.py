@@ -28,14 +28,14 @@ def digits_lost(
         culprits=[Culprit(kind="output", name=path, detail=f"relative error {worst:.2g}")],
         location=sources.of_object(type(subject.model).forward),
         observed=(
-            f"relative error {worst:.2g} against float64; rounding weights and inputs to "
-            f"{dtype} alone moves it by {noise:.2g}"
+            f"relative error {worst:.2g} against float64; rounding only weights and inputs to "
+            f"{dtype} changes it by {noise:.2g}"
         ),
         cause=(
             f"an intermediate result loses its digits in {dtype} (a long sum, a difference of "
             "large numbers, a counter)"
         ),
-        because=f"the error is {worst / max(noise, 1e-30):.3g} times what rounding the weights does",
+        because=f"the error is {worst / max(noise, 1e-30):.3g} times that of rounding the weights",
         fix="compute sums, means, norms and positions in float32",
         evidence=evidence,
     )
@@ -74,17 +74,22 @@ def overflow(
         + (" in the backward" if backward else ""),
         culprits=culprits_of(found, ()),
         location=place,
-        observed=f"{what} holds NaN or infinity in {dtype} ({'training' if train else 'eval'} "
-        "mode), and none in float64 with "
-        "the same weights"
+        observed=f"{what} holds NaN or inf in {dtype} ({'training' if train else 'eval'} mode), but "
+        "not in float64 with the same weights"
         if error is None
         else (
-            f"relative error {error:.2g} against float64; an infinity on the way is divided "
-            "by, so that the output is finite"
+            f"relative error {error:.2g} against float64; an intermediate value is inf, and "
+            "dividing by it makes the output finite"
         ),
-        cause=f"{dtype} holds magnitudes up to {limit:g}, and {op} goes beyond, or divides by what it rounds to 0",
+        cause=(
+            f"{dtype} holds magnitudes up to {limit:g}, and {op} exceeds it, or divides by a "
+            "value rounded to 0"
+        ),
         because=(found.fact + then) if found is not None else "the same step in float64 is finite",
-        fix=f"compute this operation in float32{f', line {place.line}' if place else ''}, or scale its input down",
+        fix=(
+            f"compute this operation in float32{f', line {place.line}' if place else ''}, or "
+            "scale its input down"
+        ),
         evidence={"result": found.result, "kernel": found.kernel, "count": found.count}
         if found is not None
         else {},

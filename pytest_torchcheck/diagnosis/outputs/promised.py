@@ -45,7 +45,10 @@ def future(
         if place
         else [Culprit(kind="input", name=path, detail="the future leaks", location=line)],
         location=line,
-        observed=f"{path} changed after position {position}: outputs up to it moved by {gap:.3g} (relative)",
+        observed=(
+            f"{path} changed after position {position}: outputs up to it moved by {gap:.3g} "
+            "(relative)"
+        ),
         cause=(place.cause if place else "")
         or "an operation reads later positions"
         + (f" ({place.ran if place.module else f'{place.op} in forward'})" if place else ""),
@@ -54,8 +57,8 @@ def future(
         else "only later inputs differed between two eval forwards",
         fix=(place.fix if place else "")
         or (
-            "mask or shift so that position t sees positions up to t: pad a convolution on the "
-            "left only, use is_causal=True, no pooling over time"
+            "mask or shift so that position t depends on positions up to t only: pad a "
+            "convolution on the left only, use is_causal=True, no pooling over time"
         ),
         evidence={"position": position, "gap": gap},
     )
@@ -98,14 +101,19 @@ def padding(
             location=laid.location,
             module=place.module if place else "",
             module_class=place.module_class if place else "",
-            fact=f"the mask is {list(laid.shape)} where it meets the scores {list(laid.scores)} of every query and key",
-            cause="the mask hides padded queries, and every query still reads padded keys",
+            fact=(
+                f"the mask is {list(laid.shape)} where it is applied to the scores "
+                f"{list(laid.scores)} of every query and key"
+            ),
+            cause="the mask hides padded queries, but every query still reads padded keys",
             fix=(
                 "give the mask the size of the keys in its last "
                 f"dimension{on_line(laid.location)}: mask[:, None, None, :]"
             ),
             settings=(
-                Culprit(kind="call", name=laid.op, detail="they meet here", location=laid.met),
+                Culprit(
+                    kind="call", name=laid.op, detail="they are combined here", location=laid.met
+                ),
             ),
         )
         line = laid.location
@@ -125,7 +133,7 @@ def _padding_finding(
     """Say which output padding changes, and where."""
     return violated(
         "padding-leak",
-        f"what stands at padded positions of {path} changes {output}"
+        f"the values at padded positions of {path} change {output}"
         if contents
         else f"{extra} more padded positions of {path} change {output}",
         culprits=place.culprits()
@@ -138,7 +146,7 @@ def _padding_finding(
         + (f" ({place.ran if place.module else f'{place.op} in forward'})" if place else ""),
         because=place.fact
         if place and place.fact
-        else f"other values stand at the {extra} padded positions on the {promise.side}"
+        else f"the {extra} padded positions on the {promise.side} have other values"
         if contents
         else f"{extra} positions of {promise.pad} were appended on the {promise.side}",
         fix=(place.fix if place else "")
@@ -188,11 +196,11 @@ def permutation(
         location=line,
         observed=f"permuting {dims} moved {path} by {gap:.3g} (relative)",
         cause=(place.cause if place else "")
-        or "an operation treats the entries by their position"
+        or "an operation treats the entries according to their position"
         + (f" ({place.ran})" if place and place.op else ""),
         because=place.fact
         if place and place.fact
-        else f"the same entries in another order; {kind} was promised",
+        else f"the entries were the same, in another order; {kind} was promised",
         fix=(place.fix if place else "")
         or (
             "use an operation that is symmetric in the entries on this line (sum, mean, max, "

@@ -51,8 +51,11 @@ def random_in_eval(subject: Subject, moved: list[str], gap: float) -> Finding:
         location=where or sources.of_object(type(subject.model).forward),
         observed=observed,
         cause="random numbers are drawn in eval mode; this is correct for a model that samples",
-        because=place.fact if place else "same input, eval mode, another seed: another output",
-        fix="declare promises.Stochastic(reason=...) if the model samples, else draw only while self.training",
+        because=place.fact if place else "same input, eval mode, another seed: a different output",
+        fix=(
+            "declare promises.Stochastic(reason=...) if the model samples, otherwise draw only "
+            "if self.training"
+        ),
     )
 
 
@@ -68,17 +71,20 @@ def _still_on(found: Perturbation, observed: str) -> Finding:
     """Explain a layer that disturbs values in eval mode as well."""
     cause, because, fix = {
         "dropout": (
-            "dropout is applied whatever the mode",
+            "dropout is applied in both modes",
             f"{found.op} drew numbers while training was False",
             f"pass training=self.training to {found.op}",
         ),
         "mask": (
-            "dropout written by hand is applied whatever the mode",
-            f"this line multiplies with a random mask, and what it keeps is scaled by {found.scale:.4g}",
-            "apply the mask only while self.training",
+            "hand-written dropout is applied in both modes",
+            (
+                "this line multiplies by a random mask, and the kept values are scaled by "
+                f"{found.scale:.4g}"
+            ),
+            "apply the mask only if self.training",
         ),
         "noise": (
-            "noise is added whatever the mode",
+            "noise is added in both modes",
             f"the outputs of {found.module} are its input on average, over many draws",
             "return the input unchanged unless self.training",
         ),

@@ -35,7 +35,8 @@ def unlike(
     if not (missing or more or sizes):
         return None
     told = [
-        *(f"{name} is {list(ours[name].shape)} here and {list(theirs[name].shape)} there" for name in sizes[:3]),
+        *((f"{name} is {list(ours[name].shape)} here and {list(theirs[name].shape)} in the "
+            "reference") for name in sizes[:3]),
         *([f"only here: {listed(more)}"] if more else []),
         *([f"only in the reference: {listed(missing)}"] if missing else []),
     ]  # fmt: skip
@@ -47,13 +48,14 @@ def unlike(
         place = None
     return violated(
         "reference-unlike",
-        "the weights do not fit the reference: " + told[0],
-        culprits=[Culprit(kind="parameter", name=name, detail="unlike the reference's", location=place)],
+        "the weights do not match the reference: " + told[0],
+        culprits=[Culprit(kind="parameter", name=name, detail="differs from the reference", location=place)],
         location=place,
         observed="; ".join(told),
-        cause="the two versions have other layers, or name them otherwise",
+        cause="the two versions have different layers or layer names",
         because="the state_dicts were compared by name and shape",
-        fix="make the layers alike, or give Matches(rename=) that makes the reference's names of the model's",
+        fix=("make the layers equal, or give Matches(rename=) that maps the model's names to "
+            "the reference's"),
     )  # fmt: skip
 
 
@@ -70,13 +72,16 @@ def differs(
         place = sources.of_object(type(subject.model).forward)
         return violated(
             "reference-differs",
-            f"the outputs are not those of {type(other).__name__} with the same weights",
+            f"the outputs differ from those of {type(other).__name__} with the same weights",
             culprits=[Culprit(kind="module", name=type(subject.model).__name__, location=place)],
             location=place,
-            observed="no submodule that both versions have is given the same and gives something else",
-            cause="what stands between the submodules differs, or a submodule has another name",
+            observed=(
+                "no submodule of both versions receives the same inputs and gives a different "
+                "output"
+            ),
+            cause="the code between the submodules differs, or a submodule has another name",
             because="outputs in eval mode were compared with the same weights and inputs",
-            fix="compare what the two versions do between the submodules of the table (-v)",
+            fix="compare the code of the two versions between the submodules of the table (-v)",
             evidence=evidence,
         )
     call = parting.ours
@@ -84,16 +89,17 @@ def differs(
     place, word = _line(subject, other, parting, allowed)
     return violated(
         "reference-differs",
-        f"{name} ({call.kind}) is where the outputs part from those of {type(other).__name__}"
+        f"the outputs begin to differ from those of {type(other).__name__} in {name} ({call.kind})"
         if call.module
-        else f"{name}.forward is where the outputs part from those of {type(other).__name__}",
+        else f"the outputs begin to differ from those of {type(other).__name__} in {name}.forward",
         culprits=[Culprit(kind="module", name=name, detail=_gap(parting), location=place)],
         location=place,
-        observed=f"given {_shapes(call.given)} alike, {name} gives {_shapes(call.gave)}, the reference "
-        f"{_shapes(parting.theirs.gave)}; {_gap(parting)}",
-        cause=f"{name} computes something else than in the reference" + (f": {word}" if word else ""),
-        because=f"both versions ran on one batch with the same weights: all that {name} was given agrees, and so does "
-        "every submodule before it",
+        observed=f"with equal inputs {_shapes(call.given)}, {name} gives {_shapes(call.gave)}, the "
+            f"reference {_shapes(parting.theirs.gave)}; {_gap(parting)}",
+        cause=f"{name} does not compute the same as in the reference" + (f": {word}" if word else ""),
+        because=f"both versions ran on one batch with the same weights: the inputs of {name} "
+            "agree, "
+            "and so does every submodule before it",
         fix=f"compare {name} with the reference's" + (f", line {place.line}: {place.text}" if place else ""),
         evidence=evidence,
     )  # fmt: skip
@@ -134,7 +140,10 @@ def _line(
     step = _first_of_its_own(mine, its, max(allowed, 1e-5))
     if step is None or step.op.location is None:
         return place, ""
-    return step.op.location, f"{step.op.name} gives the first value that the reference never has"
+    return (
+        step.op.location,
+        f"{step.op.name} gives the first value that the reference does not compute",
+    )
 
 
 def _first_of_its_own(ours: Trace, theirs: Trace, allowed: float) -> Step | None:

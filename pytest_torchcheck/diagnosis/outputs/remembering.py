@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...subject import Subject
 
 _MOST = 6
-"""How many attributes are put back one by one."""
+"""How many attributes are restored one by one."""
 
 
 def remembers(subject: Subject, moved: list[str]) -> Finding:
@@ -31,14 +31,22 @@ def remembers(subject: Subject, moved: list[str]) -> Finding:
     what = guilty or names_text(list(kept))
     return violated(
         "eval-remembers",
-        f"what was evaluated before decides {names_text(moved)}: {what} is kept of it",
+        f"{names_text(moved)} depends on earlier evaluations: {what} is kept from them",
         culprits=named or [Culprit(kind="output", name=moved[0], detail="differs")],
         location=place or sources.of_object(type(subject.model).forward),
-        observed="the base batch gives other values after another batch of the same sizes than alone",
-        cause=f"{what} is made of one call's data and used for the next call's",
-        because=f"with {guilty} put back between the two calls, the outputs are those of the batch alone"
+        observed=(
+            "after another batch of the same sizes, the base batch gives other values than alone"
+        ),
+        cause=f"{what} is computed from the data of one call and used in the next",
+        because=(
+            f"with {guilty} restored between the two calls, the outputs equal those of the "
+            "batch alone"
+        )
         if guilty
         else f"the same batch twice gives equal outputs, and a call changes {what}",
-        fix=f"make {what} in each call, or keep by what decides its values, not by a shape alone",
+        fix=(
+            f"compute {what} in each call, or cache it by all that its values depend on, not by "
+            "a shape alone"
+        ),
         evidence={"outputs": list(moved), "kept": list(kept)},
     )

@@ -31,7 +31,8 @@ def forward_line(subject: Subject) -> Any:
 
 
 _SLIGHT = 1e-5
-"""Relative influence of the other samples below which it may be a tolerance: a solver's step size is one for all."""
+"""Relative influence of other samples below which it may be a tolerance, as of a solver's shared
+step size."""
 
 
 def mixed(
@@ -47,10 +48,14 @@ def mixed(
             "samples are normalised over the batch in eval mode",
             culprits=[] if place is None else place.culprits(),
             location=None if place is None else place.location,
-            observed=f"{path} of the first sample changes by {gap:.3g} (relative) with its neighbours",
-            cause="a normalisation without running statistics uses those of the batch, also in eval mode",
+            observed=(
+                f"{path} of the first sample changes by {gap:.3g} (relative) with the other samples"
+            ),
+            cause=(
+                "a normalisation without running statistics uses batch statistics in eval mode too"
+            ),
             because="track_running_stats is False",
-            fix="drop track_running_stats=False, so that the running statistics are used in eval mode",
+            fix="drop track_running_stats=False, so that eval mode uses running statistics",
         )
     made = suspicious if gap < _SLIGHT else violated
     return made(
@@ -59,17 +64,20 @@ def mixed(
         culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="mixed")],
         location=place.location if place else forward_line(subject),
         observed=(
-            f"the first of {size} samples kept its input, its neighbours changed: {path} moved "
-            f"by {gap:.3g} (relative)"
+            f"only the other samples of {size} changed, yet {path} of the first one moved by "
+            f"{gap:.3g} (relative)"
         ),
         cause=(place.cause if place else "")
         or "an operation mixes the batch dimension with another one"
         + (f" ({place.ran})" if place and place.op else ""),
         because=place.fact
         if place and place.fact
-        else "same shapes, same seed, eval mode: only the neighbours differed",
+        else "same shapes, same seed, eval mode: only the other samples differed",
         fix=(place.fix if place else "")
-        or "operate per sample on this line: check the dim argument, and reshape or view across the batch",
+        or (
+            "operate per sample on this line: check the dim argument, and reshape or view "
+            "across the batch"
+        ),
         evidence={"gaps": dict(gaps)},
     )
 
@@ -96,7 +104,7 @@ def placed(
         return mixed(subject, batch, turned, rows, gaps)
     return violated(
         "sample-order",
-        f"{path} of a sample depends on its place in the batch",
+        f"{path} of a sample depends on its position in the batch",
         culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="order")],
         location=place.location if place else forward_line(subject),
         observed=f"the same samples in another order: {path} moved by {gap:.3g} (relative)",
@@ -107,7 +115,10 @@ def placed(
         if place and place.fact
         else "each sample kept its input; only the order differed",
         fix=(place.fix if place else "")
-        or "index that dimension by sequence position, not by sample: check batch-first against time-first",
+        or (
+            "index that dimension by sequence position, not by sample: check batch-first "
+            "against time-first"
+        ),
         evidence={"gaps": dict(gaps)},
     )
 
@@ -118,16 +129,18 @@ def other_dim(subject: Subject, dim: int, gaps: dict[str, float]) -> Finding:
     place = places.mixing_line(subject)
     return suspicious(
         "batch-axis",
-        f"dimension {dim} behaves as the batch does, and dimension {subject.contract.batch_dim} does not: "
-        f"is batch_dim={dim}?",
+        f"dimension {dim} behaves like the batch dimension, and dimension "
+        f"{subject.contract.batch_dim} does not: is batch_dim={dim}?",
         culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="mixed")],
         location=place.location if place else forward_line(subject),
-        observed=f"along dimension {subject.contract.batch_dim} {path} of an entry moves by {gap:.3g} (relative) with "
-        f"the others; along dimension {dim} the entries keep their outputs",
-        cause=f"the inputs are time-first, or a layer takes dimension {dim} for the batch by mistake",
-        because=f"entries exchanged along dimension {dim} give their outputs in that order, and entry 0 keeps its "
-        "output when all others are replaced",
-        fix=f"declare batch_dim={dim}; or, if dimension {subject.contract.batch_dim} is the batch, check "
+        observed=f"along dimension {subject.contract.batch_dim} {path} of an entry changes by "
+        f"{gap:.3g} (relative) with the others; along dimension {dim} the entries keep "
+        "their outputs",
+        cause=f"the inputs are time-first, or a layer wrongly uses dimension {dim} as the batch",
+        because=f"permuting entries along dimension {dim} permutes the outputs, and entry 0 keeps "
+        "its output when all others are replaced",
+        fix=f"declare batch_dim={dim}; or, if dimension {subject.contract.batch_dim} is the "
+        "batch, check "
         "batch_first and the dim arguments",
     )
 
@@ -155,20 +168,28 @@ def fixed_size(
     if place is None or not written or groups:
         at = f" ({place.text})" if place is not None else ""
         return inconclusive(
-            f"the model runs with {size} samples and not with {size - 1}{at}: {type(error.error).__name__}: {said}",
+            (
+                f"the model runs with {size} samples, but not with {size - 1}{at}: "
+                f"{type(error.error).__name__}: {said}"
+            ),
             code="size-crash",
             location=place,
         )
     return violated(
         "size-crash",
-        f"the batch size is written into the model: {size} on line {place.line}",
+        f"the batch size is hard-coded in the model: {size} on line {place.line}",
         culprits=[Culprit(kind="call", name=place.text[:80], location=place)],
         location=place,
         observed=f"the batch has {size} samples; without the last one the {error.phase} raises "
         f"{type(error.error).__name__}: {said}",
-        cause=f"line {place.line} spells out {size} where the size of the batch is meant",
-        because=f"the model runs with {size} samples, and neither with {size - 1} nor with {2 * size}",
-        fix=f"take the size from the input, such as x.shape[{subject.contract.batch_dim or 0}], instead of {size}",
+        cause=f"line {place.line} contains {size} where the batch size is needed",
+        because=(
+            f"the model runs with {size} samples, but neither with {size - 1} nor with {2 * size}"
+        ),
+        fix=(
+            "take the size from the input, such as "
+            f"x.shape[{subject.contract.batch_dim or 0}], instead of {size}"
+        ),
         evidence={"sizes": dict(batch.sizes)},
     )
 
@@ -188,7 +209,7 @@ def size_crash(subject: Subject, batch: Batch, error: SubjectError) -> Finding:
         code="size-crash" if known.code == "crash" else known.code,
         summary=f"the model does not run at {sizes}: {known.summary}",
         observed=f"{batch.describe()}; {known.observed}",
-        fix=fix + f" (or narrow the declared sizes if {sizes} is not meant to work)",
+        fix=fix + f" (or narrow the declared sizes if {sizes} need not work)",
         evidence={"sizes": dict(batch.sizes), "batch": batch.describe()},
     )
 
@@ -245,7 +266,7 @@ def single_shape(
         else [Culprit(kind="output", name=path, detail=f"shape {got}")],
         location=place.location if place else forward_line(subject),
         observed=f"{path}: {got} instead of {wanted}",
-        cause="an operation drops every dimension of size one, the batch among them"
+        cause="an operation drops every dimension of size one, including the batch"
         if place
         else "the shape of the output does not follow the batch",
         because=place.fact if place else "the same output has a batch dimension for larger batches",
@@ -298,15 +319,16 @@ def size_dependent(
         + (f" ({place.ran})" if place and place.op else ""),
         because=place.fact
         if place and place.fact
-        else "the same sample, seed and mode; only the number of samples differed",
-        fix=(place.fix if place else "") or "make the computation per sample",
+        else "sample, seed and mode were the same; only the number of samples differed",
+        fix=(place.fix if place else "") or "compute it per sample",
         evidence={"gaps": dict(gaps)},
     )
 
 
 def _size_line(subject: Subject, batch: Batch, single: Batch) -> Place | None:
     """Return the first operation whose result for a sample depends on how many samples there are."""
-    # the same sample twice tells a count; a mean or variance over the batch needs another one beside it
+    # the same sample twice tells a count; a mean or variance over the batch needs another one
+    # beside it
     for rows in (torch.zeros(2, dtype=torch.int64), torch.arange(2)):
         place = places.first_difference(
             subject,

@@ -26,12 +26,15 @@ def unrepeated_build(subject: Subject, moved: list[str]) -> Finding:
         subject.contract.model,
         [type(module) for module in subject.model.modules()],
         lambda: built(subject),
-        f"the model is built with other values of {names_text(moved)} each time, under one seed",
+        (
+            f"the model is built with different values of {names_text(moved)} each time, with the "
+            "same seed"
+        ),
         [
-            Culprit(kind="parameter", name=name, detail="another one in each build")
+            Culprit(kind="parameter", name=name, detail="different in each build")
             for name in moved[:4]
         ],
-        f"{counted(len(moved), 'tensor')} of two models that were built under one seed differ",
+        f"{counted(len(moved), 'tensor')} of two models that were built with the same seed differ",
     )
 
 
@@ -41,8 +44,8 @@ def unrepeated_batch(subject: Subject, moved: list[str]) -> Finding:
         subject.contract.batch,
         [],
         lambda: asked(subject),
-        f"the batch function gives another {names_text(moved)} each time, for one seed",
-        [Culprit(kind="input", name=name, detail="another one in each call") for name in moved[:4]],
+        f"the batch function gives a different {names_text(moved)} each time, for the same seed",
+        [Culprit(kind="input", name=name, detail="different in each call") for name in moved[:4]],
         f"{counted(len(moved), 'tensor')} of two batches for seed {subject.seed} differ",
     )
 
@@ -56,7 +59,7 @@ def unseeded_generators(subject: Subject, names: list[str]) -> Finding:
     shown, are = names_text(names), "is" if len(names) == 1 else "are"
     return make(
         "seed-ignored",
-        f"the training forward does not repeat under the same seed: {shown} {are} not seeded",
+        f"the training forward does not repeat with the same seed: {shown} {are} not seeded",
         culprits=[
             Culprit(kind="call", name=name, detail="in another state in each build", location=place)
             for name in names[:4]
@@ -64,9 +67,13 @@ def unseeded_generators(subject: Subject, names: list[str]) -> Finding:
         location=place or sources.of_own_class(subject.model),
         observed=f"of two models that were built under one seed, each holds {shown} in another state",
         cause="a generator that the model makes takes its seed from the system, not from torch",
-        because="with the state that the other model's has, and nothing else changed, the training forward "
+        because="with the state that the other model's has, and nothing else changed, the training "
+        "forward "
         "gives another output",
-        fix=f"seed every generator from torch.initial_seed() where the model makes it{on_line(place)}",
+        fix=(
+            "seed every generator from torch.initial_seed() where the model makes "
+            f"it{on_line(place)}"
+        ),
     )
 
 
@@ -90,9 +97,15 @@ def _explain(
         culprits=culprits,
         location=place or sources.of_object(made_by),
         observed=observed,
-        cause="a generator is made without a seed, goes on from call to call, or takes it from the clock",
-        because=f"{name} is the first value that differs between two runs under one seed"
+        cause=(
+            "a generator is created without a seed or seeded from the clock, or is not reset "
+            "between calls"
+        ),
+        because=f"{name} is the first value that differs between two runs with the same seed"
         if name
         else "the seeds of torch, random and NumPy were equal",
-        fix="draw from torch's generator, which is seeded, or make a generator from torch.initial_seed()",
+        fix=(
+            "draw from torch's generator, which is seeded, or create a generator seeded with "
+            "torch.initial_seed()"
+        ),
     )

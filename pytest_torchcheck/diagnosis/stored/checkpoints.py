@@ -23,7 +23,7 @@ def explain_lost(
     """Explain outputs that differ after a strict load into another instance."""
     path, distance = difference
     observed = (
-        f"{path} differs by {distance:.3g} after state_dict was saved, and loaded with strict=True"
+        f"{path} differs by {distance:.3g} after state_dict was saved and loaded with strict=True"
     )
     if not lost:
         return violated(
@@ -31,9 +31,12 @@ def explain_lost(
             f"a loaded checkpoint does not restore the outputs of {type(subject.model).__name__}",
             location=sources.of_object(type(subject.model).forward),
             observed=observed,
-            cause="something that decides the output is in no parameter, buffer or attribute",
-            because="two instances with equal state dicts give different outputs for equal inputs and seeds",
-            fix="hold every random or learned value in a parameter or a persistent buffer",
+            cause="the output depends on a value that is not a parameter, buffer or attribute",
+            because=(
+                "two instances with equal state dicts give different outputs for equal inputs "
+                "and seeds"
+            ),
+            fix="keep every random or learned value in a parameter or a persistent buffer",
         )
     return _loses(lost, confirmed, subject, observed, distance)
 
@@ -48,11 +51,17 @@ def _loses(
     word = first.name.rpartition(".")[2]
     cause, fix = {
         "buffer": (
-            f"{first.name} is a buffer with persistent=False, and its values differ between instances",
+            (
+                f"{first.name} is a buffer with persistent=False, and its values differ "
+                "between instances"
+            ),
             f'register_buffer("{word}", ..., persistent=True)',
         ),
         "tensor": (
-            f"{first.name} is a plain tensor, neither parameter nor buffer, and its values differ between instances",
+            (
+                f"{first.name} is a plain tensor, neither parameter nor buffer, and its values "
+                "differ between instances"
+            ),
             f'write self.register_buffer("{word}", ...)',
         ),
         "parameter": (
@@ -75,7 +84,10 @@ def _loses(
     # its own
     meant = all(each.kind == "parameter" and each.name not in trained for each in lost)
     if given := all(given_to_init(subject.model, each.name) for each in lost):
-        cause = f"{first.name} is an argument of __init__ that this instance keeps, and another was given to the other"
+        cause = (
+            f"{first.name} is an argument of __init__, and the two instances received different "
+            "values"
+        )
         fix = f"build the model with the same {word} before loading; or {fix}"
     made = suspicious if meant or given else violated
     return made(

@@ -78,7 +78,7 @@ def _growing_hooks(leak: Leak, kind: str) -> tuple[str, str, str, str, Culprit]:
     name, count = next(iter(leak.hooks.items()))
     code = "leak-hooks"
     summary = f"{name} gets {count} more hook{'s' if count > 1 else ''} with every {kind}"
-    cause = "a hook is registered in every step and never removed"
+    cause = "every step registers a hook that is never removed"
     fix = "register it once in __init__, or keep the handle and call handle.remove()"
     culprit = Culprit(
         kind="module", name=name, detail=f"+{count} hooks per {kind}", location=leak.location
@@ -92,14 +92,14 @@ def _kept_tensors(leak: Leak, each: str) -> tuple[str, str, str, str, Culprit]:
     code = "leak-graph" if leak.kind == "graph" else "leak-tensors"
     summary = f"{holder} keeps {each} alive"
     cause = (
-        "tensors are kept together with their graph, so that everything backward needed stays too"
+        "tensors are kept with their graph, so all tensors saved for backward stay too"
         if leak.kind == "graph"
-        else "tensors are kept and never dropped"
+        else "tensors are kept and never released"
     )
     fix = (
-        f"keep .detach() or .item() of it, or drop it after the step (line {leak.location.line})"
+        f"keep .detach() or .item() of it, or delete it after the step (line {leak.location.line})"
         if leak.kind == "graph" and leak.location is not None
-        else "keep .detach() or .item() of it, or drop it after the step"
+        else "keep .detach() or .item() of it, or delete it after the step"
         if leak.kind == "graph"
         else "bound it (deque(maxlen=...)), or clear it after each step"
     )
@@ -118,7 +118,7 @@ def _leak_evidence(leak: Leak) -> dict[str, Any]:
                 "shape": list(t.shape),
                 "dtype": t.dtype,
                 "bytes per step": t.bytes_per_step,
-                "made by": t.op,
+                "created by": t.op,
                 "module": t.module,
                 "line": short(t.location),
             }
@@ -136,16 +136,17 @@ def cached(
     line = f"line {cache.called.line}" if cache.called is not None else f"the {kind}"
     each = f"{format_bytes(leak.bytes_per_step)} per {kind}"
     return told.replace(
-        summary=f"{cache.name} caches by tensors that are made anew: it keeps {each} alive and never hits",
+        summary=(f"{cache.name} caches by newly created tensors: it keeps {each} alive and never "
+            "hits"),
         culprits=(
-            Culprit(kind="call", name=cache.name, detail="called here with a tensor made anew", location=cache.called),
-            Culprit(kind="call", name=cache.name, detail="keeps what it was called with" + ("" if cache.bounded is None else f", up to {cache.bounded} times"),
+            Culprit(kind="call", name=cache.name, detail="called here with a new tensor", location=cache.called),
+            Culprit(kind="call", name=cache.name, detail="keeps its arguments" + ("" if cache.bounded is None else f", up to {cache.bounded} times"),
                     location=cache.made),
         ),
         location=cache.called or cache.made,
-        cause="a tensor is hashed by its identity: one with the same values is another key",
-        because=(f"0 hits and {many}, {cache.kept} by now; {line} gives it a tensor made anew each "
-            f"time; {_stays(leak, kind)}"),
+        cause="a tensor is hashed by identity: a tensor with the same values is another key",
+        because=(f"0 hits and {many}, {cache.kept} by now; {line} passes a new tensor each time; "
+            f"{_stays(leak, kind)}"),
         fix=f"cache {cache.name} by numbers and shapes, not by tensors, or not at all",
     )  # fmt: skip
 
@@ -154,14 +155,16 @@ def _brought(leak: Leak, given: Sequence[tuple[str, Location]]) -> str:
     if not given or leak.location is None:
         return ""
     name, place = given[0]
-    return f"; line {leak.location.line} reads {name}, which line {place.line} makes with its graph"
+    return (
+        f"; line {leak.location.line} reads {name}, which line {place.line} computes with its graph"
+    )
 
 
 def _stays(leak: Leak, kind: str) -> str:
     parts = []
     if leak.tensors:
         first = leak.tensors[0]
-        made = f" made at line {first.location.line}" if first.location is not None else ""
+        made = f" created on line {first.location.line}" if first.location is not None else ""
         parts.append(
             f"a {first.dtype} tensor {list(first.shape)}{made} "
             + (
@@ -174,10 +177,7 @@ def _stays(leak: Leak, kind: str) -> str:
         parts.append(" <- ".join(leak.chain))
     if leak.hooks:
         parts.append("the number of hooks was counted after every step")
-    return (
-        "; ".join(parts)
-        or "live bytes grew in every one of the steps, also after a garbage collection"
-    )
+    return "; ".join(parts) or "live bytes grew in every step, also after garbage collection"
 
 
 def longer_graph(
@@ -189,26 +189,29 @@ def longer_graph(
     kept = name.startswith("model.")
     at = f" on line {place.line}" if place is not None else ""
     given = next(iter(carried.given), None)
-    read = f"; {given[0]}, which line {place.line} reads, has one too" if given and place else ""
+    read = f"; {given[0]}, read on line {place.line}, has one too" if given and place else ""
     handed = given is not None and place is not None and given[1].function != place.function
     return violated(
         code,
         f"{name} keeps the graph of every training step",
         culprits=[replace(first, detail=f"{nodes[-1]} nodes"), *others],
         location=place,
-        observed=f"the graph behind {name} has {', '.join(map(str, nodes))} nodes after {len(nodes)} steps",
+        observed=(
+            f"the graph behind {name} has {', '.join(map(str, nodes))} nodes after "
+            f"{len(nodes)} steps"
+        ),
         cause=f"the new value is computed{at} from the old one, with gradients"
         if kept
-        else "what is handed over is kept together with its graph"
+        else "the argument is kept with its graph"
         if handed
-        else "a loss is added up together with its graph",
+        else "a loss is accumulated with its graph",
         because=f"{name} has a grad_fn after each step{read}"
         if kept
-        else f"{name} has a grad_fn, and each step hangs the graph of its loss on it",
-        fix=f"detach what is stored{at}, or update it under torch.no_grad()"
+        else f"{name} has a grad_fn, and each step adds the graph of its loss to it",
+        fix=f"detach the stored value{at}, or update it under torch.no_grad()"
         if kept
-        else f"pass {given[0]}.detach(), or .item() of a loss, where line {given[1].line} hands it over"
+        else f"pass {given[0]}.detach(), or .item() of a loss, on line {given[1].line}"
         if handed and given is not None
-        else "add the number: total += loss.item()",
+        else "add a Python number: total += loss.item()",
         evidence={"nodes": list(nodes)},
     )

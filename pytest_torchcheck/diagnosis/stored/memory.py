@@ -61,7 +61,7 @@ def over_ceiling(
     also = "; also: " + "; ".join(c.cause for c in enough[1:3]) if len(enough) > 1 else ""
     return violated(
         "memory-ceiling",
-        f"{_what(name)} {format_bytes(measured)}, over the ceiling of {format_bytes(allowed)}{at}",
+        f"{_what(name)} {format_bytes(measured)}, above the ceiling of {format_bytes(allowed)}{at}",
         culprits=(main.culprit, *(c.culprit for c in enough[1:3])),
         location=main.culprit.location,
         observed=_observed(profile, broken),
@@ -77,7 +77,10 @@ def _what(name: str) -> str:
         return "peak memory of a training step is"
     if name in ("forward", "loss", "backward", "optimizer"):
         return f"peak memory of the {name} phase is"
-    return f"{name.replace('_', ' ')} of a training step {'takes' if name == 'optimizer_state' else 'take'}"
+    return (
+        f"{name.replace('_', ' ')} of a training step "
+        f"{'takes' if name == 'optimizer_state' else 'take'}"
+    )
 
 
 def _at(sizes: Mapping[str, int]) -> str:
@@ -86,7 +89,10 @@ def _at(sizes: Mapping[str, int]) -> str:
 
 def _observed(profile: MemoryProfile, broken: Mapping[str, tuple[int, int]]) -> str:
     limits = ", ".join(
-        f"{'peak' if name == 'total' else name.replace('_', ' ')} {measured} bytes of {allowed} allowed"
+        (
+            f"{'peak' if name == 'total' else name.replace('_', ' ')} {measured} bytes of "
+            f"{allowed} allowed"
+        )
         for name, (measured, allowed) in broken.items()
     )
     parts = ", ".join(
@@ -100,7 +106,10 @@ def _fits(found: LargestBatch | None) -> str:
     if found is None:
         return ""
     if found.size == 0:
-        return f"; no {found.symbol} fits: {found.symbol}=1 takes {format_bytes(found.profile.peak_bytes)}"
+        return (
+            f"; no {found.symbol} fits: {found.symbol}=1 takes "
+            f"{format_bytes(found.profile.peak_bytes)}"
+        )
     return f"; {found.symbol}={found.size} would fit ({format_bytes(found.profile.peak_bytes)})"
 
 
@@ -133,7 +142,7 @@ def out_of_memory(moment: OutOfMemory, fits: LargestBatch | None) -> Finding:
             if largest is not None
             else ""
         ),
-        cause=f"the {moment.phase} phase needs more than there is",
+        cause=f"the {moment.phase} phase needs more memory than is available",
         because="by category: "
         + ", ".join(
             f"{name.replace('_', ' ')} {format_bytes(count)}"
@@ -189,7 +198,10 @@ def with_live_tensors(finding: Finding, subject: Subject, sizes: Mapping[str, in
     )
     return finding.replace(
         because=(
-            f"{format_bytes(profile.peak_bytes)} of tensors were live then, in {profile.peak_phase}: {largest}"
+            (
+                f"{format_bytes(profile.peak_bytes)} of tensors were live then, in "
+                f"{profile.peak_phase}: {largest}"
+            )
             if moment is not None
             else (
                 f"a whole step needs {format_bytes(profile.peak_bytes)} of tensors, most in "
@@ -235,17 +247,19 @@ def grows_too_fast(growth: Growth, declared: float) -> Finding:
         f"memory grows with {symbol}^{power}, where {symbol}^{declared:g} is promised",
         culprits=culprits,
         location=fastest.location if fastest is not None else None,
-        observed=f"{measured} (what a step adds to model and optimizer)",
-        cause=f"{tensor_name(fastest)} makes a tensor whose size grows with {symbol}^{growth.fastest_power:g}"
+        observed=f"{measured} (added by a step to model and optimizer)",
+        cause=(f"{tensor_name(fastest)} creates a tensor that grows with "
+            f"{symbol}^{growth.fastest_power:g}")
         if fastest is not None
-        else f"more of {symbol} makes more tensors",
+        else f"a larger {symbol} creates more tensors",
         because=f"the peaks are {'exactly' if growth.exact else 'to 1 %'} {growth.law}"
         + (
-            f"; {fastest.describe()} at {symbol}={growth.sizes[-1]} is {format_bytes(fastest.bytes)}"
+            (f"; {fastest.describe()} at {symbol}={growth.sizes[-1]} is "
+                f"{format_bytes(fastest.bytes)}")
             if fastest is not None
             else ""
         ),
-        fix=("make this tensor in chunks or not at all (scaled_dot_product_attention for "
+        fix=("compute this tensor in chunks or not at all (scaled_dot_product_attention for "
             f"attention), or declare growth={{{symbol!r}: {growth.power:g}}}"),
         evidence={
             **growth.to_dict(),
@@ -268,8 +282,8 @@ def too_many_flops(subject: Subject, tracked: Tracked, allowed: int) -> Finding:
     top = next((line for line in lines if line[0] is not None), None)
     return violated(
         "flops-ceiling",
-        f"a training step takes {format_flops(tracked.flops)}, over the ceiling of {format_flops(allowed)}"
-        f"{_at(tracked.profile.sizes)}",
+        f"a training step takes {format_flops(tracked.flops)}, above the ceiling of "
+        f"{format_flops(allowed)}{_at(tracked.profile.sizes)}",
         culprits=[
             Culprit(
                 kind="call",
@@ -283,8 +297,8 @@ def too_many_flops(subject: Subject, tracked: Tracked, allowed: int) -> Finding:
         + ", ".join(
             f"{phase} {format_flops(count)}" for phase, count in _flop_phases(tracked).items()
         ),
-        cause="matrix products, convolutions and attention of this step are more than was promised",
-        because="counted by torch's formulas on the shapes of every operation"
+        cause="matrix products, convolutions and attention of this step exceed the promise",
+        because="counted by torch's FLOP formulas from the shapes of every operation"
         + (f"; this line takes {format_flops(top[1])}" if top is not None else ""),
         fix="use smaller layers or sizes, or raise the ceiling",
         evidence={

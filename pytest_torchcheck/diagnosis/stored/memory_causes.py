@@ -114,8 +114,9 @@ def _wide_activations(holdings: Sequence[Holding]) -> Iterator[Cause]:
     first = max(casts, key=lambda h: h.bytes)
     yield Cause(
         bytes=excess,
-        cause=f"activations are held in {first.dtype} where the model computes in {usual}",
-        because=f"{len(wide)} tensors at the peak are {first.dtype}, the largest {first.describe()} of "
+        cause=f"activations are stored in {first.dtype} although the model computes in {usual}",
+        because=f"{len(wide)} tensors at the peak are {first.dtype}, the largest "
+        f"{first.describe()} of "
         f"{format_bytes(first.bytes)}; in {usual} they would hold {format_bytes(excess)} less",
         fix=f"keep this tensor in {usual}, or cast it in chunks inside the loss",
         culprit=Culprit(
@@ -155,9 +156,10 @@ def _kept(holdings: Sequence[Holding], find: Callable[[], Leak | None]) -> Itera
     yield Cause(
         bytes=excess,
         cause=f"tensors of an earlier step are kept{holder}",
-        because=f"{len(old)} tensors at the peak were made one step before, {format_bytes(excess)} in all; "
-        f"the largest is {largest.describe()} of {tensor_name(largest)}",
-        fix="drop or detach what is kept from step to step",
+        because=f"{len(old)} tensors at the peak were created one step earlier, "
+        f"{format_bytes(excess)} in total; the largest is {largest.describe()} of "
+        f"{tensor_name(largest)}",
+        fix="delete or detach the tensors kept from step to step",
         culprit=Culprit(
             kind="tensor",
             name=tensor_name(largest),
@@ -200,14 +202,17 @@ def _square(
     largest, symbol = max(found, key=lambda pair: pair[0].bytes)
     yield Cause(
         bytes=total,
-        cause=f"a tensor of every pair of {symbol} is made: its size is quadratic in {symbol}",
-        because=f"{len(found)} tensors at the peak have {symbol}={sizes[symbol]} twice in their shape, "
-        f"{format_bytes(total)} in all; the largest is {largest.describe()}",
-        fix="use scaled_dot_product_attention for attention, or work in chunks: the pairs are then never all there"
+        cause=f"a tensor over all pairs of {symbol} is created: its size is quadratic in {symbol}",
+        because=f"{len(found)} tensors at the peak have {symbol}={sizes[symbol]} twice in their "
+        f"shape, {format_bytes(total)} in total; the largest is {largest.describe()}",
+        fix=(
+            "use scaled_dot_product_attention for attention, or work in chunks, so that the "
+            "pairs never exist all at once"
+        )
         if "softmax" in largest.op
         or "bmm" in largest.op
         or largest.shape[-1:] == largest.shape[-2:-1] != ()
-        else "work in chunks, so that the pairs are never all there at once",
+        else "work in chunks, so that the pairs never exist all at once",
         culprit=Culprit(
             kind="tensor",
             name=tensor_name(largest),
@@ -239,10 +244,11 @@ def _doubled(subject: Subject, holdings: Sequence[Holding]) -> Iterator[Cause]:
             excess = _owned_bytes(holdings, name)
             yield Cause(
                 bytes=excess,
-                cause=f"{name} is a copy of {twin}: the same values are held twice",
-                because=f"both are {list(values.shape)} with equal values in two storages; {name} costs "
+                cause=f"{name} is a copy of {twin}: the same values are stored twice",
+                because=f"both are {list(values.shape)} with equal values in two storages; {name} "
+                "costs "
                 f"{format_bytes(excess)} with gradient and optimizer state",
-                fix=f"share one parameter ({name} = {twin}), or leave one out",
+                fix=f"share one parameter ({name} = {twin}), or remove one",
                 culprit=Culprit(
                     kind="parameter",
                     name=name,
@@ -285,9 +291,12 @@ def _unused(subject: Subject, tracked: Tracked, holdings: Sequence[Holding]) -> 
     largest = max(idle, key=lambda h: h.bytes)
     yield Cause(
         bytes=excess,
-        cause=f"{largest.name} is held and never used: no gradient reached it",
-        because=f"{len(idle)} trainable parameters got no gradient in two steps; they hold {format_bytes(excess)}",
-        fix=f"leave {largest.name} out, or use it",
+        cause=f"{largest.name} is never used: it received no gradient",
+        because=(
+            f"{len(idle)} trainable parameters received no gradient in two steps; they take "
+            f"{format_bytes(excess)}"
+        ),
+        fix=f"remove {largest.name}, or use it",
         culprit=Culprit(
             kind="parameter", name=largest.name, detail="never used", location=largest.location
         ),
@@ -316,10 +325,13 @@ def general_cause(everything: MemoryProfile, name: str) -> Cause:
     category = largest.category.replace("_", " ") if largest is not None else "memory"
     return Cause(
         bytes=total,
-        cause=f"more is held than was promised, most of it by one line ({category})"
+        cause=f"a step uses more memory than declared, most of it on one line ({category})"
         if total > 0.3 * everything.peak_bytes
-        else "more is held than was promised, by many lines",
-        because=f"this line holds {format_bytes(total)} of {format_bytes(everything.peak_bytes)} at the peak"
+        else "a step uses more memory than declared, on many lines",
+        because=(
+            f"tensors of this line take {format_bytes(total)} of "
+            f"{format_bytes(everything.peak_bytes)} at the peak"
+        )
         + (f", the largest {largest.describe()}" if largest is not None else ""),
         fix=advice(largest),
         culprit=Culprit(

@@ -36,7 +36,10 @@ def unregistered(attribute: str, group: list[Holding]) -> Finding:
         held = held if len(group) > 1 else "holds a module that trains but is not registered"
         value = getattr(first.owner, first.name, None)
         kinds = {"list": "nn.ModuleList", "tuple": "nn.ModuleList", "dict": "nn.ModuleDict"}
-        fix = f"make {attribute} an {kinds.get(type(value).__name__, 'attribute of its own, assigned to self')}"
+        fix = (
+            f"make {attribute} an "
+            f"{kinds.get(type(value).__name__, 'attribute of its own, assigned to self')}"
+        )
     elif first.kind == "parameter":
         held = f"holds {len(group)} parameters that are not registered"
         held = held if len(group) > 1 else "holds a parameter that is not registered"
@@ -55,12 +58,17 @@ def unregistered(attribute: str, group: list[Holding]) -> Finding:
             Culprit(kind="module" if h.kind == "module" else "tensor", name=h.path, location=place)
             for h in group
         ],
-        observed=f"{listed(names)}: {count} tensors get a gradient; parameters() and state_dict() hold none of them",
-        cause=f"a {first.via} is no place that nn.Module looks into, so optimizers, .to(), eval() and checkpoints miss "
-        f"what it holds"
+        observed=(
+            f"{listed(names)}: {count} tensors receive a gradient; parameters() and "
+            "state_dict() hold none of them"
+        ),
+        cause=f"nn.Module does not look into a {first.via}, so optimizers, .to(), eval() and "
+        "checkpoints miss its contents"
         if first.via != "attribute"
-        else "only an nn.Parameter becomes a parameter; this is a tensor",
-        because=f"after backward {names[0]} has a gradient, and model.parameters() does not contain it",
+        else "only an nn.Parameter is registered as a parameter; this is a plain tensor",
+        because=(
+            f"after backward {names[0]} has a gradient, and model.parameters() does not contain it"
+        ),
         fix=f"{fix}{line}",
         evidence={"paths": list(names), "tensors": count},
     )
@@ -83,13 +91,15 @@ def _replaced(attribute: str, group: list[Holding], held: str, same: SameName) -
         culprits=culprits,
         location=same.made,
         observed=f"{listed(names)} train; parameters() and state_dict() hold none of their tensors",
-        cause=f"line {same.registered.line} registers each of them, and the name of line {at} is "
-        f"the same for several{told}; "
-        "a later module of a name replaces the earlier one",
-        because=f"every turn of the loop registers what it appends, and modules() does not contain {names[0]}",
+        cause=f"line {same.registered.line} registers each of them, and line {at} gives several "
+        f"the same name{told}; a later module replaces the earlier one of that name",
+        because=(
+            "every iteration of the loop registers the module that it appends, and modules() "
+            f"does not contain {names[0]}"
+        ),
         fix=(
-            f"make the name on line {at} another one in each turn (number the modules), or "
-            "hold them in an nn.ModuleList"
+            f"use a different name in each iteration on line {at} (number the modules), or keep "
+            "them in an nn.ModuleList"
         ),
         evidence={"paths": names},
     )
@@ -109,11 +119,11 @@ def made_in_forward(subject: Subject) -> Iterator[Finding]:
                 for n, p in places.items()
             ],
             location=_assigned_in_forward(model, seen.late[0]),
-            observed=f"{len(seen.late)} parameters are there after a forward that were not there before",
-            cause="a layer or parameter is made in forward, not in __init__",
-            because="an optimizer that is built before the first forward does not hold them, and a checkpoint of a "
-            "model that has run does not fit a new one",
-            fix="make them in __init__, or use a lazy layer such as nn.LazyLinear",
+            observed=f"{len(seen.late)} parameters exist after a forward that did not exist before",
+            cause="a layer or parameter is created in forward, not in __init__",
+            because="an optimizer built before the first forward does not hold them, and a "
+            "checkpoint saved after it does not fit a new model",
+            fix="create them in __init__, or use a lazy layer such as nn.LazyLinear",
         )
     for stranger in seen.strangers:
         made = violated if stranger.fleeting else suspicious
@@ -122,21 +132,24 @@ def made_in_forward(subject: Subject) -> Iterator[Finding]:
         edit = f" of line {place.line}" if place else ""
         yield made(
             "module-made-in-forward" if stranger.fleeting else "module-foreign",
-            f"the forward makes a new {stranger.kind} with new weights each time"
+            f"every forward creates a new {stranger.kind} with new weights"
             if stranger.fleeting
             else f"the forward trains a {stranger.kind} that the model does not register",
             culprits=[Culprit(kind="module", name=stranger.kind, location=stranger.location)],
             location=place,
             observed=f"{stranger.kind} ran{line}; it is in neither modules() nor any attribute",
-            cause="the layer is made in forward, so that its weights are random in every call and never trained"
+            cause=(
+                "the layer is created in forward, so its weights are random in every call and "
+                "never trained"
+            )
             if stranger.fleeting
             else "the layer is held by a global or a closure",
-            because="it was gone after the step"
+            because="it no longer existed after the step"
             if stranger.fleeting
-            else "its weights got a gradient, and model.parameters() does not contain them",
-            fix=f"make it in __init__ as an attribute, instead{edit}"
+            else "its weights received a gradient, and model.parameters() does not contain them",
+            fix=f"create it in __init__ as an attribute, instead{edit}"
             if stranger.fleeting
-            else "make it in __init__ as an attribute, and call that" + line,
+            else "create it in __init__ as an attribute, and call that" + line,
         )
 
 
@@ -190,31 +203,35 @@ def repeated(subject: Subject, name: str, container: nn.Module, keys: list[str])
             Culprit(
                 kind="module",
                 name=where,
-                detail=f"entries {', '.join(keys[:6])} are one {type(module).__name__}"
+                detail=f"entries {', '.join(keys[:6])} are the same {type(module).__name__}"
                 if distinct == 1
                 else f"entries {', '.join(keys[:6])} share their parameters",
                 location=written.location if written else None,
             )
         ],
         "location": written.location if written else sources.of_assignment(owner, attribute),
-        "observed": f"{len(keys)} of {len(order)} entries hold the same {count} parameters; separate layers would hold "
+        "observed": f"{len(keys)} of {len(order)} entries hold the same {count} parameters; separate "
+        "layers would hold "
         f"{count * len(keys)}",
         "because": f"{entry} and {name + '.' if name else ''}{keys[1]} have the same parameters"
-        + (", and each is given the other's output" if chained else ""),
+        + (", and each receives the other's output" if chained else ""),
         "fix": f"write {written.fix}"
         if written
-        else "build each entry by a call of its own, or by copy.deepcopy",
+        else "construct each entry separately, or use copy.deepcopy",
         "evidence": {"entries": list(keys), "parameters": count, "chained": chained},
     }
     cause = {
-        "inline": "the list is multiplied, which repeats the one module that stands in it",
-        "copied": "copy.copy makes a new module with the old one's parameters",
-        "named": "the list repeats one module, it does not copy it",
-    }.get(kind, "one module is put into the container many times")
-    summary = f"{where} lists one {type(module).__name__} {len(keys)} times: the layers share their weights"
+        "inline": "the list is multiplied, which repeats its only module",
+        "copied": "copy.copy creates a new module that shares the old one's parameters",
+        "named": "the list repeats one module instead of copying it",
+    }.get(kind, "one module is added to the container many times")
+    summary = (
+        f"{where} lists one {type(module).__name__} {len(keys)} times: the layers share their "
+        "weights"
+    )
     if certain:
         return violated("module-repeated", summary, cause=cause, **fields)
-    return suspicious("module-repeated", summary, cause=f"{cause}; it may be meant", **fields)
+    return suspicious("module-repeated", summary, cause=f"{cause}; this may be intended", **fields)
 
 
 def _owner(subject: Subject, name: str) -> tuple[Any, str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...findings import Location
 
 Repetition = Literal["inline", "copied", "named", "attribute"]
-"""How one instance comes to stand in a list many times.
+"""How one instance comes to occur in a list many times.
 
 ``inline``: built inside the list that is multiplied, ``[Block()] * n``; ``copied``: by
     ``copy.copy``, which shares the

@@ -77,21 +77,22 @@ def _unsaved(guilty: list[Piece], parted: _Parted, *, alone: bool, confirmed: bo
     first, names = guilty[0], listed([piece.name for piece in guilty])
     place = first.location
     line = f" on line {place.line}" if place else ""
-    # another rate of noise after a restart may be meant; learnt values that are overwritten cannot be
+    # another rate of noise after a restart may be meant; learnt values that are overwritten cannot
+    # be
     made = suspicious if parted.mode == "training" and not parted.overwritten else violated
     decides = (
         f"overwrites {listed(list(parted.overwritten))} after a restart"
         if parted.overwritten
-        else f"decides the {parted.mode}"
+        else f"determines the {parted.mode}"
     )
     carried = f"with {first.name if alone else names} carried over too, "
     because = carried + (
-        "the next training forward leaves them as they are"
+        "the next training forward does not change them"
         if parted.overwritten
         else "the outputs are equal"
     )
     if not confirmed:
-        because = "what is restored has equal parameters and buffers, and gives other outputs"
+        because = "the restored model has equal parameters and buffers, but gives different outputs"
     return made(
         "state-unsaved",
         f"{names} changes in training and {decides}, but state_dict() does not hold it",
@@ -104,19 +105,20 @@ def _unsaved(guilty: list[Piece], parted: _Parted, *, alone: bool, confirmed: bo
             for p in guilty
         ],
         location=place,
-        observed=f"after one training forward and a restart from its checkpoint, {parted.path} differs by "
+        observed=f"after one training forward and a restart from its checkpoint, {parted.path} "
+        "differs by "
         f"{parted.distance:.3g}" + (" in training mode" if parted.mode == "training" else ""),
         cause=f"{first.name} is "
         + {
             "buffer": "a buffer with persistent=False",
-            "left-out": "a buffer that an overridden state_dict() leaves out",
+            "left-out": "a buffer that an overridden state_dict() omits",
             "tensor": "a plain tensor, not a buffer",
             "attribute": "a plain attribute, not a buffer",
         }[first.kind],
         because=because,
         fix={
             "buffer": f"drop persistent=False{line}",
-            "left-out": f"begin with super().state_dict(*args, **kwargs){line}, which holds buffers too",
+            "left-out": f"begin with super().state_dict(*args, **kwargs){line}, which includes buffers",
         }.get(
             first.kind,
             f'write self.register_buffer("{first.key}", ...){line}, and change it in place',

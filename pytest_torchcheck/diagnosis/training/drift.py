@@ -38,48 +38,52 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
         place = entry.location or place
     thawed = freezing.switched_on(subject, name) if held and not writes else None
     cause = (
-        "it still requires a gradient, and the optimizer moves it"
+        "it still requires a gradient, and the optimizer changes it"
         if trainable
         else "the step writes to it"
     )
     if writes:
         cause = "the step writes to it"
     elif name in made.coverage.frozen:
-        cause = "the optimizer holds it, and moves it by decay or momentum"
+        cause = "the optimizer holds it, and changes it through weight decay or momentum"
     shared = [
         other
         for other in subject.aliases()[id(parameters[name])]
         if other != name and subject.is_promised("Frozen", other)
     ]
     if shared and not subject.is_promised("Frozen", name):
-        cause = f"{shared[0]} and {name} are one tensor: to train the one is to move the other"
+        cause = f"{shared[0]} and {name} are the same tensor: training one changes the other"
         place = sources.of_parameter(subject.model, shared[0]) or place
     because = f"requires_grad is {trainable}, and {'an' if held else 'no'} optimizer holds it"
-    fix = f"call requires_grad_(False) on it and keep it out of the optimizer, or drop {name!r} from Frozen(...)"
+    fix = (
+        f"call requires_grad_(False) on it and keep it out of the optimizer, or drop {name!r} "
+        "from Frozen(...)"
+    )
     further = [] if entry is None else [entry]
     if thawed is not None:
         place = thawed
-        cause = "its gradient is switched on again, and the optimizer moves it"
+        cause = "requires_grad is set to True again, and the optimizer changes it"
         because = (
             f"requires_grad was False before line {thawed.line}, and is True as the optimizer steps"
         )
-        fix = f"leave it out at line {thawed.line}, or drop {name!r} from Frozen(...)"
+        fix = f"exclude it on line {thawed.line}, or drop {name!r} from Frozen(...)"
         further = [
-            Culprit(
-                kind="call", name="requires_grad", detail="switched on again here", location=thawed
-            )
+            Culprit(kind="call", name="requires_grad", detail="enabled again here", location=thawed)
         ]
     zeroed = zero_at_step(subject, names) if trainable and not writes and held else None
     if zeroed is not None:
         cause = "its gradient is zero when the optimizer steps, not None: " + (
-            "weight decay moves it all the same"
-            if zeroed.decay
-            else "the optimizer moves it all the same"
+            "weight decay still changes it" if zeroed.decay else "the optimizer still changes it"
         )
         because = f"the gradient of {name} is all zeros in each of {zeroed.steps} steps" + (
-            f"; with weight_decay=0 instead of {zeroed.decay:g} it stays" if zeroed.decay else ""
+            f"; with weight_decay=0 instead of {zeroed.decay:g} it does not change"
+            if zeroed.decay
+            else ""
         )
-        fix = f"set the gradient to None{_on(zeroed.location)}: an optimizer skips that; or requires_grad_(False)"
+        fix = (
+            f"set the gradient to None{_on(zeroed.location)}, which optimizers skip, or call "
+            "requires_grad_(False)"
+        )
         place = zeroed.location or place
         further = [
             Culprit(
@@ -98,23 +102,26 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
                 location=sources.of_parameter(subject.model, whole),
             )
         )
-        fix = f"call requires_grad_(False) on {whole} and keep it out of the optimizer, or drop it from Frozen(...)"
+        fix = (
+            f"call requires_grad_(False) on {whole} and keep it out of the optimizer, or drop "
+            "it from Frozen(...)"
+        )
     idle = dropped_result(subject.model, name) if trainable and not writes and not thawed else None
     if idle is not None:
         place, because = idle.location, f"{because}; {idle.why}"
-        cause = f"the result of {idle.method} is dropped, so that {name} is as it was before"
-        fix = f"assign what it returns on line {place.line}"
+        cause = f"the result of {idle.method} is discarded, so {name} is unchanged"
+        fix = f"assign its return value on line {place.line}"
     return violated(
         "frozen-moved",
         (
             f"{names_text(names)} {'is' if len(names) == 1 else 'are'} promised to be frozen "
-            f"but {'moves' if len(names) == 1 else 'move'}"
+            f"but {'changes' if len(names) == 1 else 'change'}"
         ),
         culprits=[
             Culprit(
                 kind="parameter",
                 name=n,
-                detail=f"moved by up to {made.moved[n]:.3g}",
+                detail=f"changed by up to {made.moved[n]:.3g}",
                 location=place,
             )
             for n in names
@@ -219,15 +226,24 @@ def statistics(subject: Subject, names: list[str]) -> Finding:
     )
     return violated(
         "frozen-statistics",
-        f"{names_text(names)} of a frozen part {'drifts' if len(names) == 1 else 'drift'} during training",
+        (
+            f"{names_text(names)} of a frozen part {'drifts' if len(names) == 1 else 'drift'} "
+            "during training"
+        ),
         culprits=[
             Culprit(kind="buffer", name=name, detail="changed by training steps", location=place)
             for name in names
         ],
         location=place,
         observed=f"{len(names)} buffers differ after a few training steps",
-        cause=f"{type(owner).__name__} {owner_name} runs in training mode, so that it updates its statistics",
-        because=f"{owner_name}.training is True after model.train(); freezing weights does not freeze statistics",
+        cause=(
+            f"{type(owner).__name__} {owner_name} runs in training mode, so it updates its "
+            "statistics"
+        ),
+        because=(
+            f"{owner_name}.training is True after model.train(); freezing weights does not "
+            "freeze statistics"
+        ),
         fix="keep the frozen part in eval mode: override train() to call .eval() on it",
         evidence={"buffers": list(names)},
     )

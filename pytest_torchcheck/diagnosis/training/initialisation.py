@@ -36,9 +36,9 @@ def unwritten(subject: Subject, names: list[str]) -> Iterator[Finding]:
         culprits=[
             Culprit(kind="parameter", name=name, location=places[name]) for name in names[:6]
         ],
-        observed=f"built while unwritten memory is filled with NaN, {names[0]} holds NaN",
-        cause="the parameter is made by torch.empty or torch.Tensor(sizes), and nothing writes it",
-        because="torch fills such memory with NaN here, and the NaN are still there when the model is built",
+        observed=f"built with uninitialised memory filled with NaN, {names[0]} holds NaN",
+        cause="the parameter is created by torch.empty or torch.Tensor(sizes), and never written",
+        because="torch fills such memory with NaN here, and the NaN remain after the model is built",
         fix=f"initialise {names[0]} (nn.init.*)"
         + (f", line {first.line}: {first.text}" if first else ""),
     )
@@ -53,9 +53,9 @@ def factory_repeats(subject: Subject) -> Finding:
         culprits=[Culprit(kind="function", name=subject.contract.name, location=place)],
         location=place,
         observed="two calls with different seeds returned modules with the same parameters",
-        cause="the model is built once, outside of the factory, or is cached",
-        because="checks that need a second instance (of loading, seeds, initialisation) have none",
-        fix="build the model inside the factory, or declare it as it is: model=the module itself",
+        cause="the model is built once, outside the factory, or is cached",
+        because="checks that need a second instance (loading, seeds, initialisation) cannot run",
+        fix="build the model inside the factory, or declare the module itself: model=module",
     )
 
 
@@ -108,8 +108,8 @@ def broken(subject: Subject, found: Sequence[tuple[str, torch.Tensor]]) -> list[
             observed=f"{bad} of {values.numel()} elements of {name} are not finite"
             if bad
             else f"the largest magnitude in {name} is {trees.scale(values):.3g}",
-            cause="it was never written (torch.empty), or the initialisation computes it wrongly",
-            because="the model was not run yet: these are the values it is built with",
+            cause="it was never initialised (torch.empty), or its initialisation is wrong",
+            because="the model has not run yet: these are its initial values",
             fix=f"initialise {name}" + (f", line {place.line}: {place.text}" if place else ""),
         )
     ]
@@ -142,7 +142,10 @@ def fading(
     first, last = chain[0], chain[-1]
     return made(
         "signal-vanishes" if fades else "signal-explodes",
-        f"the signal {'vanishes' if fades else 'explodes'} over {len(chain)} layers, from {first.name} to {last.name}",
+        (
+            f"the signal {'vanishes' if fades else 'explodes'} over {len(chain)} layers, from "
+            f"{first.name} to {last.name}"
+        ),
         culprits=[
             Culprit(
                 kind="module",
@@ -153,14 +156,23 @@ def fading(
             for tap in dict.fromkeys((turn, last))
         ],
         observed=numbers,
-        cause=f"each layer {'shrinks' if fades else 'magnifies'} what tells samples apart: the "
-        "initialisation does not fit "
-        "the nonlinearity, or normalisation or residual paths are missing",
-        because=f"the spread goes from {first.spread:.2g} behind {first.name} to {last.spread:.2g} behind {last.name}",
+        cause=f"each layer {'shrinks' if fades else 'magnifies'} the differences between samples: "
+        "the initialisation does not suit the nonlinearity, or normalisation or residual "
+        "paths are missing",
+        because=(
+            f"the spread changes from {first.spread:.2g} after {first.name} to "
+            f"{last.spread:.2g} after {last.name}"
+        ),
         fix=_rectify(chain, squashed)
-        + "initialise with the gain of the nonlinearity (nn.init.kaiming_normal_), add normalisation or residual paths"
+        + (
+            "initialise with the gain of the nonlinearity (nn.init.kaiming_normal_), add "
+            "normalisation or residual paths"
+        )
         if fades
-        else "initialise with a smaller std (nn.init.kaiming_normal_), or normalise between the layers",
+        else (
+            "initialise with a smaller std (nn.init.kaiming_normal_), or normalise between the "
+            "layers"
+        ),
         evidence=evidence,
     )
 
@@ -173,7 +185,7 @@ def _rectify(chain: Sequence[Tap], squashed: Sequence[Squashed]) -> str:
         return ""
     place = fed[0].location
     line = f" on line {place.line}" if place is not None else ""
-    return f"use nn.ReLU (or GELU) for the sigmoid{line}, whose slope is at most 1/4; "
+    return f"use nn.ReLU (or GELU) instead of the sigmoid{line}, whose slope is at most 1/4; "
 
 
 def _turn(taps: list[Tap], *, fades: bool) -> Tap:
@@ -197,7 +209,10 @@ def saturated(subject: Subject, found: Squashed, *, hidden: bool) -> Finding:
     # a trained model may be sure of its outputs, not of what its own layers are still to read
     return (violated if hidden else suspicious)(
         "units-saturated",
-        f"{found.source} drives {found.op} behind it to its bounds: {found.share:.0%} of its outputs lie there",
+        (
+            f"{found.source} saturates the following {found.op}: {found.share:.0%} of its outputs "
+            "are at its bounds"
+        ),
         culprits=[
             Culprit(
                 kind="parameter" if large else "module",
@@ -213,15 +228,15 @@ def saturated(subject: Subject, found: Squashed, *, hidden: bool) -> Finding:
             ),
         ],
         location=place or found.location,
-        observed=f"the input of {found.op} has an RMS of {found.scale:.3g}; {found.share:.0%} of {found.size} outputs "
-        "have less than 1 % of the slope left, in each of three batches",
+        observed=f"the input of {found.op} has an RMS of {found.scale:.3g}; {found.share:.0%} of "
+        f"{found.size} outputs keep less than 1 % of the slope, in each of three batches",
         cause=f"{weight} is initialised too large: it scales a unit input by {gain:.1f}"
         if large
-        else "the values that reach the layer are far too large, such as raw pixels or unscaled features",
-        because=f"{found.source} has a gain of {gain:.2f}; its output would have to stay within 3 of zero",
+        else "the input of the layer is far too large, such as raw pixels or unscaled features",
+        because=f"{found.source} has a gain of {gain:.2f}; its output should stay within 3 of zero",
         fix="initialise it smaller (nn.init.xavier_uniform_)"
         if large
-        else "scale the input to a deviation near 1 before this layer, or normalise in front of it",
+        else "scale the input to a deviation near 1 before this layer, or normalise before it",
         evidence={"share": found.share, "scale": found.scale, "gain": gain},
     )
 
@@ -239,10 +254,18 @@ def dead(subject: Subject, found: Rectified) -> Finding:
             )
         ],
         location=found.location,
-        observed=f"{found.zeros:.2%} of {found.size} outputs are exactly zero, in each of three batches",
-        cause="what it is given is negative nearly everywhere: biases, scale or sign of the layer before it",
-        because="its input is not zero, and its output is",
-        fix="initialise the bias of the layer before it at 0, or check the sign and scale of its weights",
+        observed=(
+            f"{found.zeros:.2%} of {found.size} outputs are exactly zero, in each of three batches"
+        ),
+        cause=(
+            "its input is negative nearly everywhere: check biases, scale or sign of the layer "
+            "before it"
+        ),
+        because="its input is not zero, but its output is",
+        fix=(
+            "initialise the bias of the layer before it at 0, or check the sign and scale of "
+            "its weights"
+        ),
         evidence={"zeros": found.zeros, "size": found.size},
     )
 
@@ -260,8 +283,11 @@ def affine(subject: Subject, called: list[str], pairs: list[tuple[str, str]]) ->
         ],
         location=place,
         observed="f((x + y) / 2) equals (f(x) + f(y)) / 2 for two batches x and y",
-        cause=f"no nonlinearity stands between {first} and {second}, nor anywhere else",
-        because="only an affine function maps the middle of two inputs onto the middle of their outputs",
+        cause=f"there is no nonlinearity between {first} and {second}, nor anywhere else",
+        because=(
+            "only an affine function maps the midpoint of two inputs to the midpoint of their "
+            "outputs"
+        ),
         fix=f"put an activation between {first} and {second}",
     )
 
@@ -272,15 +298,17 @@ def collapsed(subject: Subject, pairs: list[tuple[str, str]]) -> Finding:
     place = sources.of_parameter(subject.model, second)
     return suspicious(
         "layers-collapse",
-        f"{second} follows {first} with no nonlinearity between: they act as one layer",
+        f"{second} follows {first} without a nonlinearity between them: they act as one layer",
         culprits=[
             Culprit(kind="module", name=name, location=sources.of_parameter(subject.model, name))
             for name in (second, first)
         ],
         location=place,
-        observed=f"{second} is given the very output of {first}, which narrows nothing",
+        observed=(
+            f"{second} directly receives the output of {first}, which does not reduce the dimension"
+        ),
         cause="an activation is missing, or one of the layers is superfluous",
         because="the composition of two linear maps is one linear map",
-        fix=f"put an activation between {first} and {second}, or drop one of them",
+        fix=f"put an activation between {first} and {second}, or remove one of them",
         evidence={"pairs": [f"{a} -> {b}" for a, b in pairs]},
     )

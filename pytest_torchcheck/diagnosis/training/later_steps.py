@@ -33,25 +33,37 @@ def stops(subject: Subject, names: list[str]) -> Finding:
     one = len(names) == 1
     return violated(
         "weight-stops",
-        f"{names_text(names)} {'moves' if one else 'move'} in the first training step and in no later one",
+        f"{names_text(names)} {'changes' if one else 'change'} only in the first training step",
         culprits=[
             *([guilty] if guilty is not None else []),
-            *(parameter(subject, name, "moves once") for name in names[:8]),
+            *(parameter(subject, name, "changes once") for name in names[:8]),
         ],
         location=guilty.location if guilty is not None else place,
         observed=f"bit-equal after each of the steps 2 to {STEPS}, at a learning rate above 0",
         cause=(
-            f"{guilty.name} is computed in the first forward and used in all later ones, which "
-            "do not train what made it"
+            f"{guilty.name} is computed in the first forward and used in all later ones, so its "
+            "inputs are trained only once"
         )
         if guilty is not None
-        else "the first step leaves the model, the optimizer or the step otherwise than it found them",
-        because=f"with {guilty.name} put back after each step, {'it moves' if one else 'they move'} in later steps too"
+        else "the first step changes the model, the optimizer or the step itself",
+        because=(
+            f"with {guilty.name} restored after each step, {'it changes' if one else 'they change'} "
+            "in later steps too"
+        )
         if guilty is not None
-        else f"the first step moves {'it' if one else 'them'}; each later one on the same batch does not",
-        fix=f"compute {guilty.name} in each forward, or freeze what makes it"
+        else (
+            f"the first step changes {'it' if one else 'them'}; each later one on the same batch "
+            "does not"
+        ),
+        fix=(
+            f"compute {guilty.name} in each forward, or freeze the parameters that it is "
+            "computed from"
+        )
         if guilty is not None
-        else "do the same in each step: look for what is kept, compiled or rebound in the first one",
+        else (
+            "do the same in each step: look for values cached, compiled or reassigned in the "
+            "first one"
+        ),
         evidence={"parameters": list(names)},
     )
 
@@ -69,13 +81,16 @@ def frozen_by_train(subject: Subject, names: list[str]) -> Finding:
     made = suspicious if called else violated
     return made(
         "frozen-by-train",
-        f"{names_text(names)} {'is' if len(names) == 1 else 'are'} frozen only once train() is called, and the step "
-        "does not call it",
-        culprits=[parameter(subject, name, "moves as built") for name in names[:8]],
+        f"{names_text(names)} {'is' if len(names) == 1 else 'are'} frozen only when train() is "
+        "called, and the step does not call it",
+        culprits=[parameter(subject, name, "changes as built") for name in names[:8]],
         location=setters[0] if setters else sources.of_own_class(subject.model),
-        observed="moved by two steps on the model as the factory leaves it; not moved after model.train()",
-        cause="an overridden train() freezes it, and the constructor does not",
-        because="a new module is in training mode already, so that a loop need not call train()",
+        observed=(
+            "changed by two steps on the model as the factory returns it; unchanged after "
+            "model.train()"
+        ),
+        cause="an overridden train() freezes it, but the constructor does not",
+        because="a new module is already in training mode, so a loop need not call train()",
         fix="freeze it in __init__ too, or call model.train() before the first step",
         evidence={"tensors": list(names)},
     )

@@ -27,7 +27,8 @@ class LeftOut:
     Attributes:
         location: The line.
         words: What the line does, as a clause.
-        culprits: It and the other lines that give the optimizer parameters, and the one that makes it.
+        culprits: It and the other lines that give the optimizer parameters, and the one that makes
+            it.
         fix: The edit, where another one than to add the parameter there is called for.
     """
 
@@ -54,10 +55,10 @@ def left_out(subject: Subject, name: str) -> LeftOut | None:
         return None
     choosing = next((g for g in found if g.conditions), None)
     first = choosing or found[-1]
-    words = "a condition chooses them" if choosing else "the last line that adds any"
+    words = "a condition selects them" if choosing else "the last line that adds any"
     culprits: dict[tuple[str, int], Culprit] = {}
     for given in (first, *reversed(found)):
-        detail = "a condition chooses" if given.conditions else "gives it parameters"
+        detail = "a condition selects" if given.conditions else "passes parameters to it"
         for line in given.conditions[:2] or [given.place]:
             at = (line.file, line.line)
             culprits.setdefault(
@@ -67,7 +68,7 @@ def left_out(subject: Subject, name: str) -> LeftOut | None:
     for line in made.optimizers[-1:]:
         if (line.file, line.line) not in culprits:
             kept.append(
-                Culprit(kind="optimizer", name="optimizer", detail="is made here", location=line)
+                Culprit(kind="optimizer", name="optimizer", detail="is created here", location=line)
             )
     return LeftOut(
         location=first.place, words=f"{words}: line {first.place.line}", culprits=tuple(kept)

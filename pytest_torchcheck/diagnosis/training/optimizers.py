@@ -88,7 +88,7 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
                     Culprit(
                         kind="call",
                         name=f"requires_grad of {names[0]}",
-                        detail="on only from here",
+                        detail="enabled only from here",
                         location=thawed,
                     )
                 ]
@@ -97,21 +97,29 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
             ),
         ],
         location=place,
-        observed=f"{len(names)} trainable parameters are missing from {', '.join(coverage.optimizers)}{foreign}",
-        cause="the optimizer was built over another instance of the model: a copy of it, or one made anew"
+        observed=(
+            f"{len(names)} trainable parameters are missing from "
+            f"{', '.join(coverage.optimizers)}{foreign}"
+        ),
+        cause=(
+            "the optimizer was built over another instance of the model: a copy, or one built again"
+        )
         if copied
-        else "the parameter was replaced after the optimizer got its list, or an old one was put into it"
+        else (
+            "the parameter was replaced after the optimizer was built, or the optimizer "
+            "received an old one"
+        )
         if stale
-        else "it was frozen when the optimizer chose its parameters, and was unfrozen later"
+        else "it was frozen when the optimizer was built, and was unfrozen later"
         if thawed
-        else "the optimizer was given a part of the parameters"
+        else "the optimizer received only a part of the parameters"
         + (
             f"; {out.words}"
             if out is not None and place == out.location != optimizer_line(subject)
             else ""
         ),
-        because=f"{names[0]} requires a gradient, and no param_group holds this very tensor",
-        fix="build the optimizer from model.parameters() after the model is final"
+        because=f"{names[0]} requires a gradient, and no param_group holds this tensor",
+        fix="build the optimizer from model.parameters() after the model is complete"
         if stale
         else out.fix
         if out is not None and out.fix
@@ -167,15 +175,26 @@ def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
                 ),
             ],
             location=place,
-            observed=f"{len(names)} parameters are held by more than one of {', '.join(coverage.optimizers)}",
-            cause="both optimizers step along the gradient of one backward pass, so that it is applied twice"
+            observed=(
+                f"{len(names)} parameters are held by more than one of "
+                f"{', '.join(coverage.optimizers)}"
+            ),
+            cause=(
+                "both optimizers apply the gradient of the same backward pass, so it is "
+                "applied twice"
+            )
             + why,
-            because="in one step, the same pass was in their gradients when either optimizer stepped",
+            because=(
+                "within one step, both optimizers stepped with gradients of the same backward pass"
+            ),
             fix=spent.fix if spent is not None else "give each parameter to one optimizer only",
         )
     return violated(
         "optimizer-twice",
-        f"{names_text(names)} {'stands' if len(names) == 1 else 'stand'} in the optimizer more than once",
+        (
+            f"{names_text(names)} {'stands' if len(names) == 1 else 'stand'} in the optimizer "
+            "more than once"
+        ),
         culprits=[
             *used,
             *(
@@ -185,9 +204,9 @@ def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
         ],
         location=place,
         observed=f"{len(names)} parameters are held twice by {', '.join(coverage.optimizers)}",
-        cause="two parameter groups overlap, so that the step and the decay are applied twice"
+        cause="two parameter groups overlap, so the update and the weight decay are applied twice"
         + why,
-        because="the same tensor stands in more than one place of param_groups",
+        because="the same tensor occurs more than once in param_groups",
         fix=spent.fix if spent is not None else "give each parameter to one group only",
     )
 
@@ -206,21 +225,23 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
     rebound = [name for name in names if name in lost(subject, made)]
     line = where_rebound(subject, rebound[0]) if rebound else None
     if line is not None:
-        cause = f"the step puts a new Parameter in the place of {rebound[0]}, and the optimizer keeps the old one"
+        cause = (
+            f"the step replaces {rebound[0]} by a new Parameter, and the optimizer keeps the "
+            "old one"
+        )
         because = (
-            f"after line {line.line} no param_group holds the tensor that the model uses, "
-            "and the next step gives it the "
-            "same values when its gradient is turned round"
+            f"after line {line.line} no param_group holds the tensor that the model uses, and "
+            "the next step gives it the same values even when its gradient is negated"
         )
         fix = "write to the parameter in place, under torch.no_grad(): .copy_(), .clamp_(), .mul_()"
         place = line
     elif len(gradless) + len(zero) == len(names):
         word = "no gradient" if gradless else "a gradient of zero"
         cause, because = (
-            f"it has {word}, so that no optimizer can move it",
+            f"it has {word}, so no optimizer can change it",
             f"its gradient is {'None' if gradless else 'zero'}",
         )
-        fix = "give it a gradient first: let the loss depend on it (gradients-exist tells what cuts it off)"
+        fix = "make the loss depend on it first (gradients-exist names the cut)"
         place = sources.of_parameter(subject.model, names[0])
     elif rate == 0.0:
         cause, because = (
@@ -235,7 +256,7 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
         fix = f"give the group of {names[0]} a learning rate above 0"
         place = optimizer_line(subject, names[0])
     elif uncovered and len(uncovered) == len(names):
-        cause, because = "the optimizer does not hold it", "no param_group holds this very tensor"
+        cause, because = "the optimizer does not hold it", "no param_group holds this tensor"
         fix = "add it to the optimizer"
         place = optimizer_line(subject, names[0])
         if not made.coverage.foreign and (out := left_out(subject, names[0])) is not None:
@@ -256,7 +277,7 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
         )
     if 0.0 in (rate, own_rate):
         culprits += [
-            Culprit(kind="optimizer", name="lr", detail="is made 0 here", location=line)
+            Culprit(kind="optimizer", name="lr", detail="is set to 0 here", location=line)
             for line in making(subject).zero_rates()[:2]
         ]
     if own and place is not None and "zero_grad" in place.text:
@@ -269,13 +290,16 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
     return violated(
         "weight-static",
         f"{names_text(names)} {'does' if len(names) == 1 else 'do'} not "
-        f"{'learn once a step replaces it' if line is not None else f'move in {len(made.losses)} training steps'} "
+        f"{'learn once a step replaces it' if line is not None else f'change in {len(made.losses)} training steps'} "
         f"({len(names)} of {total} parameters)",
         culprits=culprits,
         location=place,
         observed=f"max|after - before| = 0 over {len(made.losses)} steps"
         if line is None
-        else f"{rebound[0]} is another tensor after {'the first step' if not made.rebound[rebound[0]] else 'a step'}",
+        else (
+            f"{rebound[0]} is another tensor after "
+            f"{'the first step' if not made.rebound[rebound[0]] else 'a step'}"
+        ),
         cause=cause,
         because=because,
         fix=fix,
@@ -300,10 +324,11 @@ def _own_step_cause(
         else "the declared training step does not apply the gradients"
     )
     because = (
-        f"a plain forward, loss and backward gives {names[0]} a gradient of norm {first.stats[names[0]].norm:.3g}, "
+        f"a plain forward, loss and backward gives {names[0]} a gradient of norm "
+        f"{first.stats[names[0]].norm:.3g}, "
         f"and the step leaves it bit-equal"
     )
-    fix = "order the step as zero_grad, forward, backward, step"
+    fix = "order the calls as zero_grad, forward, backward, step"
     place = place or sources.of_object(step)
     return place, cause, because, fix
 
@@ -345,6 +370,9 @@ def no_match(subject: Subject, promise: str, globs: list[str]) -> Finding:
     """Say that globs of a promise match nothing."""
     names = [name for name, _ in subject.model.named_parameters()]
     return inconclusive(
-        f"{promise}({', '.join(map(repr, globs))}) matches no parameter or buffer; there are: {names_text(names, 6)}",
+        (
+            f"{promise}({', '.join(map(repr, globs))}) matches no parameter or buffer; there "
+            f"are: {names_text(names, 6)}"
+        ),
         code="no-match",
     )

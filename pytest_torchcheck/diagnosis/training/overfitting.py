@@ -71,9 +71,13 @@ def _blind(subject: Subject, found: Outputs) -> dict[str, Any] | None:
             "location": counting[0].location if counting else place,
             "cause": "the model gives different samples the same output"
             + (": it does not follow the order of their entries" if counting else ""),
-            "because": f"{same.path} is equal for all {same.size} samples, {weights}; no two of them have "
+            "because": f"{same.path} is equal for all {same.size} samples, {weights}; no two of them "
+            "have "
             "equal inputs, and their targets differ" + (f"; {fact}" if fact else ""),
-            "fix": "let what tells the samples apart (order, position, an unused input) reach the output",
+            "fix": (
+                "make the output depend on what distinguishes the samples (order, position, an "
+                "unused input)"
+            ),
         }
     place, name = _stretched(subject, same.size)
     culprits = [
@@ -93,10 +97,11 @@ def _blind(subject: Subject, found: Outputs) -> dict[str, Any] | None:
         "code": "overfit-blind",
         "culprits": culprits,
         "location": place,
-        "cause": f"the model cannot tell positions along dimension {same.axis} of {same.path} apart",
-        "because": f"{same.path} is equal at every position of dimension {same.axis}, {weights}, while its "
+        "cause": f"the model cannot distinguish positions along dimension {same.axis} of {same.path}",
+        "because": f"{same.path} is equal at every position of dimension {same.axis}, {weights}, "
+        "while its "
         "targets differ there",
-        "fix": "let what tells the positions apart reach the output"
+        "fix": "make the output depend on the position"
         + (f": {name} is broadcast over that dimension on this line" if name else ""),
     }
 
@@ -108,7 +113,7 @@ def _unmoved(subject: Subject, found: Outputs) -> dict[str, Any] | None:
     place = sources.of_object(type(subject.model).forward)
     return {
         "culprits": [
-            Culprit(kind="output", name="output", detail="follows no parameter", location=place)
+            Culprit(kind="output", name="output", detail="depends on no parameter", location=place)
         ],
         "location": place,
         "cause": "the output does not depend on the model's parameters",
@@ -128,12 +133,12 @@ def _lost(subject: Subject) -> dict[str, Any]:
         "location": (one.location if one else None) or line,
         "cause": f"{one.name} {one.detail}"
         if one
-        else "between output and parameters the gradient is lost",
-        "because": "the loss has a gradient with respect to the output, and carried back it is exactly zero "
-        "for every parameter",
-        "fix": f"use a version with a derivative{on_line(one.location)}"
+        else "the gradient is lost between output and parameters",
+        "because": "the loss has a gradient with respect to the output, but the gradient of every "
+        "parameter is exactly zero",
+        "fix": f"use a differentiable version{on_line(one.location)}"
         if one
-        else "look at gradients-exist, which names the operation",
+        else "see gradients-exist, which names the operation",
     }
 
 
@@ -146,9 +151,9 @@ def _barred(subject: Subject) -> dict[str, Any] | None:
     return {
         "culprits": [culprit],
         "location": culprit.location,
-        "cause": f"{culprit.name} keeps the output from the targets",
+        "cause": f"{culprit.name} keeps the output from reaching the targets",
         "because": culprit.detail,
-        "fix": "drop this activation behind the last layer, or scale the targets into its range",
+        "fix": "drop this activation after the last layer, or scale the targets into its range",
     }
 
 
@@ -168,8 +173,8 @@ def _contradicted(subject: Subject) -> dict[str, Any] | None:
         "location": twins.location,
         "cause": "samples with nearly the same inputs have different targets",
         "because": twins.detail,
-        "fix": "compare these samples with their source: inputs that lost what tells them apart, or targets of "
-        "other samples",
+        "fix": "compare these samples with their source: inputs may have lost information, or "
+        "targets belong to other samples",
     }
 
 
@@ -183,7 +188,7 @@ def _stepwise(subject: Subject) -> list[Culprit]:
             Culprit(
                 kind="call",
                 name=op.name,
-                detail=f"hands no gradient to {what}",
+                detail=f"passes no gradient to {what}",
                 location=op.location,
             )
         )
@@ -206,13 +211,19 @@ def constant(subject: Subject, loss: float, moved: float, shown: dict[str, Any])
     )
     return violated(
         "loss-constant",
-        f"the loss stays at {loss:.4g}{guess}, whatever the model outputs",
+        f"the loss stays at {loss:.4g}{guess}, regardless of the model's output",
         culprits=[Culprit(kind="loss", name="loss", detail="constant", location=place)],
         location=place,
-        observed=f"loss {loss:.6g}; the same to six digits for outputs moved at random, with a deviation of {moved:g}",
-        cause="between the model and the loss the output is scaled away, rounded or replaced",
-        because="random outputs in place of the model's leave the loss as it is, and its gradient is zero",
-        fix="pass the model's output to the loss as it is",
+        observed=(
+            f"loss {loss:.6g}; the same to six digits after random changes of the output with a "
+            f"deviation of {moved:g}"
+        ),
+        cause="the output is rounded, replaced or multiplied by almost zero before the loss",
+        because=(
+            "replacing the output by random values does not change the loss, and its gradient "
+            "is zero"
+        ),
+        fix="pass the model's output to the loss unchanged",
         evidence=shown,
     )
 
@@ -221,13 +232,14 @@ def crawling(own: Attempt, best: Attempt, place: Location | None, shown: dict[st
     """Explain an optimizer that hardly moves a loss which another learning rate brings down."""
     return suspicious(
         "optimizer-crawls",
-        "the declared optimizer hardly moves the loss of one batch",
+        "the declared optimizer hardly changes the loss of one batch",
         culprits=[Culprit(kind="optimizer", name="optimizer", detail="too slow", location=place)],
         location=place,
-        observed=f"loss {own.losses[0]:.6g} -> {own.losses[-1]:.6g} in {len(own.losses)} steps at a learning rate of "
-        f"{own.rates[0]:g}: less than 0.01% of the way to the floor",
+        observed=f"loss {own.losses[0]:.6g} -> {own.losses[-1]:.6g} in {len(own.losses)} steps at a "
+        f"learning rate of {own.rates[0]:g}: less than 0.01% of the distance to the floor",
         cause="the learning rate is too low for this model and loss",
-        because=f"{best.name} learns the same batch: {best.losses[0]:.4g} -> {best.losses[-1]:.4g} in "
+        because=f"{best.name} learns the same batch: {best.losses[0]:.4g} -> {best.losses[-1]:.4g} "
+        "in "
         f"{len(best.losses)} steps",
         fix="raise the learning rate of the declared optimizer",
         evidence=shown,
@@ -238,11 +250,11 @@ _RANGES = {
     "relu": (0.0, math.inf), "relu_": (0.0, math.inf), "softplus": (0.0, math.inf), "sigmoid": (0.0, 1.0),
     "softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu6": (0.0, 6.0), "hardtanh": (-1.0, 1.0),
 }  # fmt: skip
-"""What an activation can give; targets beyond cannot be reached by an output that it makes."""
+"""The range of an activation; its output cannot reach targets outside."""
 
 
 _MOSTLY = 0.75
-"""Share of targets out of range; random ones of a usual scale stay below."""
+"""Share of targets out of range; random targets of a usual scale stay below."""
 
 
 def _out_of_reach(subject: Subject) -> tuple[Culprit, float] | None:
@@ -269,7 +281,10 @@ def _out_of_reach(subject: Subject) -> tuple[Culprit, float] | None:
             culprit = Culprit(
                 kind="module" if name else "call",
                 name=name or maker.op.name,
-                detail=f"{maker.op.name} gives {low:g} to {high:g}, and {outside:.0%} of {path} lie outside",
+                detail=(
+                    f"{maker.op.name} gives {low:g} to {high:g}, and {outside:.0%} of {path} "
+                    "lie outside"
+                ),
                 location=place or maker.op.location,
             )
             return culprit, outside
@@ -307,7 +322,8 @@ def _contradiction(subject: Subject) -> Culprit | None:
     return Culprit(
         kind="input",
         name=next(iter(inputs)),
-        detail=f"the inputs of samples {first} and {second} differ by {float(apart[first, second]):.1g} of their size, "
+        detail=f"the inputs of samples {first} and {second} differ by "
+        f"{float(apart[first, second]):.1g} of their size, "
         f"and their targets differ; {rows} of {size} samples have such a twin",
         location=place,
     )

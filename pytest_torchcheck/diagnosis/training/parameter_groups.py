@@ -47,32 +47,34 @@ def groups_overlap(scene: Scene) -> Explanation | None:
     shown = listed(names, 3) or f"{len(shared)} parameters"
     if wide is None:
         cause = f"{words[other]} and {words[number]} share {shown}"
-        fix = f"leave {shown} out of one of the two groups{line}"
+        fix = f"remove {shown} from one of the two groups{line}"
     else:
         narrow = number if wide == other else other
         cause = f"{words[wide]} holds every parameter of {words[narrow]} too"
-        fix = f"leave {shown} out of {words[wide]}{line}"
+        fix = f"remove {shown} from {words[wide]}{line}"
     place_dead = _dead(scene, place) if place is not None else frozenset()
     spent = next((u for u in used_up_near(place, place_dead) if u.tested), None) if place else None
     if spent is not None:
         cause, fix, at = f"{cause}: {spent.cause}", spent.fix, spent.made
     made = tuple(
-        Culprit(kind="call", name=texts[one] or words[one], detail=f"makes {words[one].partition(' (')[0]}", location=lines[one])
+        Culprit(kind="call", name=texts[one] or words[one], detail=f"creates {words[one].partition(' (')[0]}", location=lines[one])
         for one in sorted(texts, key=lambda one: one != wide)
         if one in lines and lines[one] != place
     )  # fmt: skip
     return Explanation(
         code="optimizer-parameters",
-        summary=f"{shown} {'stands' if len(shared) == 1 else 'stand'} in two groups of the optimizer",
+        summary=(f"{shown} {'stands' if len(shared) == 1 else 'stand'} in two groups of the "
+            "optimizer"),
         observed=(f"{words[other]} holds {len(first)} parameters, {words[number]} {len(latest)}; "
             f"{len(shared)} are in both"),
         cause=cause,
-        because=f"by identity, {shown} of the model {'is' if len(shared) == 1 else 'are'} in both; {scene.said}",
+        because=(f"by identity, {shown} of the model {'is' if len(shared) == 1 else 'are'} in both; "
+            f"{scene.said}"),
         fix=fix,
         culprits=(
             *(spent.culprits if spent is not None else ()),
             *(c for c in made if spent is None or c.location != spent.reader),
-            Culprit(kind="optimizer", name="optimizer", detail="refuses the groups", location=place),
+            Culprit(kind="optimizer", name="optimizer", detail="rejects the groups", location=place),
             *(Culprit(kind="parameter", name=name, detail="in two groups", location=sources.of_parameter(scene.model, name)) for name in names[:4]),
         ),
         location=at or place,

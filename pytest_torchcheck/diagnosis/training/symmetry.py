@@ -43,13 +43,18 @@ def rows_stay_equal(subject: Subject, name: str, dim: int) -> Finding:
     line = f" on line {place.line}" if place is not None else ""
     return violated(
         "units-equal",
-        f"the {shape[dim]} rows of {name} are equal, and stay so",
+        f"the {shape[dim]} rows of {name} are equal and stay equal",
         culprits=[Culprit(kind="parameter", name=name, detail="equal rows", location=place)],
         location=place,
         observed=f"the slices of {name} {shape} along dimension {dim} are equal, and so are those "
         "of its gradient on two "
         f"batches, and the slices after {STEPS} steps",
-        cause="all rows start with the same values, and the model treats them alike, so that nothing tells them apart",
-        because="equal rows with equal gradients make equal steps: all of them do the work of one",
+        cause=(
+            "all rows start with the same values, and the model treats them alike, so they "
+            "never differ"
+        ),
+        because=(
+            "equal rows with equal gradients get equal updates: together they act as a single row"
+        ),
         fix=f"initialise {name} at random{line}: nn.init.trunc_normal_(..., std=0.02)",
     )

@@ -48,11 +48,11 @@ class UsedUp:
     def cause(self) -> str:
         """Why nothing is left, as a clause."""
         how = (
-            f"the first `in` on line {self.reader.line} that does not find its element uses it up"
+            f"the first `in` on line {self.reader.line} that does not find its element exhausts it"
             if self.tested
-            else f"line {self.reader.line} uses it up"
+            else f"line {self.reader.line} exhausts it"
         )
-        return f"{self.name} is {self.kind}, which gives its elements once: {how}"
+        return f"{self.name} is {self.kind}, which yields its elements only once: {how}"
 
     @property
     def fix(self) -> str:
@@ -63,7 +63,7 @@ class UsedUp:
     @property
     def culprits(self) -> tuple[Culprit, ...]:
         """The line that makes it and the one that uses it up."""
-        lines = ((f"is {self.kind}", self.made), ("is used up here", self.reader))
+        lines = ((f"is {self.kind}", self.made), ("is exhausted here", self.reader))
         return tuple(Culprit(kind="call", name=self.name, detail=d, location=p) for d, p in lines)
 
 

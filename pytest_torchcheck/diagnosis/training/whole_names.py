@@ -149,8 +149,8 @@ def _told(unmet: list[_Unmet], named: Mapping[int, str]) -> Finding:
     met = f"any(part in {test.variable} for part in {what})"
     return violated(
         "names-compared-whole",
-        f"{test.variable} in {what} is true of no parameter: it compares whole names, and {names[0]} and "
-        f"{len(names) - 1} more only have such a part",
+        f"{test.variable} in {what} is True for no parameter: it compares whole names, and "
+        f"{names[0]} and {len(names) - 1} more only contain such a part",
         culprits=(
             *(
                 Culprit(
@@ -164,11 +164,14 @@ def _told(unmet: list[_Unmet], named: Mapping[int, str]) -> Finding:
             Culprit(kind="parameter", name=names[0], detail="treated like the others"),
         ),
         location=test.location,
-        observed=f"0 of {len(first.names)} names are in ({', '.join(map(repr, sorted(first.texts)[:4]))}); "
-        f"{len(names)} have one of them as a part",
-        cause="in looks for the whole name in a collection, and the collection holds parts of names",
-        because=f"{names[0]} is in a group with the same options as parameters that have no such part",
-        fix=f"ask {met} on line {test.location.line}",
+        observed=f"0 of {len(first.names)} names are in "
+        f"({', '.join(map(repr, sorted(first.texts)[:4]))}); {len(names)} contain one of "
+        "them",
+        cause="`in` looks up the whole name in the collection, which holds parts of names",
+        because=(
+            f"{names[0]} is in a group with the same options as parameters that have no such part"
+        ),
+        fix=f"use {met} on line {test.location.line}",
         evidence={"parameters": names},
     )
 

@@ -49,11 +49,20 @@ def symmetric(subject: Subject) -> Iterator[Finding]:
         place = explain.initialisation_line(subject, name)
         yield violated(
             "units-equal",
-            f"all {weight.shape[0]} units of {name} are equal, and stay so",
+            f"all {weight.shape[0]} units of {name} are equal and stay equal",
             culprits=[Culprit(kind="parameter", name=name, detail="equal rows", location=place)],
-            observed=f"the rows of {name} {list(weight.shape)} are equal, and so are the rows of its gradient",
-            cause="a constant initialisation gives every unit the same weights, and nothing tells them apart",
-            because="equal weights with equal gradients make equal steps, so the layer acts as one unit",
+            observed=(
+                f"the rows of {name} {list(weight.shape)} are equal, and so are the rows of "
+                "its gradient"
+            ),
+            cause=(
+                "a constant initialisation gives every unit the same weights, and nothing "
+                "makes them differ later"
+            ),
+            because=(
+                "equal weights with equal gradients get equal updates, so the layer acts as a "
+                "single unit"
+            ),
             fix=f"initialise {name} at random (nn.init.kaiming_uniform_)"
             + (f", line {place.line}" if place else ""),
         )
@@ -83,7 +92,7 @@ def _copies(subject: Subject) -> Iterator[Finding]:
     branch = explain.copied_branch(subject, first, second)
     yield violated(
         "units-equal",
-        f"{first} and {second} are equal, and stay so",
+        f"{first} and {second} are equal and stay equal",
         location=branch.location,
         culprits=[
             branch,
@@ -98,9 +107,12 @@ def _copies(subject: Subject) -> Iterator[Finding]:
             ),
         ],
         observed=f"{len(names)} weights are equal in pairs, and so are their gradients",
-        cause="one layer was copied for several branches, and nothing tells the branches apart",
-        because="equal weights with equal gradients make equal steps, so the branches act as one",
-        fix=f"build {branch.name} anew instead of copying it, or initialise each branch by itself",
+        cause="one layer was copied for several branches, and nothing makes the branches differ",
+        because="equal weights with equal gradients get equal updates, so the branches act as one",
+        fix=(
+            f"construct {branch.name} again instead of copying it, or initialise each branch "
+            "separately"
+        ),
     )
 
 

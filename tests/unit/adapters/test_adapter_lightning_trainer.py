@@ -208,7 +208,7 @@ def test_unequal_targets_of_accumulated_batches_are_found() -> None:
     labels = ids.clone()
     labels[4:, 2:] = -100
     wrong = found(Tokens(), {"accumulate_grad_batches": 2}, batch=(ids, labels))
-    assert "another gradient than the whole batch" in wrong["accumulation-scale"].summary
+    assert "different gradient from the whole batch" in wrong["accumulation-scale"].summary
 
 
 def test_the_module_is_as_it_was_and_no_file_is_written(tmp_path: Any) -> None:

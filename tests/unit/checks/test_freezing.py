@@ -52,7 +52,7 @@ def test_a_module_of_two_names_is_one_finding_at_the_line_that_makes_the_second(
         (found,) = told(pair(False, built=built), "gradients-exist")
         assert found.code == "grad-off"
         assert "self.teacher = self.student" in found.location.text
-        assert "student and teacher are one module" in found.cause
+        assert "student and teacher are the same module" in found.cause
         assert "copy.deepcopy" in found.fix
         assert found.evidence["parameters"] == [
             "student.0.weight", "student.0.bias", "student.2.weight", "student.2.bias",
@@ -182,7 +182,7 @@ def test_what_decides_is_named_beside_the_line_that_freezes():
     texts = [c.location.text for c in found.culprits if c.location is not None]
     assert "low = is_low(name, dots)" in texts
     assert any(text.startswith("return name.startswith") for text in texts)
-    assert "what decides it stands on line" in found.because
+    assert "this is decided on line" in found.because
 
 
 def test_names_with_their_dots_freeze_what_is_meant():

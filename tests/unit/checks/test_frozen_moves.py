@@ -65,7 +65,7 @@ def test_decay_moves_what_has_a_gradient_of_zeros(zeroing):
     assert found.code == "frozen-moved"
     assert found.location.function == zeroing.__name__
     assert "# HERE" in found.location.text
-    assert "weight decay moves it" in found.cause
+    assert "weight decay still changes it" in found.cause
     assert "with weight_decay=0 instead of 0.1 it stays" in found.because
 
 

@@ -290,7 +290,7 @@ def test_a_copied_branch_is_told_by_the_line_that_copies_it() -> None:
         assert found.location is not None
         assert found.location.function.startswith("Twins")
         assert "self.two" in found.location.text
-        assert "build two anew" in found.fix
+        assert "construct two again" in found.fix
     assert Contract(model=Twins("anew"), batch=((X,), Y), **made).check(["initialisation"]).ok
 
 

@@ -24,7 +24,7 @@ def test_a_padding_label_set_in_place_is_no_finding():
 
     told, found = status(loss, torch.arange(6) % 4)
     assert told == "passed"
-    assert "targets is changed once" in found.summary
+    assert "targets is changed in the first call only" in found.summary
 
 
 def test_a_loss_that_is_random_is_no_finding():

@@ -197,7 +197,7 @@ def labelled(classes=12, rows=8):
 
 
 class Noisy(Unit):
-    """The objective is another one in each call: its generator is its own."""
+    """The objective is different in each call: its generator is its own."""
 
     def __init__(self):
         super().__init__()

@@ -81,14 +81,14 @@ def test_what_stands_at_padded_positions_is_varied(held: Any) -> None:
     """Zeros alone hide the leak: a sum over zeros is the sum without them."""
     finding = held(leak=True)
     assert (finding.status, finding.code) == ("violated", "padding-leak")
-    assert "what stands at padded positions of x changes output" in finding.summary
+    assert "the values at padded positions of x change output" in finding.summary
 
 
 @pytest.mark.parametrize("held", [masked, ragged])
 def test_masks_and_packed_sequences_raise_no_alarm(held: Any) -> None:
     finding = held(leak=False)
     assert finding.status == "passed"
-    assert "and what stands there" in finding.summary
+    assert "and their values" in finding.summary
 
 
 def test_without_a_mask_only_the_pad_id_pads() -> None:

@@ -61,7 +61,7 @@ def test_a_bias_that_a_derivative_drops(functional: bool) -> None:
     assert lost.culprits[0].name == "last.bias"
     assert "the derivative does not depend on it" in lost.cause
     assert "MayLackGradient('last.bias'" in lost.fix
-    assert "3 of 4 trainable parameters moved" in str(found[-1])
+    assert "3 of 4 trainable parameters changed" in str(found[-1])
 
 
 def test_a_cut_beside_a_derivative_is_one() -> None:
@@ -101,7 +101,7 @@ def test_a_softmax_over_a_dimension_of_its_own_is_wrong() -> None:
     x = torch.randn(4, 3, 8, generator=G)
     found = look(lambda: Attends(wrong=True), "gradients-exist", batch=((x,), x.flip(0)))
     assert statuses(found) == {"violated"}
-    assert "softmax over one entry" in found[0].cause
+    assert "softmax over a single entry" in found[0].cause
 
 
 # an output that keeps an input where no tensor shows it

@@ -37,7 +37,7 @@ MODELS = {
     "random": drawn_by(lambda: random.uniform(0.5, 1)),
     "NumPy": drawn_by(lambda: float(np.random.uniform(0.5, 1))),
     "its own, seeded": drawn_by(lambda: float(np.random.default_rng(0).uniform(0.5, 1))),
-    "memory that nobody wrote": unwritten,  # which the check of the initialisation tells
+    "uninitialised memory": unwritten,  # which the check of the initialisation tells
 }
 
 

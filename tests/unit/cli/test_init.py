@@ -168,7 +168,7 @@ def test_a_long_call_is_written_in_lines(project: Path, capsys: pytest.CaptureFi
         (["torch.nn:Linear(4, 2)", "--inputs", "B 5"], 'does not run on "B 5"'),
         (
             ["torch.nn:Linear(4, 2)", "--batch", "math:pi"],
-            "its training step fails: Linear is given a float",
+            "its training step fails: Linear received a float",
         ),
     ],
 )

@@ -142,10 +142,10 @@ def found(how: str, kind: type[Net] = Net):
 @pytest.mark.parametrize(
     ("how", "detail"),
     [
-        ("describe", "nothing that it gives back here has a graph"),
-        ("embed", "nothing that it gives back here has a graph"),
-        ("code", "nothing that it gives back here has a graph"),
-        ("twice", "nothing that it gives back here has a graph"),
+        ("describe", "no return value here has a graph"),
+        ("embed", "no return value here has a graph"),
+        ("code", "no return value here has a graph"),
+        ("twice", "no return value here has a graph"),
         ("shown", "called here without keep_graph=, whose default is False"),
         ("partly", "called here with detach=True"),
     ],

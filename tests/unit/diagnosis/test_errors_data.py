@@ -68,7 +68,7 @@ def test_negative_ids():
     model, ids = Model(), torch.tensor([[0, -1, 3]])
     found = explain(lambda: model(ids), model=model, batch=((ids,), None))
     assert found.code == "embedding-range"
-    assert "row -1" in found.summary
+    assert "indexed with -1" in found.summary
     assert found.location.line == line(Encoder, "self.tok(ids)")
 
 
@@ -130,7 +130,7 @@ def test_labels_that_count_from_one():
     found = explain(lambda: loss(torch.randn(30, 10), target), phase="loss")
     assert found.code == "label-range"
     assert found.summary == "targets reach 10 but the head has 10 classes, 0..9"
-    assert found.cause == "labels count from 1"
+    assert found.cause == "labels start at 1"
     assert "0 never occurs in 30 targets, 10 occurs 3 times" in found.because
     assert found.location.line == line(loss, "cross_entropy")
     assert found.culprits[0].kind == "target"
@@ -191,7 +191,7 @@ def test_labels_shifted_on_one_side_only():
         phase="loss",
         batch=((x,), None),
     )
-    assert "one position per sample more (32 - 28 = 4, the batch size)" in found.cause
+    assert "one more position per sample (32 - 28 = 4, the batch size)" in found.cause
 
 
 def test_class_weights():

@@ -108,7 +108,7 @@ OTHERS = {
     "minus": ("kernel-missing", lambda: -(torch.ones(2) > 0), "bool"),
     "argmax": ("kernel-missing", lambda: (torch.ones(2) > 0).argmax(), "bool"),
     "complex": ("kernel-missing", lambda: torch.ones(2, dtype=torch.complex64) < 0, "real numbers"),
-    "counted": ("kernel-missing", lambda: torch.bincount(torch.ones(2)), "whole numbers"),
+    "counted": ("kernel-missing", lambda: torch.bincount(torch.ones(2)), "takes integers"),
     "drawn": ("kernel-missing", lambda: torch.multinomial(torch.ones(2).long(), 1), ".float()"),
 }  # fmt: skip
 
@@ -134,7 +134,7 @@ def test_a_result_that_an_integer_tensor_cannot_take():
     assert found.code == "dtype-pair"
     assert "float32" in found.summary
     assert "int64" in found.summary
-    made = [c for c in found.culprits if c.detail == "makes int64"]
+    made = [c for c in found.culprits if c.detail == "gives int64"]
     assert [c.location.line for c in made] == [line(Counting, "# COUNTED")]
 
 

@@ -37,7 +37,7 @@ def test_channels_are_followed_to_the_line_that_gives_the_number():
 def test_channels_that_stand_last():
     model = Net()
     found = explain(lambda: model(torch.randn(2, 8, 8, 3)), model=model)
-    assert "channels stand last" in found.cause
+    assert "channels come last" in found.cause
     assert ".permute(0, 3, 1, 2)" in found.fix
     assert found.location.line == line(Stem, "self.conv(x)")
 

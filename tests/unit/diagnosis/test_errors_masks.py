@@ -100,7 +100,7 @@ def test_a_mask_for_another_batch() -> None:
     with pytest.raises(RuntimeError) as caught, torch.no_grad():
         layer(x, x, x, key_padding_mask=mask)
     found = explain_error(caught.value, phase="forward", model=layer, batch=((x,), None))
-    assert "key_padding_mask for 3 samples, and there are 2" in found.summary
+    assert "key_padding_mask for 3 samples, but there are 2" in found.summary
 
 
 def test_another_broadcast_in_an_attention_layer_is_no_matter_of_masks() -> None:
@@ -122,7 +122,7 @@ def test_operands_that_do_not_fit_are_cited_where_they_were_made() -> None:
         run()
     found = explain_error(caught.value, phase="forward", rerun=run)
     assert found.code == "broadcast-shapes"
-    made = {c.location.line for c in found.culprits if c.detail.startswith("makes ") and c.location}
+    made = {c.location.line for c in found.culprits if c.detail.startswith("gives ") and c.location}
     assert made == {line(run, "x.exp()"), line(run, ".tanh()")}
 
 

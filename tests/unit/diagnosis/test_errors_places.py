@@ -395,7 +395,7 @@ def test_out_of_memory():
     error = torch.OutOfMemoryError(message)
     found = explain(lambda: None, error=error, phase="backward", device="cuda", rerun=False)
     assert "(2.0 GiB more)" in found.summary
-    assert "1.20 GiB of 79.10 GiB were free" in found.cause
+    assert "1.20 GiB of 79.10 GiB was free" in found.cause
 
 
 def device_assert(device=None):
@@ -409,7 +409,7 @@ def device_assert(device=None):
 def test_a_device_side_assert_is_explained_by_the_cpu():
     found = explain(device_assert, phase="loss", device="cuda")
     assert found.code == "label-range"
-    assert found.cause == "labels count from 1"
+    assert found.cause == "labels start at 1"
     assert "CUDA reported a device-side assert" in found.because
     found = explain(lambda: device_assert(), phase="loss", device="cuda")
     assert found.code == "device-assert"

@@ -64,7 +64,7 @@ PROVOKED: dict[str, tuple[str, Callable[[], object], str]] = {
     "solve": ("matrix-singular", lambda: torch.linalg.solve(torch.zeros(3, 3), torch.randn(3)), "given to solve is singular"),
     "svd": ("matrix-singular", lambda: torch.linalg.svd(torch.full((3, 3), torch.nan)), "svd does not converge"),
     "topk": ("size-argument", lambda: torch.randn(3, 4).topk(5), "min(k"),
-    "unfold": ("size-argument", lambda: torch.randn(3, 4).unfold(1, 5, 1), "windows of 5 along dimension 1, which has 4"),
+    "unfold": ("size-argument", lambda: torch.randn(3, 4).unfold(1, 5, 1), "windows of 5 along dimension 1, which has size 4"),
     "multinomial": ("size-argument", lambda: torch.multinomial(torch.ones(2), 3), "replacement=True"),
     "output_size": ("size-argument", lambda: nn.ConvTranspose2d(3, 4, 3, 2)(torch.randn(1, 3, 4, 4), output_size=(20, 20)), "[9, 9] to [10, 10]"),
     "interpolate": ("size-argument", lambda: F.interpolate(torch.randn(2, 3, 4), size=(8, 8)), "[4] and a size (8, 8)"),
@@ -85,7 +85,7 @@ PROVOKED: dict[str, tuple[str, Callable[[], object], str]] = {
     "ctc_targets": ("sequence-lengths", lambda: F.ctc_loss(LOG_PROBS, torch.ones(2, 3).long(), WHOLE, WHOLE - 1), "length of 4 for targets of 3"),
     "stack": ("empty-input", lambda: torch.stack([]), "empty list"),
     "cat": ("empty-input", lambda: torch.cat([]), "empty list"),
-    "max": ("empty-input", lambda: torch.randn(0).max(), "max is given an empty tensor"),
+    "max": ("empty-input", lambda: torch.randn(0).max(), "max received an empty tensor"),
     "cat_numbers": ("zero-dimensional", lambda: torch.cat([torch.tensor(1.0), torch.tensor(2.0)]), "torch.stack"),
     "len": ("zero-dimensional", lambda: len(torch.tensor(1.0)), "squeeze(dim)"),
     "iterate": ("zero-dimensional", lambda: list(torch.tensor(1.0)), "squeeze(dim)"),
@@ -94,12 +94,12 @@ PROVOKED: dict[str, tuple[str, Callable[[], object], str]] = {
     "texts": ("array-conversion", lambda: torch.tensor(np.array(["a"])), "str_"),
     "ragged": ("array-conversion", lambda: torch.tensor([[1, 2], [3]]), "length 2 and 1"),
     "a_list": ("array-conversion", lambda: torch.from_numpy([1, 2]), "as_tensor"),
-    "total_steps": ("scheduler-step", _one_cycle, "made for 2"),
+    "total_steps": ("scheduler-step", _one_cycle, "created for 2"),
     "plateau": ("scheduler-step", lambda: torch.optim.lr_scheduler.ReduceLROnPlateau(_sgd()).step(), "validation loss"),
     "unscaled": ("scaler-order", lambda: torch.amp.GradScaler("cpu").unscale_(_sgd()), "before it has scaled a loss"),
     "unscaled_twice": ("scaler-order", _twice_unscaled, "once per step"),
     "infinite_norm": ("gradients-non-finite", _infinite_norm, "gradients-finite"),
-    "other_state": ("state-groups", _other_state, "saved for other parameters"),
+    "other_state": ("state-groups", _other_state, "saved for different parameters"),
     "no_parameter": ("parameter-assigned", _assigned("weight", torch.randn(3)), "nn.Parameter"),
     "no_buffer": ("parameter-assigned", _assigned("running_mean", 3), "torch.tensor"),
     "exists": ("parameter-assigned", lambda: nn.Linear(3, 4).register_buffer("weight", None), "another name"),
@@ -118,7 +118,7 @@ PROVOKED: dict[str, tuple[str, Callable[[], object], str]] = {
     "filled": ("size-argument", lambda: torch.zeros(3).index_fill(0, torch.tensor([1]), torch.ones(1)), "index_copy"),
     "scatter": ("dtype-pair", lambda: torch.zeros(3, 4).scatter_(1, torch.tensor([[0, 1]]), torch.randn(2, 2).double()), "convert its result to the dtype"),
     "half": ("value-overflow", lambda: torch.ones(3).half().masked_fill(torch.ones(3).bool(), -1e9), "finfo"),
-    "byte": ("value-overflow", lambda: torch.tensor([300], dtype=torch.uint8), "0 and 255"),
+    "byte": ("value-overflow", lambda: torch.tensor([300], dtype=torch.uint8), "0 to 255"),
 }  # fmt: skip
 
 
@@ -160,7 +160,7 @@ class Silent(nn.Module):
     [
         (Silent(), "y.mul_(2)  # the last line", "Silent.forward returns nothing"),
         (nn.LSTM(4, 4), "update = self.part(x)", "several results"),
-        (None, "update = self.part(x)", "a layer that was not built"),
+        (None, "update = self.part(x)", "an attribute that was not set"),
     ],
     ids=["without-return", "several", "not-built"],
 )

@@ -230,7 +230,7 @@ def test_view_with_the_batch_size_written_in():
     model = Reshaper()
     found = explain(lambda: model(torch.randn(4, 3, 4)), model=model)
     assert found.code == "view-size"
-    assert "batch size 32 is written into" in found.cause
+    assert "batch size 32 is hard-coded" in found.cause
     assert found.location.line == line(Reshaper, "x.view")
 
 

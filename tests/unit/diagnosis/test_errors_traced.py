@@ -121,7 +121,7 @@ class Keeper:
 )
 def test_the_line_that_makes_the_criterion_is_cited(run, owner, text):
     found = explain(run, phase="loss")
-    assert found.summary.startswith("BCELoss is given outputs")
+    assert found.summary.startswith("BCELoss received outputs")
     assert found.culprits[0].name == "BCELoss"
     assert found.culprits[0].location.line == line(owner, text)
     assert "BCEWithLogitsLoss" in found.fix
@@ -130,7 +130,7 @@ def test_the_line_that_makes_the_criterion_is_cited(run, owner, text):
 
 def test_a_function_has_no_criterion_to_cite():
     found = explain(lambda: F.binary_cross_entropy(torch.full((3,), 2.0), torch.ones(3)), phase="loss")  # fmt: skip
-    assert found.summary.startswith("binary_cross_entropy is given")
+    assert found.summary.startswith("binary_cross_entropy received")
     assert [c.kind for c in found.culprits] == ["output"]
 
 
@@ -218,7 +218,7 @@ def test_the_module_of_an_in_place_change_is_named():
     model = nn.ModuleDict({"encoder": Block()})
     x = torch.randn(2, 4)
     found = explain(lambda: model["encoder"](x).sum().backward(), model=model, phase="backward")
-    assert found.summary.startswith("Block.forward (encoder) changes")
+    assert found.summary.startswith("Block.forward (encoder) modifies")
 
 
 def preprocess(values):

@@ -155,6 +155,6 @@ def test_a_softmax_over_the_queries_is_among_the_causes():
     )
     (finding,) = wrong.check(["causality"]).findings
     assert finding.code == "future-leak"
-    assert "softmax runs over another dimension" in finding.cause
+    assert "softmax runs over a dimension other than the masked one" in finding.cause
     assert "dim of the softmax" in finding.fix
     assert right.check(["causality"]).findings[0].status == "passed"

@@ -1,4 +1,4 @@
-"""A variable that is bound anew before anything has read it."""
+"""A variable that is reassigned before it is read."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ def test_the_line_that_binds_it_anew_is_named(how: str, text: str) -> None:
     assert found.code == "grad-none"
     assert found.location is not None
     assert found.location.text == "h = torch.relu(self.first(x))"
-    anew = [c for c in found.culprits if c.detail == "bound anew before anything has read it"]
+    anew = [c for c in found.culprits if c.detail == "reassigned before it is read"]
     assert [c.location.text for c in anew if c.location] == [text]
-    assert "binds h anew, before anything has read it" in found.cause
+    assert "reassigns h before it is read" in found.cause
 
 
 def test_each_turn_of_a_loop_binds_it_anew() -> None:
     found = _judge("loop")
     assert found.location is not None
     assert found.location.text == "out = layer(h)  # loop"
-    assert "binds out anew in the next turn of its loop" in found.cause
+    assert "reassigns out in the next iteration of the loop" in found.cause
     assert not any("anew" in c.detail for c in found.culprits)
 
 
@@ -111,7 +111,7 @@ def _ignored(model: nn.Module) -> Finding:
 def test_an_input_that_is_bound_anew() -> None:
     found = _ignored(Replaced())
     assert found.code == "input-ignored"
-    anew = [c for c in found.culprits if c.detail == "bound anew before anything has read it"]
+    anew = [c for c in found.culprits if c.detail == "reassigned before it is read"]
     assert [c.location.text for c in anew if c.location] == ["condition = torch.tanh(x)"]
     assert "let line" in found.fix
 

@@ -150,13 +150,18 @@ def test_a_view_in_its_place_passes(case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "line", "mend", "reader"),
     [
-        ("heads", "qkv.view(b, 12, t, 4)", "write .view(b, t, 12, 4).transpose(1, 2)", "chunk"),
-        ("recurrent", "x.view(t, b, d)", "write .transpose(0, 1) for this view", "gru"),
-        ("points", "x.reshape(len(x), 4, -1)", "write .transpose(1, 2) for this reshape", "conv1d"),
+        ("heads", "qkv.view(b, 12, t, 4)", "use .view(b, t, 12, 4).transpose(1, 2)", "chunk"),
+        ("recurrent", "x.view(t, b, d)", "use .transpose(0, 1) instead of this view", "gru"),
+        (
+            "points",
+            "x.reshape(len(x), 4, -1)",
+            "use .transpose(1, 2) instead of this reshape",
+            "conv1d",
+        ),
         (
             "states",
             "state.view(len(x), -1)",
-            "write .transpose(0, 1).reshape(len(x), -1)",
+            "use .transpose(0, 1).reshape(len(x), -1)",
             "linear",
         ),
         ("unflattened", "h.view(t, b, 3)", "transpose or permute them afterwards", "mean"),
@@ -168,7 +173,7 @@ def test_the_view_is_the_cause(case: str, line: str, mend: str, reader: str) -> 
     assert found.status == "violated"
     assert found.location is not None
     assert line in found.location.text
-    assert "in the order of memory" in found.cause
+    assert "in memory order" in found.cause
     assert mend in found.fix
     assert reader in found.culprits[-1].name
     assert found.culprits[-1].detail == "reads it"
@@ -178,7 +183,7 @@ def test_frames_that_are_stacked_are_not_scattered() -> None:
     model, x, y, *rest = _CASES["stacked"]
     found = _judge(model(False), torch.randn(x), torch.randn(y), *rest)
     assert found.status == "violated"
-    assert "in the order of memory" not in found.cause
+    assert "in memory order" not in found.cause
 
 
 def test_a_group_of_frames_with_the_shape_of_a_transpose_is_told_as_both() -> None:
@@ -187,14 +192,14 @@ def test_a_group_of_frames_with_the_shape_of_a_transpose_is_told_as_both() -> No
     found = _judge(
         model, torch.randn(3, 8, 4), torch.randn(3, 8, 8), "causality", promises.Causal(dim=1)
     )
-    assert "if 2 positions are meant to stand together" in found.fix
+    assert "if grouping 2 positions is intended" in found.fix
 
 
 def test_entries_that_a_mean_brought_together_before_stand_in_no_rows() -> None:
     model, x, y, *rest = _CASES["pairwise"]
     found = _judge(model(False), torch.randn(x), torch.randn(y), *rest)
     assert (found.status, found.code) == ("violated", "order-dependent")
-    assert "in the order of memory" not in found.cause
+    assert "in memory order" not in found.cause
 
 
 def test_a_place_in_the_set_that_is_added_is_no_view() -> None:
@@ -241,4 +246,4 @@ def test_a_view_that_is_the_last_operation_is_named_too() -> None:
     assert (found.status, found.code) == ("violated", "samples-mixed")
     assert found.location is not None
     assert "state.view(len(x), -1)" in found.location.text
-    assert "write .transpose(0, 1).reshape(len(x), -1)" in found.fix
+    assert "use .transpose(0, 1).reshape(len(x), -1)" in found.fix

@@ -138,13 +138,13 @@ def test_values_that_weigh_what_was_picked_give_a_gradient() -> None:
 
 
 def test_the_line_that_gets_what_a_helper_picked_is_named() -> None:
-    given = [c for c in _pool("sort").culprits if c.detail == "given on without the scores"]
+    given = [c for c in _pool("sort").culprits if c.detail == "passed on without the scores"]
     assert [c.location.text for c in given if c.location] == ["kept = pick(x, order)"]
 
 
 def test_the_line_that_gives_on_what_was_picked_is_named() -> None:
     found = _pool("copied")
-    given = [c for c in found.culprits if c.detail == "given on without the scores"]
+    given = [c for c in found.culprits if c.detail == "passed on without the scores"]
     assert [c.location.text for c in given if c.location] == ["x = picked"]
     picks = [c for c in found.culprits if c.detail == "uses the indices"]
     assert [c.location.text for c in picks if c.location] == [
@@ -173,5 +173,5 @@ def test_lines_that_go_past_an_unread_result_are_named() -> None:
     assert "h is never read" in block.cause
     lines = {c.location.text: c.detail for c in block.culprits if c.location and "h" in c.detail}
     assert lines["x = self.head(x)"] == "read here; h, which is computed from it, is not"
-    assert lines["return made"] == "comes back here; nothing has read h"
+    assert lines["return made"] == "returned here; h is never read"
     assert not any("rows" in text for text in lines)  # a shape, and another x

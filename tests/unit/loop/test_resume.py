@@ -135,7 +135,7 @@ def test_a_state_that_cannot_be_saved_is_named_and_shown_to_matter() -> None:
     assert (found.status, found.code) == ("inconclusive", "state-in-closure")
     assert "parts['curriculum'].seen" in found.summary
     assert (
-        "a resumed run ends elsewhere without it, and as the uninterrupted one with it"
+        "a resumed run differs without it, and equals the uninterrupted one with it"
         in found.summary
     )
 

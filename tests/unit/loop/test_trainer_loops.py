@@ -134,7 +134,7 @@ def test_a_mean_of_means_over_unequal_targets_is_found() -> None:
     labels = IDS.clone()
     labels[4:, 2:] = -100
     wrong = found(Trainer(window=2), model=tokens(), batch=((IDS,), labels))
-    assert "another gradient than the whole batch" in wrong["accumulation-scale"].summary
+    assert "different gradient from the whole batch" in wrong["accumulation-scale"].summary
     assert "valid targets 24, 8" in wrong["accumulation-scale"].observed
 
 

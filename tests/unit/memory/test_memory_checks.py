@@ -411,4 +411,4 @@ def test_a_loss_that_differentiates_the_output_needs_its_graph():
     made = Contract(model=Field, inputs="B 1", targets="B 1", loss=residual)
     (found,) = findings(made, "inference-memory")
     assert (found.status, found.code) == ("suspicious", "inference-graph")
-    assert "the loss takes a derivative" in found.cause
+    assert "the loss computes a derivative" in found.cause

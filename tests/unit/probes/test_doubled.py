@@ -77,7 +77,7 @@ def test_the_line_that_joins_a_slice_with_itself(how, given, unread):
     named = [f for f in zeros(how) if f.location and f.location.text.endswith(f"# {how}")]
     assert named, [str(f) for f in zeros(how)]
     for finding in named:
-        assert f"given {given} of what" in finding.cause
+        assert f"receives {given} of the result of" in finding.cause
         assert f"{unread} is never read" in finding.cause
         assert f"line {finding.location.line}" in finding.fix
 

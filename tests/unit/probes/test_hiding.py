@@ -121,16 +121,16 @@ def check(weigh: Any, *, causal: bool = False) -> Any:
 
 
 WRONG = {
-    filled: "does not hide: it fills in -1e-09",
-    positive: "does not hide: it fills in 1e+09",
-    by_where: "does not hide: it fills in -0.5",
-    by_index: "does not hide: it fills in 0.0001",
-    added: "does not hide: it adds -2",
-    multiplied: "does not hide: it multiplies by 0",
-    inverted: "hides the positions to be kept, and none of the others",
-    added_inverted: "hides the positions to be kept, and none of the others",
-    late: "comes after the softmax",
-    late_filled: "comes after the softmax",
+    filled: "does not mask: it fills in -1e-09",
+    positive: "does not mask: it fills in 1e+09",
+    by_where: "does not mask: it fills in -0.5",
+    by_index: "does not mask: it fills in 0.0001",
+    added: "does not mask: it adds -2",
+    multiplied: "does not mask: it multiplies by 0",
+    inverted: "masks the positions to be kept, and none of the others",
+    added_inverted: "masks the positions to be kept, and none of the others",
+    late: "is applied after the softmax",
+    late_filled: "is applied after the softmax",
 }
 
 

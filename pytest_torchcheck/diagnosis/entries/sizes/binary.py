@@ -59,11 +59,11 @@ def binary_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
     else:
         cause, fix = (
             "output and targets have different sizes",
-            f"give both the same shape{on_line(scene)}",
+            f"make both the same shape{on_line(scene)}",
         )
     return Explanation(
         code="target-shape",
-        summary=f"{name} is given targets {list(target)} for an output {list(given)}",
+        summary=f"{name} received targets {list(target)} for an output {list(given)}",
         observed=f"output {list(given)}, target {list(target)}",
         cause=cause,
         because=scene.said,
@@ -87,7 +87,10 @@ def binary_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
         found, wanted = dtype_word(match[1]), dtype_word(match[2])
         return Explanation(
             code="target-dtype",
-            summary=f"backward got a {found} gradient for a {wanted} output: the targets are likely {found}",
+            summary=(
+                f"backward got a {found} gradient for a {wanted} output: the targets are "
+                f"likely {found}"
+            ),
             observed=f"{found} where {wanted} is expected",
             cause=f"likely the targets of the loss are {found} (NumPy's default is float64)",
             because=scene.said,
@@ -101,7 +104,7 @@ def binary_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
     from_numpy = got == "float64" and want == "float32"
     return Explanation(
         code="target-dtype",
-        summary=f"{name} is given {got} targets for a {want} output",
+        summary=f"{name} received {got} targets for a {want} output",
         observed=f"output {describe(given)}, target {describe(target)}",
         cause="the targets are float64, NumPy's default"
         if from_numpy
@@ -138,23 +141,26 @@ def binary_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if broken:
         cause, fix = (
             f"the {match[1]} holds NaN or infinities",
-            "find where the first one is made (finiteness check)",
+            "find where the first one arises (finiteness check)",
         )
-        summary = f"{name} is given {broken} values that are not finite"
+        summary = f"{name} received {broken} values that are not finite"
     elif match[1] == "input":
         cause, fix = (
-            "the output is no probability: a sigmoid is missing",
-            f"use BCEWithLogitsLoss for BCELoss on line {made[0].location.line}"
+            "the output is not a probability: a sigmoid is missing",
+            f"use BCEWithLogitsLoss instead of BCELoss on line {made[0].location.line}"
             if made and made[0].location is not None
-            else f"use {'BCEWithLogitsLoss' if criterion else 'binary_cross_entropy_with_logits'}{on_line(scene)}",
+            else (
+                "use "
+                f"{'BCEWithLogitsLoss' if criterion else 'binary_cross_entropy_with_logits'}{on_line(scene)}"
+            ),
         )
-        summary = f"{name} is given outputs in {span}, not in 0..1"
+        summary = f"{name} received outputs in {span}, not in 0..1"
     else:
         cause, fix = (
-            "the targets are no probabilities",
+            "the targets are not probabilities",
             "scale the targets to 0..1 where the data is read",
         )
-        summary = f"{name} is given targets in {span}, not in 0..1"
+        summary = f"{name} received targets in {span}, not in 0..1"
     kind = (
         target_culprit(span, place, scene)
         if match[1] == "target"

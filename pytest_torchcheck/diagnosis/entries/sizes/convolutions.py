@@ -42,19 +42,22 @@ def _layout(module: Any, given: torch.Tensor, want: int, spatial: int) -> tuple[
         order = (0, spatial + 1, *range(1, spatial + 1))
         edit = ".transpose(1, 2)" if spatial == 1 else f".permute{order}"
         return (
-            "the channels stand last, a convolution wants them in dimension 1",
+            "the channels come last; a convolution expects them in dimension 1",
             f"the last dimension of the input has the {want} that it expects",
             edit,
         )
     if given.dim() == spatial + 1 and want == 1:
         return (
-            "the channel dimension is missing, so that the batch is taken for channels",
-            f"the input has {given.dim()} dimensions, and {spatial + 2} are needed with batch and channels",
+            "the channel dimension is missing, so the batch is read as channels",
+            (
+                f"the input has {given.dim()} dimensions, and {spatial + 2} are needed with "
+                "batch and channels"
+            ),
             ".unsqueeze(1)",
         )
     if given.dim() == spatial + 1 and given.shape[-1] == want:
         return (
-            "the channels stand last, and the batch dimension is missing",
+            "the channels come last, and the batch dimension is missing",
             f"the last dimension of the input has the {want} that it expects",
             f".permute({spatial}, {', '.join(map(str, range(spatial)))}).unsqueeze(0)",
         )
@@ -70,11 +73,14 @@ def _taken_for_channels(
         return "", "", "", None
     lost = dimension_lost(input_fact(scene))
     place = lost.location if lost is not None else None
-    because = f"the input has {given.dim()} dimensions, the first of the batch's size {batch}; {spatial + 2} are needed"
+    because = (
+        f"the input has {given.dim()} dimensions, the first of the batch's size {batch}; "
+        f"{spatial + 2} are needed"
+    )
     if lost is None or place is None:
         change = f"call {scene.at} with a channel dimension in its input (.unsqueeze(1))"
         return (
-            "the channel dimension is missing, so that the batch is taken for channels",
+            "the channel dimension is missing, so the batch is read as channels",
             because,
             change,
             None,
@@ -83,7 +89,7 @@ def _taken_for_channels(
     before, after = lost.inputs[0].shape, lost.outputs[0].shape
     axis = next((i for i, size in enumerate(after) if size != before[i]), len(after))
     return (
-        f"{word} on line {place.line} drops a dimension, so that the batch is taken for channels",
+        f"{word} on line {place.line} drops a dimension, so the batch is read as channels",
         because,
         f"keep dimension {axis}, which has {before[axis]}, on line {place.line}",
         place,
@@ -103,7 +109,10 @@ def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
     common: dict[str, Any] = {
         "code": "channels",
         "summary": f"{name} expects {want} channels, got {got} (input {shape})",
-        "observed": f"{name} takes {want} channels; its input is {describe(given) if given is not None else shape}",
+        "observed": (
+            f"{name} takes {want} channels; its input is "
+            f"{describe(given) if given is not None else shape}"
+        ),
     }
     if given is not None:
         cause, because, change = _layout(module, given, want, spatial)
@@ -130,14 +139,14 @@ def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if not isinstance(module, _CONVOLUTIONS):
         return Explanation(
             **common,
-            cause=f"the convolution's weight was made for {want} channels",
+            cause=f"the convolution's weight was created for {want} channels",
             because=scene.said,
             fix=f"give the weight {got} input channels, or the input {want}{call_line}",
             culprits=scene.blame(),
             location=call,
         )
     place, origin = where_decided(scene, module.in_channels)
-    of = f"the model's input {source}" if source else "what reaches it"
+    of = f"the model's input {source}" if source else "its input"
     groups = f" with groups={module.groups}" if module.groups != 1 else ""
     because = f"the weight of {name} is {list(module.weight.shape)}{groups}"
     return Explanation(
@@ -190,13 +199,13 @@ def rank(scene: Scene, match: re.Match[str]) -> Explanation | None:
         )
     elif missing >= 1:
         cause = (
-            f"what reaches {name} has lost {missing} dimension{'s' if missing > 1 else ''}, as "
+            f"the input of {name} has lost {missing} dimension{'s' if missing > 1 else ''}, as "
             "after flatten or mean"
         )
         change = f"call {name} before the dimensions are removed{call_line}"
     else:
         cause = (
-            f"what reaches {name} has {-missing or len(shape) - max(wanted)} dimension(s) too many"
+            f"the input of {name} has {-missing or len(shape) - max(wanted)} dimension(s) too many"
         )
         change = f"flatten or squeeze the input of {name}{call_line}"
     culprits = scene.blame()
@@ -241,11 +250,14 @@ def too_small(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=f"input {shape}, kernel {kernel_words}"
         + (f"; the model's input is {model_input}" if model_input else ""),
         cause=(
-            "the maps have shrunk below the kernel before they reach it: the input is too "
-            "small for this many strides and pools"
+            "the maps are smaller than the kernel: the input is too small for this many "
+            "strides and pools"
         ),
         because=scene.said,
-        fix=f"raise the smallest size of the input in the contract, or remove a stride or pool before {name}",
+        fix=(
+            "raise the smallest size of the input in the contract, or remove a stride or pool "
+            f"before {name}"
+        ),
         culprits=scene.blame(f"input {shape}"),
         location=call,
     )

@@ -62,7 +62,7 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
             **common,
             cause=f"the input of {name} is not flattened",
             because=(
-                f"{times(given.shape[1:])} = {want} numbers per sample, and they stand in "
+                f"{times(given.shape[1:])} = {want} numbers per sample, and they spread over "
                 f"{given.dim() - 1} dimensions"
             ),
             fix=f"call {name} with .flatten(1) of its input{call_line}",
@@ -74,14 +74,20 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
         dimension = list(given.shape).index(want, first)
         return Explanation(
             **common,
-            cause=f"likely the dimensions of {name}'s input are swapped: a Linear layer works on the last one",
-            because=f"dimension {dimension} of its input has the {want} that it expects, the last one has {got}",
+            cause=(
+                f"likely the dimensions of {name}'s input are swapped: a Linear layer works on "
+                "the last one"
+            ),
+            because=(
+                f"dimension {dimension} of its input has the {want} that it expects, the last "
+                f"one has {got}"
+            ),
             fix=f"call {name} with .transpose({dimension}, -1) of its input{call_line}",
             culprits=scene.culprit(detail=f"takes {want} features"),
             location=call,
         )
     if sizes:
-        cause = f"in_features of {name} does not fit what flattening {times(sizes)} gives"
+        cause = f"in_features of {name} does not match the result of flattening {times(sizes)}"
         because = (
             f"{'*'.join(map(str, sizes))} = {got}, and {name}.weight is {list(module.weight.shape)}"
         )
@@ -89,7 +95,7 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if len(sizes) == 3 and side and side * side * sizes[0] == want:
             because += f"; {want} would be {sizes[0]} maps of {side}x{side}"
     else:
-        cause = f"{name} was built for {want} features, and what reaches it has {got}"
+        cause = f"{name} was built for {want} features, and its input has {got}"
         because = f"{name}.weight is {list(module.weight.shape)}; {scene.said}"
     return Explanation(
         **common,
@@ -120,11 +126,15 @@ def _without_batch(
         **common,
         cause="the batch dimension is missing"
         + (f": {word} on line {at.line} drops it" if at is not None else " in the model's input"),
-        because=f"{convolution.name} got one sample {sample}, and flattening keeps its channels apart as if they "
-        f"were a batch: all of it has the {scene.module.in_features} features that {name} takes",  # type: ignore[union-attr]
+        because=f"{convolution.name} got one sample {sample}, and flattening keeps its channels as "
+        f"if they were a batch: together they have the {scene.module.in_features} features "
+        f"that {name} takes",  # type: ignore[union-attr]
         fix=f"keep the batch dimension on line {at.line}, or put it back with .unsqueeze(0)"
         if at is not None
-        else "give the model a batch: .unsqueeze(0) of a single sample, and a batch dimension in the declared inputs",
+        else (
+            "give the model a batch: .unsqueeze(0) of a single sample, and a batch dimension "
+            "in the declared inputs"
+        ),
         culprits=scene.call_culprit()
         if at is None
         else (
@@ -155,10 +165,13 @@ def _fixed_batch(
     holder = (place.function.rpartition("<locals>.")[2] if place is not None else "") or op.name
     return Explanation(
         **common,
-        cause=f"{op.name}{line} gives {rows} rows whatever the batch: a batch size is written into the code",
-        because=f"the batch has {batch} samples; {rows} rows of {given.shape[1]} hold as much as {batch} of the "
+        cause=(
+            f"{op.name}{line} gives {rows} rows regardless of the batch: a batch size is hard-coded"
+        ),
+        because=f"the batch has {batch} samples; {rows} rows of {given.shape[1]} hold as much as "
+        f"{batch} of the "
         f"{given.numel() // batch} that {scene.module_name} takes",
-        fix=f"write x.shape[0] for {rows}{line}, or .flatten(1)",
+        fix=f"write x.shape[0] instead of {rows}{line}, or use .flatten(1)",
         culprits=(Culprit(kind="call", name=holder, detail=f"gives {rows} rows", location=place),),
         location=place or scene.location,
     )

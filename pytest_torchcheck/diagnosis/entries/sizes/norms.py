@@ -33,12 +33,15 @@ def one_value(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix = f"use batches of at least 2 (drop_last=True), or a GroupNorm for {name}"
     else:
         because += f": a batch of {shape[0]}"
-        fix = f"use batches of at least 2 (drop_last=True in the DataLoader), or a LayerNorm for {name}"
+        fix = (
+            "use batches of at least 2 (drop_last=True in the DataLoader), or a LayerNorm for "
+            f"{name}"
+        )
     return Explanation(
         code="norm-one-value",
         summary=f"{name} cannot normalise {what} in training mode (input {list(shape)})",
         observed=f"input {list(shape)}, training mode",
-        cause=f"the statistics of {name} are taken over {what}, whose deviation is zero",
+        cause=f"the statistics of {name} are computed over {what}, which has zero deviation",
         because=f"{because}; {scene.said}",
         fix=fix,
         culprits=scene.blame(f"input {list(shape)}"),
@@ -98,7 +101,7 @@ def norm_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
         code="norm-shape",
         summary=summary,
         observed=observed,
-        cause=f"{name} was built for {times(want)} features, and what reaches it has {times(got)}",
+        cause=f"{name} was built for {times(want)} features, and its input has {times(got)}",
         because=scene.said,
         fix=fix,
         culprits=scene.blame(f"built for {times(want)}")
@@ -140,7 +143,7 @@ def divisible(scene: Scene, match: re.Match[str]) -> Explanation | None:
         code="not-divisible",
         summary=f"{name}: {total} channels cannot be split into {parts} {unit}",
         observed=f"{total} / {parts} leaves a remainder of {int(total) % int(parts)}",
-        cause=f"the number of channels is no multiple of the number of {unit}",
+        cause=f"the number of channels is not a multiple of the number of {unit}",
         because=scene.said,
         fix=f"use {near} {unit}" + (f" on line {call.line}" if call else ""),
         culprits=scene.blame() if scene.phase != "build" else scene.call_culprit(),

@@ -32,7 +32,7 @@ def recurrent_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=f"input {describe(given)}; {name} takes {want}"
         if given is not None
         else f"{name} takes {want}, got {got}",
-        cause=f"{name} was built for {want} features, and what reaches it has {got}",
+        cause=f"{name} was built for {want} features, and its input has {got}",
         because=scene.said,
         fix=edit(scene, origin, place, got, f"build {name} for {got} features")
         + or_declared(scene, want, got),
@@ -72,9 +72,11 @@ def recurrent_batch(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix = f"build {name} with batch_first=True"
         place = building_line(scene.model, scene.path_of(scene.module)) or call
     else:
-        cause = f"the {what} was made for another batch or length"
+        cause = f"the {what} was created for another batch size or length"
         because = scene.said
-        fix = f"make the {what} for {list(want)}" + (f", used on line {call.line}" if call else "")
+        fix = f"create the {what} for {list(want)}" + (
+            f", used on line {call.line}" if call else ""
+        )
         place = call
     return Explanation(
         code="mask-shape" if mask else "hidden-size",

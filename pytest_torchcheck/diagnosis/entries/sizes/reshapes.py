@@ -53,13 +53,13 @@ def view_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
     observed = f"{size} elements, {word} to {list(wanted)}"
     words = scene.input_words()
     observed += f"; the model's input is {words}" if words else ""
-    cause = f"{size} elements cannot be laid out as {list(wanted)}"
+    cause = f"{size} elements cannot be reshaped to {list(wanted)}"
     because = (
-        f"{size} is no multiple of {fixed}"
+        f"{size} is not a multiple of {fixed}"
         if -1 in wanted
         else f"{'*'.join(map(str, wanted))} = {fixed}, not {size}"
     )
-    fix = f"make the sizes multiply to {size}{_line(scene)}"
+    fix = f"choose sizes with the product {size}{_line(scene)}"
     if shape:
         each = math.prod(shape[1:])
         if (
@@ -69,14 +69,14 @@ def view_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
             and math.prod(wanted[1:]) == each
             and wanted[0] != shape[0]
         ):
-            cause = f"the batch size {wanted[0]} is written into the {word}"
+            cause = f"the batch size {wanted[0]} is hard-coded in the {word}"
             because = f"the tensor holds {shape[0]} samples of {each} elements"
             written = edits.like_tensor(scene.location, "shape[0]") or "the size of dimension 0"
-            fix = f"write {written} (or -1) for {wanted[0]}{_line(scene)}"
+            fix = f"write {written} (or -1) instead of {wanted[0]}{_line(scene)}"
         elif len(wanted) == 2 and -1 in wanted:
             cause = f"a sample has {each} elements here, not {fixed}"
             because = f"{'*'.join(map(str, shape[1:])) or 1} = {each} per sample in {list(shape)}"
-            fix = f"write {each} for {fixed}, or .flatten(1){_line(scene)}"
+            fix = f"write {each} instead of {fixed}, or use .flatten(1){_line(scene)}"
     return Explanation(
         code="view-size",
         summary=summary,
@@ -96,7 +96,9 @@ def view_stride(scene: Scene, match: re.Match[str]) -> Explanation | None:
     fact = op.inputs[0] if op is not None and op.inputs else None
     mixer = next((made for made in made_from(fact) if made.name in _MIXERS), None)
     line = mixer.location if mixer is not None else None
-    cause = "the tensor is not contiguous: its elements do not stand in the order of its dimensions"
+    cause = (
+        "the tensor is not contiguous: its elements are not stored in the order of its dimensions"
+    )
     if mixer is not None:
         cause = (
             f"{mixer.name}"
@@ -113,7 +115,7 @@ def view_stride(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because=scene.said
         if mixer is None
         else f"the history of the tensor shows {mixer.name}; {scene.said}",
-        fix=f"write .reshape for .view{_line(scene)}",
+        fix=f"use .reshape instead of .view{_line(scene)}",
         culprits=scene.blame(),
         location=scene.location,
     )
@@ -129,7 +131,8 @@ def dimension(scene: Scene, match: re.Match[str]) -> Explanation | None:
     op = scene.failing_op
     facts = op.inputs if op is not None else ()
     ranks = (int(match[2]) + 1,) if match[0].startswith("Dimension") else ()
-    # of several operands (cat) the one that lacks the dimension; a scalar counts as of one dimension
+    # of several operands (cat) the one that lacks the dimension; a scalar counts as of one
+    # dimension
     fact = next((f for f in facts if max(len(f.shape), 1) in ranks), next(iter(facts), None))
     word = op.name if op is not None else "the call"
     word = "indexing" if word == "__getitem__" else word
@@ -145,7 +148,7 @@ def dimension(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause += f"; {lost.words}"
         culprits += (lost.culprit,)
     elif shape and batch is not None and shape[0] != batch and not name:
-        cause += "; the batch dimension may have been squeezed or indexed away before"
+        cause += "; the batch dimension may have been removed earlier by squeezing or indexing"
     if lost is not None and lost.batch:
         fix, location = lost.fix, lost.culprit.location
         culprits = (lost.culprit, *scene.call_culprit(detail="needs the dimension"))
@@ -172,7 +175,7 @@ def _asked_for(match: re.Match[str], shape: list[int] | None, what: str) -> tupl
         )
         detail, cause = (
             f"dimension {match[3]}",
-            f"dimension {match[3]} is asked for, and there are {rank}: 0..{match[2]}",
+            f"dimension {match[3]} is requested, and there are {rank}: 0..{match[2]}",
         )
     elif said.startswith("number of dimensions"):
         detail, cause = (
@@ -182,7 +185,7 @@ def _asked_for(match: re.Match[str], shape: list[int] | None, what: str) -> tupl
     elif said.startswith("permute"):
         detail, cause = (
             "a dimension named twice",
-            "one dimension is named twice, so that another is lost",
+            "one dimension is named twice, so another is missing",
         )
     elif said.startswith("the number of sizes"):
         detail, cause = f"{match[1]} sizes", f"{match[1]} sizes are given for {match[2]} dimensions"
@@ -207,12 +210,18 @@ def unpacking(scene: Scene, match: re.Match[str]) -> Explanation | None:
     dims = list(getattr(value, "shape", ())) if value is not None else []
     got = match[2] or (str(len(dims)) if dims else "more")
     if name:
-        cause = f"{name} has {got} dimensions{f' {dims}' if dims else ''}, and the line expects {match[1]}"
-        fix = f"give {name} {match[1]} dimensions before line {place.line}, or unpack as many as there are"
+        cause = (
+            f"{name} has {got} dimensions{f' {dims}' if dims else ''}, and the line expects "
+            f"{match[1]}"
+        )
+        fix = (
+            f"give {name} {match[1]} dimensions before line {place.line}, or unpack as many as "
+            "there are"
+        )
         code, what = "input-rank", f"{name}.shape"
     else:
-        cause = f"the right side gives {got} values, and {match[1]} names stand on the left"
-        fix = f"name as many values as there are on line {place.line}"
+        cause = f"the right side gives {got} values, and there are {match[1]} names on the left"
+        fix = f"use as many names as there are values on line {place.line}"
         code, what = "unpack-count", "a value"
     words = scene.input_words()
     return Explanation(

@@ -86,14 +86,14 @@ def product(scene: Scene, match: re.Match[str]) -> Explanation | None:
     because = scene.said
     if left == right:
         cause = "the batch dimensions differ"
-        fix = f"give both the same batch dimensions{_line(scene)}"
+        fix = f"make the batch dimensions equal{_line(scene)}"
     elif a is not None and b is not None and len(b.shape) > 1 and b.shape[-1] == left:
         cause = "likely the second factor must be transposed"
         because = f"its last dimension has {left}, the size that is needed; {scene.said}"
         fix = f"transpose the second factor (.transpose(-2, -1)){_line(scene)}"
     elif a is not None and b is not None and len(a.shape) > 1 and a.shape[-2] == right:
         cause = "likely the first factor must be transposed"
-        because = f"its last but one dimension has {right}, the size that is needed; {scene.said}"
+        because = f"its second-to-last dimension has {right}, the size that is needed; {scene.said}"
         fix = f"transpose the first factor (.transpose(-2, -1)){_line(scene)}"
     return Explanation(
         code="matmul-shapes",
@@ -124,9 +124,12 @@ def einsum(scene: Scene, match: re.Match[str]) -> Explanation | None:
         summary=f"{scene.at}: einsum {equation or ''} does not fit its operands".replace("  ", " "),
         observed=shapes or match[1],
         cause=(
-            f"the letter {letter} stands for {match[3]} in operand {match[4]} and for {match[5]} before it"
+            (
+                f"the letter {letter} stands for {match[3]} in operand {match[4]} and for "
+                f"{match[5]} before it"
+            )
             if letter
-            else "an operand has another number of dimensions than its subscripts"
+            else "an operand and its subscripts have different numbers of dimensions"
         ),
         because=scene.said,
         fix=f"rename the letter or transpose the operand{_line(scene)}",
@@ -174,7 +177,10 @@ def broadcast(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because = f"{measured}; {scene.said}"
         fix = f"{edit}{_line(scene)}"
     elif len(a) == len(b) == 1 and abs(a[0] - b[0]) == 1:
-        cause = f"one side has one element more{at}: a class or start token, or a shift by one, on one side only"
+        cause = (
+            f"one side has one element more{at}: a class or start token, or a shift by one, on "
+            "one side only"
+        )
         because = f"{a[0]} and {b[0]} differ by one; {scene.said}"
         fix = f"add it to both sides or drop it from the longer one{_line(scene)}"
     culprits: tuple[Culprit, ...] = scene.blame(shapes)
@@ -247,9 +253,15 @@ def _fitting_change(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[str, str, s
     if len(short) < len(long) and short and short == long[: len(short)]:
         blanks = "[" + ", ".join([":"] * len(short) + ["None"] * (len(long) - len(short))) + "]"
         return (
-            f"the {which} operand lacks its last dimension{'s' if len(long) - len(short) > 1 else ''}",
-            f"{list(short)} are the first sizes of {list(long)}, and broadcasting aligns the last ones",
-            f"write {blanks} behind the {which} operand",
+            (
+                f"the {which} operand lacks its last "
+                f"dimension{'s' if len(long) - len(short) > 1 else ''}"
+            ),
+            (
+                f"{list(short)} are the first sizes of {list(long)}, and broadcasting aligns "
+                "the last ones"
+            ),
+            f"write {blanks} after the {which} operand",
         )
     if len(a) == len(b) and len(a) > 1 and a != b and sorted(a) == sorted(b):
         swapped = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
@@ -277,7 +289,7 @@ def concatenation(scene: Scene, match: re.Match[str]) -> Explanation | None:
     shown = listed(shapes, 4) if shapes else match[0]
     if stack:
         cause = f"entry {match[4]} has shape {match[3]}, entry {match[2]} has {match[1]}"
-        fix = f"pad or crop the tensors to one shape{_line(scene)}"
+        fix = f"pad or crop the tensors to the same shape{_line(scene)}"
     elif not match[3]:
         least = min(int(match[1]), int(match[2]))
         cause = "the tensors have different numbers of dimensions"
@@ -287,11 +299,15 @@ def concatenation(scene: Scene, match: re.Match[str]) -> Explanation | None:
             cause += f": {lost.words}"
             fix = lost.fix if lost.batch else fix
     else:
-        cause = f"tensor {match[4]} has {match[3]} where the first one has {match[2]}, outside dimension {match[1]}"
+        cause = (
+            f"tensor {match[4]} has {match[3]} where the first one has {match[2]}, outside "
+            f"dimension {match[1]}"
+        )
         fix = f"crop, pad or interpolate tensor {match[4]} to {match[2]}{_line(scene)}"
         if len({fact.shape for fact in facts}) == 2 and abs(int(match[2]) - int(match[3])) == 1:
             cause += (
-                "; a difference of one comes from an odd size that was halved and doubled again"
+                "; a difference of one often comes from an odd size that was halved and "
+                "doubled again"
             )
     return Explanation(
         code=f"{word}-sizes",
