@@ -98,6 +98,35 @@ class Culprit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """The change of one line that a finding suggests.
+
+    The file parses with it, and it uses no name that does not exist there.
+
+    Attributes:
+        file: Absolute path.
+        line: Line number, from 1.
+        old: The line as it is, with its indentation.
+        new: The line as it should be.
+        tried: ``passes``: the check was run again with the edit in memory, and this finding is gone;
+            ``fails``: it is not; empty where the edit was not tried.
+    """
+
+    file: str
+    line: int
+    old: str
+    new: str
+    tried: Literal["passes", "fails", ""] = ""
+
+    def printable(self) -> Edit:
+        """Return the edit as it may be shown; see :meth:`Location.printable`."""
+        shown = [printable(given) for given in (self.file, self.old, self.new)]
+        if shown == [self.file, self.old, self.new]:
+            return self
+        return Edit(file=shown[0], line=self.line, old=shown[1], new=shown[2], tried=self.tried)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One verdict of one check, explained.
 
@@ -119,6 +148,7 @@ class Finding:
         device, dtype: What the subject ran on, such as ``cpu`` and ``float32``.
         contract: Name of the contract.
         root: ``check/code`` of the finding that this one follows from, or None.
+        edit: The change of one line that the fix describes, where it is one.
     """
 
     check: str = ""
@@ -137,6 +167,7 @@ class Finding:
     dtype: str = ""
     contract: str = ""
     root: str | None = None
+    edit: Edit | None = None
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -148,6 +179,8 @@ class Finding:
             object.__setattr__(self, "evidence", evidence)
         if (place := self.location) is not None and (shown := place.printable()) is not place:
             object.__setattr__(self, "location", shown)
+        if (edit := self.edit) is not None and (shown_edit := edit.printable()) is not edit:
+            object.__setattr__(self, "edit", shown_edit)
         culprits = tuple(culprit.printable() for culprit in self.culprits)
         if any(new is not old for new, old in zip(culprits, self.culprits, strict=True)):
             object.__setattr__(self, "culprits", culprits)
@@ -170,6 +203,8 @@ class Finding:
         """Rebuild a finding from :meth:`to_dict`."""
         values = dict(data)
         values["location"] = _location(values.get("location"))
+        if (edit := values.get("edit")) is not None:
+            values["edit"] = Edit(**edit)
         values["culprits"] = tuple(
             Culprit(**{**culprit, "location": _location(culprit.get("location"))})
             for culprit in values.get("culprits", ())

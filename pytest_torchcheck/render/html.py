@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..findings import STATUSES
 from .evidence import Chain, Curve, Table, Timeline, blocks
-from .source import excerpt
+from .source import diff, excerpt
 from .terminal import followers
 from .text import STATUS_WORDS, counted, fields, headline, number, one_line
 from .timeline import timeline_svg
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..findings import Finding, Report, Status, Verdict
     from .evidence import Block
+    from .source import Line
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1e21; --soft: #5a6069; --paper: #fff; --card: #f5f6f8;
@@ -55,6 +56,9 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; white-space:
 .scroll { overflow-x: auto; }
 .source { background: var(--paper); border: 1px solid var(--line); border-radius: .3rem; padding: .5rem .75rem;
   margin: .5rem 0; white-space: pre; overflow-x: auto; overflow-wrap: normal; }
+del, ins { text-decoration: none; display: inline-block; min-width: 100%; }
+del { background: color-mix(in srgb, var(--bad) 18%, transparent); }
+ins { background: color-mix(in srgb, var(--good) 18%, transparent); }
 mark { background: color-mix(in srgb, var(--mark, var(--idle)) 18%, transparent); color: inherit; }
 table { border-collapse: collapse; font-size: .9rem; margin: .25rem 0 .5rem; }
 th, td { text-align: left; padding: .2rem .9rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
@@ -156,18 +160,34 @@ def _block(block: Block) -> Iterator[str]:
             yield timeline_svg(block.data)
 
 
+_TRIED: dict[str, str] = {
+    "passes": ", with which this finding is gone",
+    "fails": ", with which this finding remains",
+    "": ", which was not tried",
+}
+
+
+def _line(line: Line) -> str:
+    """Return a line of source with its sign; what matters is marked by a sign as well as by colour."""
+    text = f"{line.number:>4}  {escape(line.text)}"
+    if line.sign:
+        tag = "del" if line.sign == "-" else "ins"
+        return f"<{tag}>{line.sign} {text}</{tag}>"
+    return f"<mark>&gt; {text}</mark>" if line.here else f"  {text}"
+
+
 def _source(finding: Finding) -> Iterator[str]:
-    """Show the lines around the one that the finding names, which is marked by a sign as well as by colour."""
-    lines = excerpt(finding.location)
-    if not lines:
-        return
-    shown = [
-        f"<mark>&gt; {line.number:>4}  {escape(line.text)}</mark>" if line.here
-        else f"  {line.number:>4}  {escape(line.text)}"
-        for line in lines
-    ]  # fmt: skip
-    yield '<pre class="source" tabindex="0" role="region" aria-label="source">'
-    yield "\n".join(shown) + "</pre>"
+    """Show the lines around the one that the finding names, and the suggested edit as a diff."""
+    edit = finding.edit
+    changed = diff(edit)
+    place = finding.location
+    same = changed and edit and place and (edit.file, edit.line) == (place.file, place.line)
+    for label, lines in (("source", [] if same else excerpt(place)), ("suggested edit", changed)):
+        if lines and edit and label != "source":
+            yield f'<p class="soft">Suggested edit{_TRIED[edit.tried]}</p>'
+        if lines:
+            yield f'<pre class="source" tabindex="0" role="region" aria-label="{label}">'
+            yield "\n".join(map(_line, lines)) + "</pre>"
 
 
 def _ran_on(finding: Finding) -> str:

@@ -20,7 +20,7 @@ from .text import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ..findings import Finding, Location, Report, Status
+    from ..findings import Edit, Finding, Location, Report, Status
 
 SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 _ROOT: Final = "SRCROOT"
@@ -105,11 +105,21 @@ def _result(node: str, finding: Finding, root: Path) -> dict[str, Any]:
     ]
     if related:
         result["relatedLocations"] = related
+    if (edit := finding.edit) is not None and edit.old != edit.new:
+        result["fixes"] = [_fix(finding.fix, edit, root)]
     if finding.status == "known":
         result["suppressions"] = [
             {"kind": "external", "justification": "in the project's file of known findings"}
         ]
     return result
+
+
+def _fix(words: str, edit: Edit, root: Path) -> dict[str, Any]:
+    """Return the suggested edit as the replacement of one line."""
+    region = {"startLine": edit.line, "startColumn": 1, "endColumn": len(edit.old) + 1}
+    change = {"deletedRegion": region, "insertedContent": {"text": edit.new}}
+    artifact = {"artifactLocation": _artifact(edit.file, root), "replacements": [change]}
+    return {"description": {"text": one_line(words)}, "artifactChanges": [artifact]}
 
 
 def _place(finding: Finding) -> Location | None:

@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ..findings import Location
+    from ..findings import Edit, Location
 
 _AROUND = 3
 
@@ -19,11 +19,13 @@ class Line(NamedTuple):
         number: From 1.
         text: The line without the indentation that all lines of the excerpt share.
         here: Whether it is the one that the finding names.
+        sign: ``-`` for a line that an edit takes away, ``+`` for one that it puts there, else empty.
     """
 
     number: int
     text: str
     here: bool
+    sign: str = ""
 
 
 def excerpt(place: Location | None) -> list[Line]:
@@ -34,10 +36,44 @@ def excerpt(place: Location | None) -> list[Line]:
     """
     if place is None or not place.text:
         return []
-    lines = linecache.getlines(place.file)
-    if not 1 <= place.line <= len(lines) or lines[place.line - 1].strip() != place.text.strip():
+    lines = _lines(place.file, place.line, place.text)
+    return _shown(
+        place.line, lines, [Line(place.line, lines[place.line - 1], True)] if lines else []
+    )
+
+
+def diff(edit: Edit | None) -> list[Line]:
+    """Return the lines around an edit, with the line that goes and the one that comes.
+
+    Empty where the file is not what the finding was made from, or where the edit changes nothing.
+    """
+    if edit is None or edit.old == edit.new:
         return []
-    first = max(1, place.line - _AROUND)
-    numbers = range(first, min(len(lines), place.line + _AROUND) + 1)
-    shown = textwrap.dedent("\n".join(lines[n - 1].rstrip() for n in numbers)).split("\n")
-    return [Line(n, text, n == place.line) for n, text in zip(numbers, shown, strict=True)]
+    lines = _lines(edit.file, edit.line, edit.old)
+    changed = [
+        *(Line(edit.line, text, True, "-") for text in edit.old.splitlines()),
+        *(Line(edit.line, text, True, "+") for text in edit.new.splitlines()),
+    ]
+    return _shown(edit.line, lines, changed)
+
+
+def _lines(file: str, number: int, text: str) -> list[str]:
+    """Return the lines of a file, none where the line of that number reads otherwise."""
+    lines = [line.rstrip() for line in linecache.getlines(file)]
+    meant = number <= len(lines) and lines[number - 1].strip() == text.strip()
+    return lines if number >= 1 and meant else []
+
+
+def _shown(number: int, lines: list[str], instead: list[Line]) -> list[Line]:
+    """Return the lines around one, with what stands instead of it, without their common indentation."""
+    if not lines:
+        return []
+    before = range(max(1, number - _AROUND), number)
+    after = range(number + 1, min(len(lines), number + _AROUND) + 1)
+    found = [
+        *(Line(n, lines[n - 1], False) for n in before),
+        *instead,
+        *(Line(n, lines[n - 1], False) for n in after),
+    ]
+    texts = textwrap.dedent("\n".join(line.text.rstrip() for line in found)).split("\n")
+    return [line._replace(text=text) for line, text in zip(found, texts, strict=True)]

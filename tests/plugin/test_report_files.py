@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_torchcheck.findings import Culprit, Finding, Location, Report
+from pytest_torchcheck.findings import Culprit, Edit, Finding, Location, Report
+from pytest_torchcheck.render.html import render_html
 from pytest_torchcheck.render.markdown import summary_line
 from pytest_torchcheck.render.sarif import sarif
 from pytest_torchcheck.render.source import excerpt
@@ -56,6 +59,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     (folder / "test_nets.py").write_text(MODULE, encoding="utf-8")
     files = [f"--torchcheck-{kind}=report.{kind}" for kind in ("json", "sarif", "markdown", "html")]
+    files.append("--junitxml=report.xml")
     command = [
         sys.executable,
         "-m",
@@ -166,6 +170,64 @@ def test_a_file_that_has_changed_since_is_not_shown(tmp_path: Path) -> None:
     ]
     assert excerpt(Location(file=str(file), line=2, text="b = 3")) == []
     assert excerpt(Location(file=str(file), line=9, text="b = 2")) == []
+
+
+def test_a_suggested_edit_is_a_diff_on_the_page_and_a_fix_for_code_scanning(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    lines = ["def f(x):", "    y = g(x)", "    h = y.detach()  # <cut>", "    return h", ""]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    edit = Edit(file=str(file), line=3, old=lines[2], new="    h = y  # <cut>", tried="passes")
+    named = Location(file=str(file), line=3, text=lines[2].strip())
+    broken = violated("grad-none", "cut", location=named, fix="drop it").replace(
+        check="gradients-exist", edit=edit
+    )
+    page = render_html([Report(contract="net", findings=(broken,))])
+    shown = page.partition('aria-label="suggested edit">')[2].partition("</pre>")[0]
+    assert [line for line in shown.splitlines() if "h = y" in line or "g(x)" in line] == [
+        "     2      y = g(x)",
+        "<del>-    3      h = y.detach()  # &lt;cut&gt;</del>",
+        "<ins>+    3      h = y  # &lt;cut&gt;</ins>",
+    ]
+    assert 'aria-label="source"' not in page  # the same lines once
+    assert "with which this finding is gone" in page
+    (result,) = log_of(broken, root=tmp_path)
+    (change,) = result["fixes"][0]["artifactChanges"]
+    (replaced,) = change["replacements"]
+    region = replaced["deletedRegion"]
+    start, end = region["startColumn"] - 1, region["endColumn"] - 1
+    assert lines[region["startLine"] - 1][start:end] == edit.old
+    assert replaced["insertedContent"]["text"] == edit.new
+    elsewhere = broken.replace(location=Location(file=str(file), line=2, text="y = g(x)"))
+    both = render_html([Report(contract="net", findings=(elsewhere,))])
+    assert both.count('<pre class="source"') == 2
+    file.write_text("changed\n" * 5, encoding="utf-8")
+    linecache.checkcache(str(file))
+    assert "suggested edit" not in render_html([Report(contract="net", findings=(broken,))])
+
+
+INSIDE = {
+    "testsuites": {"testsuite"},
+    "testsuite": {"properties", "testcase", "system-out", "system-err"},
+    "testcase": {"skipped", "error", "failure", "system-out", "system-err", "properties"},
+    "properties": {"property"},
+}
+"""Which elements JUnit's XML allows inside which; properties of a test case are pytest's own addition."""
+
+
+def test_the_junit_file_has_the_elements_that_ci_servers_read(written: Path) -> None:
+    root = ET.parse(written / "report.xml").getroot()
+    for element in root.iter():
+        assert {inner.tag for inner in element} <= INSIDE.get(element.tag, set()), element.tag
+    (suite,) = root
+    cases = list(suite.iter("testcase"))
+    assert int(suite.attrib["tests"]) == len(cases)
+    assert int(suite.attrib["failures"]) == len(list(suite.iter("failure"))) > 0
+    names = {(case.attrib["classname"], case.attrib["name"]) for case in cases}
+    assert len(names) == len(cases)  # servers tell test cases apart by these two
+    failure = next(suite.iter("failure"))
+    assert "stem.weight" in failure.attrib["message"]
+    for each in suite.iter("property"):
+        assert each.attrib.keys() == {"name", "value"}
 
 
 def log_of(*findings: Finding, root: Path) -> list[dict[str, Any]]:
