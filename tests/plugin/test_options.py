@@ -69,12 +69,13 @@ def test_the_command_line_counts_more_than_the_ini_file(
         for name in (in_file, given):
             Path(name).touch()
     pytester.makeini(f"[pytest]\n{setting.ini} = {in_file}\n")
-    found = built(pytester)
+    needed = ("--torchcheck",) if setting.name == "record" else ()
+    found = built(pytester, *needed)
     assert getattr(found, setting.name) not in (None, getattr(Options(), setting.name))
     assert found.sources[setting.name] == f"ini {setting.ini}"
     assert found.used
     flag = f"{setting.flag}={given}" if given else setting.flag.replace("--", "--no-", 1)
-    found = built(pytester, flag)
+    found = built(pytester, *needed, flag)
     value = expected if given else False
     assert getattr(found, setting.name) == (
         pytester.path / value if isinstance(value, Path) else value
