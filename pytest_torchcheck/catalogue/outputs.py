@@ -159,4 +159,15 @@ CHECKS: tuple[Check, ...] = (
         ),
         about="declaration",
     ),
+    *family(
+        "checkpoints",
+        check(
+            "old-checkpoints",
+            "A checkpoint of a released version loads strictly, and gives what it gave then.",
+            promise="Loads",
+            cost="2 F, one of them in float64, for each checkpoint",
+            axes="device",
+        ),
+        about="declaration",
+    ),
 )

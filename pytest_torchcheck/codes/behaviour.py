@@ -51,6 +51,16 @@ random_in_eval = One(
 differs = One("diagnosis.outputs.reference:differs", "reference-differs reference-unlike")
 unlike = Maybe("diagnosis.outputs.reference:unlike", "reference-unlike")
 
+old_checkpoint_differs = One(
+    "diagnosis.stored.released:old_checkpoint_differs", "old-checkpoint-differs"
+)
+old_checkpoint_not_loaded = One(
+    "diagnosis.stored.released:old_checkpoint_not_loaded", "old-checkpoint-not-loaded"
+)
+old_checkpoint_unreadable = One(
+    "diagnosis.stored.released:old_checkpoint_unreadable", "old-checkpoint-unreadable"
+)
+
 replay = Explainer[Any]("diagnosis.crashes.replay:replay")
 
 unrepeated_batch = One("diagnosis.outputs.unrepeated:unrepeated_batch", "seed-ignored")

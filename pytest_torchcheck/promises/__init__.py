@@ -14,6 +14,7 @@ from .gradients import AllowsTF32, Autocasts, Differentiable, StraightThrough, T
 from .outputs import (
     Causal,
     Deterministic,
+    Loads,
     Matches,
     PaddingInvariant,
     PermutationEquivariant,
@@ -37,6 +38,7 @@ __all__ = [
     "Differentiable",
     "Frozen",
     "FullyShards",
+    "Loads",
     "Matches",
     "MayChange",
     "MayLackGradient",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from .base import Promise, PromiseError, dim_of, function_of, input_of, reason_of
@@ -145,3 +146,41 @@ class Matches(Promise):
 @dataclass(frozen=True, slots=True)
 class Deterministic(Promise):
     """Under ``torch.use_deterministic_algorithms`` a step runs, and gives the same each time, bit by bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loads(Promise):
+    """A checkpoint of a released version loads strictly, and with it the model gives what it gave then.
+
+    Attributes:
+        checkpoint: Path of a file of ``torch.save`` or safetensors, relative to the file that declares the
+            contract; or a function ``() -> state_dict``.
+        output: What the model gave then in evaluation mode: a tensor or a tree of them, or the path of a file
+            of ``torch.save``; None to load alone.
+        inputs: What it was called with: a tensor, a tuple of positional or a dict of keyword arguments, or the
+            path of a file of these; by default the contract's base batch.
+        key: The entry of the file that holds the state dict, such as ``"state_dict"``.
+    """
+
+    checkpoint: str | Path | Callable[[], Mapping[str, Any]]
+    output: Any = None
+    inputs: Any = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.checkpoint, str | Path) and not callable(self.checkpoint):
+            raise PromiseError(
+                "Loads(checkpoint) must be a path or a function () -> state_dict; "
+                f"got {self.checkpoint!r:.60}"
+            )
+        if self.key is not None and not isinstance(self.key, str):
+            raise PromiseError(f"Loads(key=) must be a name (str) or None; got {self.key!r}")
+        if self.inputs is not None and self.output is None:
+            raise PromiseError("Loads(inputs=) is what gave the output; give output= as well")
+
+    @property
+    def shown(self) -> str:
+        """The checkpoint's name in reports."""
+        if isinstance(self.checkpoint, str | Path):
+            return str(self.checkpoint)
+        return str(getattr(self.checkpoint, "__name__", "given")).replace("<lambda>", "given")

@@ -18,6 +18,7 @@ ELSEWHERE = {
         ("outputs-changed", "state-changed", "initial-weights-changed", "cost-changed", "change-absent"),
         "tests/unit/change: a change needs two versions of a program",
     ),
+    "old-checkpoint-unreadable": "tests/unit/checks/test_old_checkpoints.py: it concerns a file, no program",
     "record-unreadable": "tests/unit/change/test_records.py: it concerns a file, no program",
     "too-slow": "tests/unit/checks/test_speed.py: its text holds times",
     **dict.fromkeys(

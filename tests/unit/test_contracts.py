@@ -140,6 +140,7 @@ def test_every_promise_of_the_module_is_accepted_by_a_contract() -> None:
         promises.MovingAverage(target="a", source="b", decay=0.9),
         promises.SharesData(print), promises.Checkpoints(print, print), promises.FullyShards(),
         promises.AllowsTF32(), promises.CapturesGraph(), promises.Deterministic(), promises.Autocasts(),
+        promises.Loads("old.pt"),
         promises.Matches(nn.Identity),
     )  # fmt: skip
     kinds = {type(p).__name__ for p in made} | {"Promise"}
