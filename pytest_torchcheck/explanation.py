@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
+from .text.wording import counted as counted
+
 if TYPE_CHECKING:
     from .findings import Culprit, Location, Plain
 
@@ -130,22 +132,11 @@ def describe(value: object) -> str:
     return type(value).__name__
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return ``1 tensor`` or ``3 tensors``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
-
-
 def clipped(text: str, most: int) -> str:
     """Return a text of at most so many characters; a longer one ends behind a whole word, with an ellipsis."""
     if len(text) <= most:
         return text
     return text[: most - 3].rpartition(" ")[0].rstrip(" ,.;:(") + "..."
-
-
-def ordinal(place: int) -> str:
-    """Return ``first`` for 0, ``second`` for 1, then ``3rd`` and so on."""
-    words = ("first", "second", "third", "fourth")
-    return words[place] if place < len(words) else f"{place + 1}th"
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
@@ -12,6 +11,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from pytest_torchcheck.batches.batch import Batch, split_inputs
 from pytest_torchcheck.specs.shapes import SpecError
 from pytest_torchcheck.state import isolated, seed_everything
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 DATASET_ROWS = 4
 """Items of a Dataset that make one batch."""
@@ -81,9 +83,6 @@ def _items(dataset: Dataset[Any], seed: int) -> list[Any]:
     if not items:
         raise SpecError("batch: the Dataset has no items")
     return items
-
-
-RealData = Any | Callable[[int], Any]
 
 
 def is_dense(value: Any) -> bool:

@@ -14,7 +14,6 @@ import pytest
 
 from ..catalogue import catalogue
 from ..late import resolve
-from ..render.text import counted
 from ..sources import is_installed
 from ..storage.files import write_whole
 from ..storage.opened import Opened
@@ -29,6 +28,7 @@ from ..storage.unchanged import (
     settings_digest,
     variables_of,
 )
+from ..text.wording import counted
 from . import options, tasks
 from .collection.items import CheckItem
 from .collection.records import read_record

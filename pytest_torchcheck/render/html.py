@@ -11,10 +11,11 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ..findings import STATUSES
+from ..text.wording import counted
 from .evidence import Chain, Curve, Table, Timeline, blocks
 from .source import diff, excerpt
 from .terminal import followers
-from .text import STATUS_WORDS, counted, fields, headline, number, one_line
+from .text import STATUS_WORDS, fields, headline, number, one_line
 from .timeline import timeline_svg
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from .text import counted, headline, place
+from ..text.wording import counted
+from .text import headline, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,8 +10,9 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from ..findings import STATUSES, Finding, Report, Status
+from ..text.wording import counted
 from .evidence import blocks
-from .text import STATUS_WORDS, counted, fields, headline, one_line
+from .text import STATUS_WORDS, fields, headline, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

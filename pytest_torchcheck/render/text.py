@@ -92,11 +92,6 @@ def fields(finding: Finding) -> Iterator[tuple[str, str]]:
             yield label, text
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return ``1 cause`` or ``3 causes``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
-
-
 def number(value: object) -> str:
     """Return a cell's text: four significant digits for a float, the rest as it is."""
     if isinstance(value, bool) or value is None:

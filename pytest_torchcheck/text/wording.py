@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 
 def names_text(names: Iterable[str], most: int = 3) -> str:
@@ -18,3 +18,13 @@ def names_text(names: Iterable[str], most: int = 3) -> str:
 def have(names: list[str], verb: str = "gets") -> str:
     """Return the verb for one name or several."""
     return verb if len(names) == 1 else verb.removesuffix("s")
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return ``1 tensor`` or ``3 tensors``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
+
+
+def at_sizes(sizes: Mapping[str, int]) -> str:
+    """Return `` at B=4, T=16``, and nothing where there are no sizes."""
+    return f" at {', '.join(f'{name}={size}' for name, size in sizes.items())}" if sizes else ""

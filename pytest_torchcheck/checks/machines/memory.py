@@ -35,6 +35,7 @@ from pytest_torchcheck.text.units import format_bytes, format_flops
 
 from ...codes import memory as explain
 from ...runs.training.steps import trajectory
+from ...text.wording import at_sizes
 from ...verdicts import inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def peak_memory(subject: Subject) -> Iterator[Finding]:
         for name, n in limits.items()
     )
     how = "on fake tensors" if profile.fake else f"on {subject.device.type}"
-    yield passed(f"{told}, measured {how}{_at(profile.sizes)}", evidence=evidence(profile))
+    yield passed(f"{told}, measured {how}{at_sizes(profile.sizes)}", evidence=evidence(profile))
 
 
 def memory_growth(subject: Subject) -> Iterator[Finding]:
@@ -129,7 +130,7 @@ def flops(subject: Subject) -> Iterator[Finding]:
         yield passed(
             (
                 f"a step takes {format_flops(tracked.flops)} of "
-                f"{format_flops(allowed)}{_at(tracked.profile.sizes)}"
+                f"{format_flops(allowed)}{at_sizes(tracked.profile.sizes)}"
             ),
             evidence={"flops": tracked.flops, "parameters": tracked.parameters},
         )
@@ -325,7 +326,3 @@ def _fitting(subject: Subject, allowed: int) -> LargestBatch | None:
 
 def _word(name: str) -> str:
     return "peak" if name == "total" else name.replace("_", " ")
-
-
-def _at(sizes: Mapping[str, int]) -> str:
-    return f" at {', '.join(f'{name}={size}' for name, size in sizes.items())}" if sizes else ""

@@ -36,12 +36,6 @@ def loss_call(
     return "", None, None, {}
 
 
-def on_line(scene: Scene) -> str:
-    """Return the user's line of the error as the end of a sentence."""
-    place = scene.location
-    return f" on line {place.line}" if place else ""
-
-
 def target_culprit(detail: str, place: Location | None, scene: Scene) -> tuple[Culprit, ...]:
     """Return the targets as the culprit, and the lines that hand them over where these can be read."""
     files = [frame.f_code.co_filename for frame, _ in reversed(scene.frames)]

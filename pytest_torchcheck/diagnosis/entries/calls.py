@@ -10,19 +10,14 @@ import torch
 from torch import nn
 
 from ... import sources
-from ...explanation import Explanation, describe, listed
+from ...explanation import Explanation, describe, listed, on_line
 from ...findings import Culprit
 from ...objects import trees
 from ..crashes.table import entry
 from ..lines.layer_sizes import building_line
 
 if TYPE_CHECKING:
-    from ...findings import Location
     from ..crashes.scene import Scene
-
-
-def _line(place: Location | None) -> str:
-    return f" on line {place.line}" if place else ""
 
 
 def _called_module(scene: Scene, class_name: str) -> nn.Module | None:
@@ -64,10 +59,10 @@ def signature(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix = (
             (
                 f"declare inputs={{... {names[0]!r}: ...}} in the contract, or give {names[0]} "
-                f"a default{_line(defined)}"
+                f"a default{on_line(defined)}"
             )
             if root and names
-            else f"give {listed(names)} in the call{_line(call)}"
+            else f"give {listed(names)} in the call{on_line(call)}"
         )
     elif "unexpected" in problem:
         close = _closest(names[0], takes) if names else ""
@@ -77,12 +72,12 @@ def signature(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix = (
             f"rename it in the contract's inputs{' to ' + close if close else ''}"
             if root
-            else f"rename it{_line(call)}"
+            else f"rename it{on_line(call)}"
         )
     elif "multiple values" in problem:
         cause, fix = (
             f"{listed(names)} is given by position and by name",
-            f"give {listed(names)} once{_line(call)}",
+            f"give {listed(names)} once{on_line(call)}",
         )
     else:
         numbers = re.findall(r"\d+", problem)
@@ -92,7 +87,7 @@ def signature(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"forward takes {' to '.join(counted[:-1]) or '?'} inputs, "
             f"{counted[-1] if counted else '?'} are given"
         )
-        fix = _fewer(scene, cls) if root else f"drop an argument{_line(call)}"
+        fix = _fewer(scene, cls) if root else f"drop an argument{on_line(call)}"
         if not root and "Sequential" in [type(m).__name__ for m in scene.running]:
             fix += " (Sequential passes on one value)"
     return Explanation(
@@ -182,7 +177,7 @@ def forward_missing(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"a {match[1]} only stores modules",
             (
                 "loop over it, or build an "
-                f"nn.Sequential{_line(building_line(scene.model, scene.path_of(module)))}"
+                f"nn.Sequential{on_line(building_line(scene.model, scene.path_of(module)))}"
             ),
         )
     elif near:
@@ -199,7 +194,7 @@ def forward_missing(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=f"{match[1]} defines {_methods(cls)}" if cls is not None else f"class {match[1]}",
         cause=cause,
         because=scene.said,
-        fix=fix + (_line(place) if near else ""),
+        fix=fix + (on_line(place) if near else ""),
         culprits=(Culprit(kind="module", name=name, detail="no forward", location=place),),
         location=place if not container else call,
     )
@@ -293,7 +288,7 @@ def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else f"{argument} is a {kind}",
         cause=cause,
         because=because,
-        fix=f"{fix}{_line(place)}",
+        fix=f"{fix}{on_line(place)}",
         culprits=scene.blame(kind),
         location=place,
     )
@@ -364,7 +359,7 @@ def attribute(scene: Scene, match: re.Match[str]) -> Explanation | None:
             observed=f"the loss asks it for {name!r}",
             cause=parts[0],
             because=scene.said.replace("torch said", "Python said"),
-            fix=f"{parts[1]}{_line(place)}",
+            fix=f"{parts[1]}{on_line(place)}",
             culprits=scene.blame(kind),
             location=place,
         )
@@ -382,11 +377,11 @@ def attribute(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else scene.values(),
         cause=cause,
         because=scene.said.replace("torch said", "Python said"),
-        fix=f"write {near}{_line(place)}"
+        fix=f"write {near}{on_line(place)}"
         if near
-        else f"take the tensor out of the {kind} first{_line(place)}"
+        else f"take the tensor out of the {kind} first{on_line(place)}"
         if output
-        else f"assign it in __init__, or correct the name{_line(place)}",
+        else f"assign it in __init__, or correct the name{on_line(place)}",
         culprits=scene.blame(name),
         location=place,
     )

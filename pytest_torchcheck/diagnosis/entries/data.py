@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
-from ...explanation import Explanation
+from ...explanation import Explanation, on_line
 from ...findings import Culprit
 from ..crashes.table import entry
 
 if TYPE_CHECKING:
     from ...findings import Location
     from ..crashes.scene import Scene
-
-
-def _line(place: Location | None) -> str:
-    return f" on line {place.line}" if place else ""
 
 
 def _collating(scene: Scene) -> bool:
@@ -107,7 +103,7 @@ def _unequal(
         because=f'torch said "{match[0][:110]}"',
         fix="pad in a collate_fn (torch.nn.utils.rnn.pad_sequence)"
         if one_dimension
-        else f"resize or crop to the same shape{_line(getitem)}",
+        else f"resize or crop to the same shape{on_line(getitem)}",
         culprits=(
             Culprit(kind="dataset", name=name, detail=f"{first} and {second}", location=getitem),
         ),
@@ -151,7 +147,7 @@ def collate_type(scene: Scene, match: re.Match[str]) -> Explanation | None:
     fix = (
         "drop such samples in a collate_fn, or return a value"
         if kind == "NoneType"
-        else f"convert it to a tensor{_line(getitem)}"
+        else f"convert it to a tensor{on_line(getitem)}"
     )
     return Explanation(
         code="collate-type",
@@ -205,9 +201,9 @@ def pickling(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if "<l" in what or "lambda" in what
         else f"{what} holds an object of this process (a file, a lock, a socket, a generator)",
         because=scene.said,
-        fix=f"use a function at the module's top level, or functools.partial{_line(place)}"
+        fix=f"use a function at the module's top level, or functools.partial{on_line(place)}"
         if "<l" in what or "lambda" in what
-        else f"open it in the worker, on first use{_line(place)}",
+        else f"open it in the worker, on first use{on_line(place)}",
         culprits=(Culprit(kind="dataset", name=name, detail=shown, location=place),),
         location=place or scene.location,
     )
@@ -280,7 +276,7 @@ def empty(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed="len(dataset) = 0",
         cause="no sample was found: a wrong path, pattern or split",
         because=scene.said,
-        fix=f"check what the dataset reads{_line(place)}",
+        fix=f"check what the dataset reads{on_line(place)}",
         culprits=(Culprit(kind="dataset", name="dataset", location=place),),
         location=place,
     )

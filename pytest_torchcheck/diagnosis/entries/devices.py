@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
-from ...explanation import Explanation
+from ...explanation import Explanation, on_line
 from ...findings import Culprit
 from ...sources import edits
 from ..crashes.shapes import named_source
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from ...findings import Location
     from ..crashes.history import Fact, Op
     from ..crashes.scene import Scene
-
-
-def _line(place: Location | None) -> str:
-    return f" on line {place.line}" if place else ""
 
 
 def _kind(device: str) -> str:
@@ -129,7 +125,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "created without device=, or an attribute that is not a buffer"
         ),
         because=scene.said,
-        fix=f"move that operand to the device of the other one{_line(call)}",
+        fix=f"move that operand to the device of the other one{on_line(call)}",
         culprits=scene.blame()
         + tuple(
             Culprit(kind="tensor", name=n, location=attribute_line(scene.model, n))
@@ -198,7 +194,7 @@ def _stray_attribute(
         ),
         fix=(
             f'write self.register_buffer("{attribute}", ..., persistent=False) for '
-            f"self.{attribute} = ...{_line(made)}"
+            f"self.{attribute} = ...{on_line(made)}"
         ),
         culprits=(
             Culprit(kind="tensor", name=name, detail=f"on {strays[name].device}", location=made),
@@ -264,13 +260,13 @@ def _two_places(scene: Scene, part: str, device: str, home: str, observed: str) 
         summary=f"{part} is on {device}, the rest of the model on {home}",
         observed=observed,
         cause=(
-            f"only a part of the model was moved{_line(moved)}, or the tensors passed between "
+            f"only a part of the model was moved{on_line(moved)}, or the tensors passed between "
             "parts were not"
         ),
         because=f"{part} is registered, and is on {device}; {scene.said}",
         fix="move the model as a whole with .to(device)"
         + (
-            f", or its input {part}{_line(call)}: x.to({part}.weight.device)"
+            f", or its input {part}{on_line(call)}: x.to({part}.weight.device)"
             if part in dict(model.named_modules() if model is not None else ())
             else ""
         ),
@@ -318,7 +314,7 @@ def no_data(scene: Scene, match: re.Match[str]) -> Explanation | None:
             because=scene.said,
             fix=(
                 "use to_empty(device=...) and initialise, or build without the meta "
-                f"device{_line(place)}"
+                f"device{on_line(place)}"
             ),
             culprits=scene.blame(),
             location=place,
@@ -335,9 +331,9 @@ def no_data(scene: Scene, match: re.Match[str]) -> Explanation | None:
             else ", and the tensor is elsewhere"
         ),
         because=scene.said,
-        fix=f"call .cpu() first{_line(place)}"
+        fix=f"call .cpu() first{on_line(place)}"
         if numpy
-        else f"compute with tensor ops (torch.where) instead{_line(place)}",
+        else f"compute with tensor ops (torch.where) instead{on_line(place)}",
         culprits=scene.blame(),
         location=place,
     )
@@ -360,9 +356,9 @@ def no_gpu(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if load
         else "the device cuda is hard-coded",
         because=scene.said,
-        fix=f'write map_location="cpu"{_line(place)}'
+        fix=f'write map_location="cpu"{on_line(place)}'
         if load
-        else f"take the device from the data (x.device) or the parameters{_line(place)}",
+        else f"take the device from the data (x.device) or the parameters{on_line(place)}",
         culprits=scene.blame(),
         location=place,
     )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ... import sources
-from ...explanation import Explanation, dtype_name, dtype_word
+from ...explanation import Explanation, dtype_name, dtype_word, on_line
 from ...findings import Culprit, Location
 from ...sources import edits
 from ..crashes.shapes import named_source
@@ -31,12 +31,6 @@ FACTORIES = frozenset(
 
 
 CONVERSIONS = frozenset({"double", "float", "half", "bfloat16", "long", "int"})
-
-
-def on_line(scene: Scene) -> str:
-    """Say on which line, after a space; nothing where that is not known."""
-    place = scene.location
-    return f" on line {place.line}" if place else ""
 
 
 def maker_of(fact: Fact | None, dtype: str) -> Op | None:
@@ -158,7 +152,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 def _conversion(want: str, source: str, scene: Scene) -> str:
     """Say which operand to convert."""
-    return f"call .to({want}) on {source or 'that operand'}{on_line(scene)}".replace(
+    return f"call .to({want}) on {source or 'that operand'}{on_line(scene.location)}".replace(
         ".to(", ".to(torch."
     )
 
@@ -285,7 +279,7 @@ def _part_apart(scene: Scene, module: nn.Module, own: str, rest: str) -> Explana
         + (f" on line {converted.line}" if converted is not None else ""),
         because=f"every parameter outside {name} is {rest}; {scene.said}",
         fix=(
-            f"convert the model as a whole, or its input {name}{on_line(scene)}: "
+            f"convert the model as a whole, or its input {name}{on_line(scene.location)}: "
             f"x.to({name}.weight.dtype)"
         ),
         culprits=(

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
-from ...explanation import Explanation, describe, dtype_word, listed
+from ...explanation import Explanation, describe, dtype_word, listed, on_line
 from ...findings import Culprit
 from ..crashes.shapes import named_source
 from ..crashes.table import entry
-from .dtype_pairs import CONVERSIONS, FACTORIES, made_culprit, maker_of, on_line, with_article
+from .dtype_pairs import CONVERSIONS, FACTORIES, made_culprit, maker_of, with_article
 
 if TYPE_CHECKING:
     from ...findings import Location
@@ -35,7 +35,7 @@ def written(scene: Scene, match: re.Match[str]) -> Explanation | None:
     shown = f"{source or 'a tensor'} {held}" + (f" {list(target.shape)}" if target else "")
     line = f" on line {made_at.line}" if made_at is not None else ""
     kind = "complex" if result.startswith("complex") else "floating-point"
-    fixes = [f"call .to(torch.{result}) on {source or 'it'} first{on_line(scene)}"]
+    fixes = [f"call .to(torch.{result}) on {source or 'it'} first{on_line(scene.location)}"]
     if maker is not None and made_at is not None and maker.name in FACTORIES - CONVERSIONS:
         fixes.insert(0, f"give {maker.name} a {kind} dtype{line}")
     else:
@@ -77,27 +77,27 @@ def kernel(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if got in ("float16", "bfloat16"):
         cause = f"torch has no {got} kernel for {word}{where}"
         fix = (
-            f"call .float() on its input and convert the result back{on_line(scene)}, or leave "
+            f"call .float() on its input and convert the result back{on_line(scene.location)}, or leave "
             f"{got} out of dtypes="
         )
     elif got == "bool" and "argm" in word:
         cause = f"{word} compares numbers, and bool tensors do not hold numbers"
-        fix = f"call .int() on {source or 'its input'}{on_line(scene)}"
+        fix = f"call .int() on {source or 'its input'}{on_line(scene.location)}"
     elif got == "bool":
         cause = "arithmetic is not defined for bool tensors"
-        fix = f"use ~mask, ^ or .float(){on_line(scene)}"
+        fix = f"use ~mask, ^ or .float(){on_line(scene.location)}"
     elif got.startswith("complex"):
         cause = f"{source or 'its input'} holds {got}, and {word} is defined for real numbers only"
-        fix = f"take .abs(), .real or torch.view_as_real of {source or 'its input'}{on_line(scene)}"
+        fix = f"take .abs(), .real or torch.view_as_real of {source or 'its input'}{on_line(scene.location)}"
     elif got == "float32":
         cause = f"{source or 'its input'} holds {got}, and {word} takes integers"
-        fix = f"call .long() on {source or 'its input'}{on_line(scene)}"
+        fix = f"call .long() on {source or 'its input'}{on_line(scene.location)}"
     elif got == "float64":
         cause = f"torch has no {got} kernel for {word}{where}"
-        fix = f"call .float() on {source or 'its input'}{on_line(scene)}"
+        fix = f"call .float() on {source or 'its input'}{on_line(scene.location)}"
     else:
         cause = f"{source or 'its input'} holds {got}, and {word} needs floating-point numbers"
-        fix = f"call .float() on {source or 'its input'}{on_line(scene)}"
+        fix = f"call .float() on {source or 'its input'}{on_line(scene.location)}"
     return Explanation(
         code="kernel-missing",
         summary=f"{scene.at}: {word} is not implemented for {got}",
@@ -129,7 +129,7 @@ def mask_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=f"mask {got}",
         cause=f"{source or 'the mask'} holds numbers instead of True and False",
         because=scene.said,
-        fix=f"write mask.bool() (or mask == 0){on_line(scene)}",
+        fix=f"write mask.bool() (or mask == 0){on_line(scene.location)}",
         culprits=(*scene.blame(), *made_culprit(scene, odd)),
         location=scene.location,
     )
@@ -147,7 +147,7 @@ def integer_gradient(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because=scene.said,
         fix=(
             "make it a float tensor, or a buffer (register_buffer) if it is not "
-            f"trained{on_line(scene)}"
+            f"trained{on_line(scene.location)}"
         ),
         culprits=scene.blame(),
         location=scene.location,

@@ -7,19 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
-from ...explanation import Explanation, clipped
+from ...explanation import Explanation, clipped, on_line
 from ...findings import Culprit
 from ..crashes.table import entry
 
 if TYPE_CHECKING:
     import re
 
-    from ...findings import Location
     from ..crashes.scene import Scene
-
-
-def _line(place: Location | None) -> str:
-    return f" on line {place.line}" if place else ""
 
 
 @entry(r"[Ff]unction (\w+)Backward returned an (?:incorrect number of gradients \(expected (\d+), got (\d+)\))",
@@ -40,7 +35,7 @@ def function_returns(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"{'gradient' if match[3] == '1' else 'gradients'} for {match[2]} inputs of forward"
         )
         cause = f"backward must return one value per argument of forward: {match[2]}"
-        fix = f"return {match[2]} values, None for arguments that need no gradient{_line(place)}"
+        fix = f"return {match[2]} values, None for arguments that need no gradient{on_line(place)}"
         observed = (
             f"{match[3]} {'value' if match[3] == '1' else 'values'} returned, {match[2]} "
             "arguments of forward besides ctx"
@@ -52,7 +47,7 @@ def function_returns(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "the gradient of an input must have its shape, dtype and device; a broadcast input "
             "needs a sum over the broadcast dimensions"
         )
-        fix = f"reduce or reshape gradient {match[2]}{_line(place)}"
+        fix = f"reduce or reshape gradient {match[2]}{on_line(place)}"
         observed = f"input {match[2]}: {match[3]}"
         code = "function-gradient-shape"
     else:
@@ -61,7 +56,7 @@ def function_returns(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "an autograd Function has static forward(ctx, ...) and backward(ctx, ...) and is "
             "called with .apply"
         )
-        fix = f"make both @staticmethod and call .apply{_line(place)}"
+        fix = f"make both @staticmethod and call .apply{on_line(place)}"
         observed = scene.values()
         code = "function-form"
     return Explanation(

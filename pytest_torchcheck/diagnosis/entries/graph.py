@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...explanation import Explanation, describe
+from ...explanation import Explanation, describe, on_line
 from ...findings import Culprit, Location
 from ..crashes.inference_tensors import made_in_inference
 from ..crashes.table import entry
-from .second_backward import loss_tensor_of, on_line
+from .second_backward import loss_tensor_of
 
 if TYPE_CHECKING:
     import re

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ...explanation import Explanation, describe, dtype_word
+from ...explanation import Explanation, describe, dtype_word, on_line
 from ...findings import Culprit
 from ..crashes.layers import computed, size_values
 from ..crashes.shapes import made_from, named_source
@@ -44,11 +44,6 @@ class _Indices:
     source: str = ""
     counted: str = ""
     line: Location | None = None
-
-
-def _line(scene: Scene) -> str:
-    place = scene.location
-    return f" on line {place.line}" if place else ""
 
 
 def _indices(scene: Scene, tensor: torch.Tensor, fact: Fact | None) -> _Indices | None:
@@ -142,14 +137,14 @@ def _table(scene: Scene, name: str, path: str, rows: int, found: _Indices) -> Ex
     built = building_line(scene.model, path) if path else None
     origin = size_origin(scene.model, path, value=rows) if path else None
     decided = origin.location if origin is not None else built
-    on_line = f" on line {decided.line}" if decided else ""
+    beside = f" on line {decided.line}" if decided else ""
     observed = (
         f"indices {found.shown}, {found.low}..{found.high}; {name} has {rows} rows, 0..{rows - 1}"
     )
     length = scene.input_with_size(found.high + 1)
     need = found.high + 1
     values = size_values(scene, path, decided) if path else ()
-    how = _wider(origin, need, on_line, values, name)
+    how = _wider(origin, need, beside, values, name)
     culprits = _table_culprits(path, name, rows, found, built, scene, values)
     if found.low < 0:
         source = found.source or "the indices"
@@ -163,7 +158,7 @@ def _table(scene: Scene, name: str, path: str, rows: int, found: _Indices) -> Ex
             ),
             because=f"the smallest index is {found.low}; {scene.said}",
             fix=(
-                f"replace this value before the lookup, as in ids.clamp(min=0){_line(scene)}, "
+                f"replace this value before the lookup, as in ids.clamp(min=0){on_line(scene.location)}, "
                 "or use padding_idx"
             ),
             culprits=culprits,
@@ -265,7 +260,7 @@ def bounds(scene: Scene, match: re.Match[str]) -> Explanation | None:
             observed=shown,
             cause="a class index is negative, or not smaller than the number of classes",
             because=scene.said,
-            fix=f"raise num_classes or subtract the first label{_line(scene)}",
+            fix=f"raise num_classes or subtract the first label{on_line(scene.location)}",
             culprits=scene.blame(),
             location=call,
         )
@@ -297,7 +292,7 @@ def bounds(scene: Scene, match: re.Match[str]) -> Explanation | None:
         + (f"; the model's input is {words}" if words else ""),
         cause=cause,
         because=scene.said,
-        fix=f"keep the index below {size}{_line(scene)}, or make {where} larger",
+        fix=f"keep the index below {size}{on_line(scene.location)}, or make {where} larger",
         culprits=scene.blame() + made,
         location=call,
     )
@@ -334,7 +329,7 @@ def index_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=scene.said,
         fix=(
-            f"call .long() on the indices{_line(scene)}, or declare the input with Ints(...) "
+            f"call .long() on the indices{on_line(scene.location)}, or declare the input with Ints(...) "
             "in the contract"
         ),
         culprits=(*scene.blame(), *made_culprit(scene, index)),
@@ -359,7 +354,7 @@ def mask_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=f"mask [{match[1]}], tensor [{match[3]}]: they differ in dimension {match[2]}",
         cause="the mask was created for another length or another order of dimensions",
         because=scene.said,
-        fix=f"compute the mask from the tensor that it selects from{_line(scene)}",
+        fix=f"compute the mask from the tensor that it selects from{on_line(scene.location)}",
         culprits=scene.blame(),
         location=scene.location,
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...explanation import Explanation
-from ..crashes.losses_called import loss_call, on_line, target_culprit
+from ...explanation import Explanation, on_line
+from ..crashes.losses_called import loss_call, target_culprit
 
 if TYPE_CHECKING:
     from ..crashes.scene import Scene
@@ -29,11 +29,11 @@ def regression_shape(scene: Scene) -> Explanation | None:
         + (": class indices need cross_entropy, not a regression loss" if whole else ""),
         because=scene.said,
         fix=(
-            f"use cross_entropy{on_line(scene)}"
+            f"use cross_entropy{on_line(scene.location)}"
             if whole
             else (
                 "give the model's last layer one output and call .squeeze(-1) on "
-                f"it{on_line(scene)}"
+                f"it{on_line(scene.location)}"
             )
         ),
         culprits=target_culprit(str(list(target.shape)), place, scene),

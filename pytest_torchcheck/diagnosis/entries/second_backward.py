@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
-from ...explanation import Explanation, listed
+from ...explanation import Explanation, listed, on_line
 from ...findings import Culprit
 from ...probes.recorded.watch import nodes_of
 from ..crashes.table import entry
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from ...findings import Location
     from ..crashes.history import Op, Shared
     from ..crashes.scene import Scene
-
-
-def on_line(place: Location | None) -> str:
-    """Say on which line, after a space; nothing where that is not known."""
-    return f" on line {place.line}" if place else ""
 
 
 def loss_tensor_of(scene: Scene) -> torch.Tensor | None:

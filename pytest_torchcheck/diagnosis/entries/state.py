@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
-from ...explanation import Explanation, describe, listed, numbers, times
+from ...explanation import Explanation, describe, listed, numbers, on_line, times
 from ...findings import Culprit
 from ..crashes.table import entry
 from ..lines.layer_sizes import building_line, size_origin
@@ -18,10 +18,6 @@ from ..training.parameter_groups import groups_overlap, spent_iterator
 if TYPE_CHECKING:
     from ...findings import Location
     from ..crashes.scene import Scene
-
-
-def _line(place: Location | None) -> str:
-    return f" on line {place.line}" if place else ""
 
 
 @entry(
@@ -44,16 +40,16 @@ def sparse_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if dense:
         cause, fix = (
             "SparseAdam takes the parameters of sparse embeddings only",
-            f"give only those to SparseAdam, and the others to Adam{_line(place)}",
+            f"give only those to SparseAdam, and the others to Adam{on_line(place)}",
         )
     elif not match[1]:
         cause, fix = (
             "weight decay or momentum mixes a sparse gradient with a dense tensor",
-            f"set weight_decay=0{_line(place)}, or sparse=False{_line(made)}",
+            f"set weight_decay=0{on_line(place)}, or sparse=False{on_line(made)}",
         )
     else:
         cause = f"{names} is built with sparse=True, and {optimizer} needs dense gradients"
-        fix = f"drop sparse=True{_line(made)}, or use SparseAdam or SGD for {names}"
+        fix = f"drop sparse=True{on_line(made)}, or use SparseAdam or SGD for {names}"
     return Explanation(
         code="sparse-gradient",
         summary=(
@@ -101,7 +97,7 @@ def optimizer_parameters(scene: Scene, match: re.Match[str]) -> Explanation | No
         )
         summary, fix = (
             "the optimizer received no parameters",
-            f"pass model.parameters() again{_line(place)}",
+            f"pass model.parameters() again{on_line(place)}",
         )
         observed = (
             f"the model has {registered} registered parameters, and the optimizer received none"
@@ -117,7 +113,7 @@ def optimizer_parameters(scene: Scene, match: re.Match[str]) -> Explanation | No
             "the optimizer received a computed tensor, not a parameter",
             "the result of an operation (.to(), .cuda(), a product) is not a leaf tensor",
         )
-        fix = f"create the nn.Parameter from the result, after moving it{_line(place)}"
+        fix = f"create the nn.Parameter from the result, after moving it{on_line(place)}"
     elif (overlap := groups_overlap(scene)) is not None:
         return overlap
     else:
@@ -125,7 +121,7 @@ def optimizer_parameters(scene: Scene, match: re.Match[str]) -> Explanation | No
             "a parameter is in the optimizer twice",
             "two groups share a parameter, as with tied weights",
         )
-        fix = f"remove it from one of the groups{_line(place)}"
+        fix = f"remove it from one of the groups{on_line(place)}"
     return Explanation(
         code="optimizer-parameters",
         summary=summary,
@@ -184,8 +180,8 @@ def lazy(scene: Scene, match: re.Match[str]) -> Explanation | None:
         ),
         because=scene.quote(),
         fix=(
-            f"call the model once with a batch before the call{_line(place)}, or pass the size "
-            f"and use the non-lazy module{_line(made)}"
+            f"call the model once with a batch before the call{on_line(place)}, or pass the size "
+            f"and use the non-lazy module{on_line(made)}"
         ),
         culprits=tuple(
             Culprit(kind="parameter", name=name, location=sources.of_parameter(scene.model, name))
@@ -271,7 +267,7 @@ def _other_size(
         cause="the checkpoint was saved by a model of another size (classes, vocabulary, width)",
         because=f"size mismatch for {name}: [{theirs}] against [{ours}]",
         fix=(
-            f"build the model with the checkpoint's sizes{_line(made)}, or drop "
+            f"build the model with the checkpoint's sizes{on_line(made)}, or drop "
             f"{listed([s[0] for s in sizes], 3)} from it before loading"
         ),
         culprits=tuple(
@@ -296,7 +292,7 @@ def _key_cause(
         cause = f"the checkpoint's keys differ by the prefix {which!r}" + (
             ": it was saved from a DataParallel or DDP wrapper" if which == "module." else ""
         )
-        fix = edit + _line(place)
+        fix = edit + on_line(place)
     elif absent and not foreign:
         cause, fix = (
             (
@@ -309,9 +305,9 @@ def _key_cause(
         made = next(iter(late.values()))
         cause = (
             f"{listed(list(late), 2)} {'is' if len(late) == 1 else 'are'} registered as "
-            f"None{_line(made)} and assigned later: a newly built model has no such key"
+            f"None{on_line(made)} and assigned later: a newly built model has no such key"
         )
-        fix = f"register it with persistent=False{_line(made)}, or with its final value"
+        fix = f"register it with persistent=False{on_line(made)}, or with its final value"
         place = made or place
     elif foreign and not absent:
         cause, fix = (
@@ -368,10 +364,10 @@ def deepcopy(scene: Scene, match: re.Match[str]) -> Explanation | None:
         first = found[0]
         cause = (
             f"{first.root} is a computed tensor with its graph (grad_fn={first.grad_fn}), kept "
-            f"on the module{_line(first.location)}"
+            f"on the module{on_line(first.location)}"
         )
         fix = (
-            f"keep {first.root.rpartition('.')[2]} detached{_line(first.location)}, or compute "
+            f"keep {first.root.rpartition('.')[2]} detached{on_line(first.location)}, or compute "
             "it where it is used"
         )
         culprits = tuple(
@@ -420,7 +416,7 @@ def flag(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=scene.values(),
         cause="only leaves (parameters and inputs) have a flag of their own",
         because=scene.quote(),
-        fix=f"detach the tensor instead{_line(place)}, or freeze the parameters that it comes from",
+        fix=f"detach the tensor instead{on_line(place)}, or freeze the parameters that it comes from",
         culprits=scene.blame(),
         location=place,
     )

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...explanation import Explanation, describe, dtype_word, times
+from ...explanation import Explanation, describe, dtype_word, on_line, times
 from ...findings import Culprit
 from ..crashes.losses_called import (
     criterion_built,
     criterion_culprits,
     criterion_of,
     loss_call,
-    on_line,
     target_culprit,
 )
 from ..crashes.shapes import sized_by
@@ -80,7 +79,7 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
                 f"the last dimension of the logits, {logits.shape[-1]}, would hold every "
                 f"target (0..{high}); {scene.said}"
             ),
-            fix=f"call .movedim(-1, 1) on the logits{on_line(scene)}",
+            fix=f"call .movedim(-1, 1) on the logits{on_line(scene.location)}",
         )
     if high < classes:
         return Explanation(
@@ -112,7 +111,11 @@ def _mark_counted(
 ) -> Explanation | None:
     """Explain a mark for ignored targets that the loss does not ignore."""
     built = criterion_built(scene, made[0].location)
-    at = f" on line {built[0].location.line}" if built and built[0].location else on_line(scene)
+    at = (
+        f" on line {built[0].location.line}"
+        if built and built[0].location
+        else on_line(scene.location)
+    )
     return Explanation(
         **{
             **common,
@@ -169,7 +172,7 @@ def label_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=f"target {describe(target)}; logits {describe(logits)}",
         cause=f"the labels are {found}" + (f": they come from {why}" if why else ""),
         because=("every target is a whole number; " if whole else "") + scene.said,
-        fix=f"call .long() on the targets{on_line(scene)} or where the data is read",
+        fix=f"call .long() on the targets{on_line(scene.location)} or where the data is read",
         culprits=(made := target_culprit(found, place, scene)),
         location=made[0].location,
     )
@@ -238,7 +241,7 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=observed,
         cause=cause,
         because=because,
-        fix=change if change.startswith("give") else f"{change}{on_line(scene)}",
+        fix=change if change.startswith("give") else f"{change}{on_line(scene.location)}",
         culprits=(*(made := target_culprit(describe(target), place, scene)), *head),
         location=made[0].location,
     )
@@ -281,7 +284,7 @@ def _other_maps(
             break
         op = before
     place = op.location if op is not None else None
-    line = f" on line {place.line}" if place is not None else on_line(scene)
+    line = f" on line {place.line}" if place is not None else on_line(scene.location)
     gives = f"{op.name}{line} gives the {size}; " if op is not None and place is not None else ""
     made = target_culprit(describe(target), scene.location, scene)
     if op is not None and place is not None:

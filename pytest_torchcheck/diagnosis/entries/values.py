@@ -6,18 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...explanation import Explanation, describe
+from ...explanation import Explanation, describe, on_line
 from ..crashes.table import entry
 
 if TYPE_CHECKING:
     import re
 
-    from ...findings import Location
     from ..crashes.scene import Scene
-
-
-def _line(place: Location | None) -> str:
-    return f" on line {place.line}" if place else ""
 
 
 @entry(r"Boolean value of Tensor with more than one value is ambiguous", r"a Tensor with (\d+) elements cannot be converted to Scalar",
@@ -37,9 +32,9 @@ def one_value(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if boolean
         else ".item(), float() and int() need one element",
         because=scene.said,
-        fix=f"use .any(), .all(), &, | or torch.where{_line(place)}"
+        fix=f"use .any(), .all(), &, | or torch.where{on_line(place)}"
         if boolean
-        else f"reduce it first (.mean(), .sum()), or use .tolist(){_line(place)}",
+        else f"reduce it first (.mean(), .sum()), or use .tolist(){on_line(place)}",
         culprits=scene.blame(),
         location=place,
     )
@@ -75,7 +70,7 @@ def distribution(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because=scene.said,
         fix="find where the first NaN arises (finiteness check)"
         if nan
-        else f"map it into its domain, as with softplus or exp{_line(place)}",
+        else f"map it into its domain, as with softplus or exp{on_line(place)}",
         culprits=scene.blame(name),
         location=place,
     )

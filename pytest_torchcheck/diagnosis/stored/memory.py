@@ -16,6 +16,7 @@ from pytest_torchcheck.subject.errors import SubjectError
 from pytest_torchcheck.text.units import format_bytes, format_flops
 
 from ...measure.evidence import evidence, short
+from ...text.wording import at_sizes
 from ...verdicts import violated
 from .memory_causes import advice, find_causes, general_cause, tensor_name
 
@@ -57,7 +58,7 @@ def over_ceiling(
     enough = [c for c in found if c.bytes >= min(0.5 * (measured - allowed), 0.1 * measured)]
     main = enough[0] if enough else general_cause(everything, name)
     largest = fits() if name == "total" else None
-    at = _at(profile.sizes)
+    at = at_sizes(profile.sizes)
     also = "; also: " + "; ".join(c.cause for c in enough[1:3]) if len(enough) > 1 else ""
     return violated(
         "memory-ceiling",
@@ -81,10 +82,6 @@ def _what(name: str) -> str:
         f"{name.replace('_', ' ')} of a training step "
         f"{'takes' if name == 'optimizer_state' else 'take'}"
     )
-
-
-def _at(sizes: Mapping[str, int]) -> str:
-    return f" at {', '.join(f'{name}={size}' for name, size in sizes.items())}" if sizes else ""
 
 
 def _observed(profile: MemoryProfile, broken: Mapping[str, tuple[int, int]]) -> str:
@@ -283,7 +280,7 @@ def too_many_flops(subject: Subject, tracked: Tracked, allowed: int) -> Finding:
     return violated(
         "flops-ceiling",
         f"a training step takes {format_flops(tracked.flops)}, above the ceiling of "
-        f"{format_flops(allowed)}{_at(tracked.profile.sizes)}",
+        f"{format_flops(allowed)}{at_sizes(tracked.profile.sizes)}",
         culprits=[
             Culprit(
                 kind="call",

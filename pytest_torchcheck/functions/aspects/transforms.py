@@ -33,14 +33,6 @@ if TYPE_CHECKING:
 
     from ...findings import Finding
 
-_REFUSALS = (
-    "once_differentiable",
-    "differentiate twice",
-    "not differentiable",
-    "not implemented",
-    "derivative for",
-)
-
 
 def check_forward_mode(target: Target) -> Outcome:
     """Compare an offered ``jvp`` with central differences."""

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ....explanation import Explanation, describe, dtype_word, numbers
+from ....explanation import Explanation, describe, dtype_word, numbers, on_line
 from ....findings import Culprit
 from ...crashes.losses_called import (
     criterion_culprits,
     criterion_of,
     loss_call,
-    on_line,
     target_culprit,
 )
 from ...crashes.table import entry
@@ -38,19 +37,21 @@ def binary_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if given == (*target, 1):
         cause, fix = (
             "the output has a last dimension of 1 that the targets lack",
-            f"call .squeeze(-1) on the output{on_line(scene)}",
+            f"call .squeeze(-1) on the output{on_line(scene.location)}",
         )
     elif target == (*given, 1):
         cause, fix = (
             "the targets have a last dimension of 1 that the output lacks",
-            f"call .squeeze(-1) on the targets{on_line(scene)}",
+            f"call .squeeze(-1) on the targets{on_line(scene.location)}",
         )
     elif given[: len(target)] == target and len(given) == len(target) + 1:
         cause = (
             f"the output has {given[-1]} columns per target: class indices need cross_entropy, "
             "BCE needs one column or one-hot targets"
         )
-        fix = f"use cross_entropy, or one_hot(targets, {given[-1]}).float(){on_line(scene)}"
+        fix = (
+            f"use cross_entropy, or one_hot(targets, {given[-1]}).float(){on_line(scene.location)}"
+        )
     elif given and given[:1] + given[2:] == target[:1] + target[2:]:
         _, output, _, _ = loss_call(scene, _BINARY_LOSSES)
         head = heads_behind(scene.model, output, given[1])
@@ -59,7 +60,7 @@ def binary_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
     else:
         cause, fix = (
             "output and targets have different sizes",
-            f"make both the same shape{on_line(scene)}",
+            f"make both the same shape{on_line(scene.location)}",
         )
     return Explanation(
         code="target-shape",
@@ -110,7 +111,7 @@ def binary_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if from_numpy
         else f"the targets are {got}; {name} needs the dtype of the output",
         because=scene.said,
-        fix=f"call .to(output.dtype) on the targets{on_line(scene)} or where the data is read",
+        fix=f"call .to(output.dtype) on the targets{on_line(scene.location)} or where the data is read",
         culprits=target_culprit(got, place, scene),
         location=place,
     )
@@ -151,7 +152,7 @@ def binary_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
             if made and made[0].location is not None
             else (
                 "use "
-                f"{'BCEWithLogitsLoss' if criterion else 'binary_cross_entropy_with_logits'}{on_line(scene)}"
+                f"{'BCEWithLogitsLoss' if criterion else 'binary_cross_entropy_with_logits'}{on_line(scene.location)}"
             ),
         )
         summary = f"{name} received outputs in {span}, not in 0..1"

@@ -6,7 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from ....explanation import Explanation, clipped, numbers
+from ....explanation import Explanation, clipped, numbers, on_line
 from ....sources import edits
 from ...crashes.layers import dropped
 from ...crashes.shapes import made_from, named_source
@@ -32,11 +32,6 @@ _MIXERS = frozenset(
 )
 
 
-def _line(scene: Scene) -> str:
-    place = scene.location
-    return f" on line {place.line}" if place else ""
-
-
 @entry(r"shape '\[([\d, -]*)\]' is invalid for input of size (\d+)")
 def view_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A view or reshape to another number of elements."""
@@ -59,7 +54,7 @@ def view_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if -1 in wanted
         else f"{'*'.join(map(str, wanted))} = {fixed}, not {size}"
     )
-    fix = f"choose sizes with the product {size}{_line(scene)}"
+    fix = f"choose sizes with the product {size}{on_line(scene.location)}"
     if shape:
         each = math.prod(shape[1:])
         if (
@@ -72,11 +67,11 @@ def view_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
             cause = f"the batch size {wanted[0]} is hard-coded in the {word}"
             because = f"the tensor holds {shape[0]} samples of {each} elements"
             written = edits.like_tensor(scene.location, "shape[0]") or "the size of dimension 0"
-            fix = f"write {written} (or -1) instead of {wanted[0]}{_line(scene)}"
+            fix = f"write {written} (or -1) instead of {wanted[0]}{on_line(scene.location)}"
         elif len(wanted) == 2 and -1 in wanted:
             cause = f"a sample has {each} elements here, not {fixed}"
             because = f"{'*'.join(map(str, shape[1:])) or 1} = {each} per sample in {list(shape)}"
-            fix = f"write {each} instead of {fixed}, or use .flatten(1){_line(scene)}"
+            fix = f"write {each} instead of {fixed}, or use .flatten(1){on_line(scene.location)}"
     return Explanation(
         code="view-size",
         summary=summary,
@@ -115,7 +110,7 @@ def view_stride(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because=scene.said
         if mixer is None
         else f"the history of the tensor shows {mixer.name}; {scene.said}",
-        fix=f"use .reshape instead of .view{_line(scene)}",
+        fix=f"use .reshape instead of .view{on_line(scene.location)}",
         culprits=scene.blame(),
         location=scene.location,
     )
@@ -141,7 +136,9 @@ def dimension(scene: Scene, match: re.Match[str]) -> Explanation | None:
     what = f"{name or 'a tensor'} {shape}" if shape is not None else "a tensor"
     what, detail, cause = _asked_for(match, shape, what)
     batch = scene.batch_size()
-    fix = f"name a dimension that exists{_line(scene)} (negative ones count from the end)"
+    fix = (
+        f"name a dimension that exists{on_line(scene.location)} (negative ones count from the end)"
+    )
     culprits, location = scene.blame(), scene.location
     lost = dropped(scene, fact)
     if lost is not None:
@@ -248,7 +245,7 @@ def splitting(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=scene.values(),
         cause="the parts do not add or multiply up to the size of the dimension",
         because=scene.said,
-        fix=f"choose sizes that fit{_line(scene)}",
+        fix=f"choose sizes that fit{on_line(scene.location)}",
         culprits=scene.blame(),
         location=scene.location,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .... import sources
-from ....explanation import Explanation, listed, numbers
+from ....explanation import Explanation, listed, numbers, on_line
 from ....findings import Culprit, Location
 from ...crashes.layers import dropped
 from ...crashes.shapes import named_source
@@ -48,11 +48,6 @@ def owned(scene: Scene, fact: Fact) -> tuple[str, Location | None]:
     return (name, sources.of_parameter(scene.model, name)) if name in own else ("", None)
 
 
-def _line(scene: Scene) -> str:
-    place = scene.location
-    return f" on line {place.line}" if place else ""
-
-
 @entry(r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)",
        r"Expected size for first two dimensions of batch2 tensor to be: \[(\d+), (\d+)\] but got: \[(\d+), (\d+)\]",
        r"size mismatch, got input \((\d+)\), mat \((\d+x\d+)\), vec \((\d+)\)()",
@@ -81,20 +76,20 @@ def product(scene: Scene, match: re.Match[str]) -> Explanation | None:
         shown = match[0].split(", ", 1)[-1]
     cause, fix = (
         f"the first has {left} columns, the second {right} rows",
-        f"make both sizes equal{_line(scene)}",
+        f"make both sizes equal{on_line(scene.location)}",
     )
     because = scene.said
     if left == right:
         cause = "the batch dimensions differ"
-        fix = f"make the batch dimensions equal{_line(scene)}"
+        fix = f"make the batch dimensions equal{on_line(scene.location)}"
     elif a is not None and b is not None and len(b.shape) > 1 and b.shape[-1] == left:
         cause = "likely the second factor must be transposed"
         because = f"its last dimension has {left}, the size that is needed; {scene.said}"
-        fix = f"transpose the second factor (.transpose(-2, -1)){_line(scene)}"
+        fix = f"transpose the second factor (.transpose(-2, -1)){on_line(scene.location)}"
     elif a is not None and b is not None and len(a.shape) > 1 and a.shape[-2] == right:
         cause = "likely the first factor must be transposed"
         because = f"its second-to-last dimension has {right}, the size that is needed; {scene.said}"
-        fix = f"transpose the first factor (.transpose(-2, -1)){_line(scene)}"
+        fix = f"transpose the first factor (.transpose(-2, -1)){on_line(scene.location)}"
     return Explanation(
         code="matmul-shapes",
         summary=f"{scene.at} multiplies {shown}: {left} and {right} differ",
@@ -132,7 +127,7 @@ def einsum(scene: Scene, match: re.Match[str]) -> Explanation | None:
             else "an operand and its subscripts have different numbers of dimensions"
         ),
         because=scene.said,
-        fix=f"rename the letter or transpose the operand{_line(scene)}",
+        fix=f"rename the letter or transpose the operand{on_line(scene.location)}",
         culprits=(*scene.blame(shapes), *scene.made_elsewhere(facts)),
         location=scene.location,
     )
@@ -170,19 +165,19 @@ def broadcast(scene: Scene, match: re.Match[str]) -> Explanation | None:
     cause, because, fix = (
         f"the sizes differ{at}, and neither is 1",
         scene.said,
-        f"make the sizes equal{_line(scene)}",
+        f"make the sizes equal{on_line(scene.location)}",
     )
     if len(facts) >= 2 and (change := _fitting_change(facts[0].shape, facts[1].shape)) is not None:
         cause, measured, edit = change
         because = f"{measured}; {scene.said}"
-        fix = f"{edit}{_line(scene)}"
+        fix = f"{edit}{on_line(scene.location)}"
     elif len(a) == len(b) == 1 and abs(a[0] - b[0]) == 1:
         cause = (
             f"one side has one element more{at}: a class or start token, or a shift by one, on "
             "one side only"
         )
         because = f"{a[0]} and {b[0]} differ by one; {scene.said}"
-        fix = f"add it to both sides or drop it from the longer one{_line(scene)}"
+        fix = f"add it to both sides or drop it from the longer one{on_line(scene.location)}"
     culprits: tuple[Culprit, ...] = scene.blame(shapes)
     for fact in facts[:2]:
         name, made = owned(scene, fact)
@@ -289,11 +284,11 @@ def concatenation(scene: Scene, match: re.Match[str]) -> Explanation | None:
     shown = listed(shapes, 4) if shapes else match[0]
     if stack:
         cause = f"entry {match[4]} has shape {match[3]}, entry {match[2]} has {match[1]}"
-        fix = f"pad or crop the tensors to the same shape{_line(scene)}"
+        fix = f"pad or crop the tensors to the same shape{on_line(scene.location)}"
     elif not match[3]:
         least = min(int(match[1]), int(match[2]))
         cause = "the tensors have different numbers of dimensions"
-        fix = f"unsqueeze the one with {least} dimensions{_line(scene)}"
+        fix = f"unsqueeze the one with {least} dimensions{on_line(scene.location)}"
         lost = next((d for f in facts if len(f.shape) == least and (d := dropped(scene, f))), None)
         if lost is not None:
             cause += f": {lost.words}"
@@ -303,7 +298,7 @@ def concatenation(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"tensor {match[4]} has {match[3]} where the first one has {match[2]}, outside "
             f"dimension {match[1]}"
         )
-        fix = f"crop, pad or interpolate tensor {match[4]} to {match[2]}{_line(scene)}"
+        fix = f"crop, pad or interpolate tensor {match[4]} to {match[2]}{on_line(scene.location)}"
         if len({fact.shape for fact in facts}) == 2 and abs(int(match[2]) - int(match[3])) == 1:
             cause += (
                 "; a difference of one often comes from an odd size that was halved and "
@@ -350,7 +345,7 @@ def product_rank(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because=scene.said,
         fix=lost.fix
         if lost is not None and lost.batch
-        else f"use matmul (@), which broadcasts the dimensions before the last two{_line(scene)}",
+        else f"use matmul (@), which broadcasts the dimensions before the last two{on_line(scene.location)}",
         culprits=_each_line(*scene.blame(), *((lost.culprit,) if lost is not None else ())),
         location=scene.location,
     )
