@@ -153,7 +153,7 @@ def _zero_parameters(subject: Subject, names: list[str]) -> list[str]:
 
 _ZERO_CAUSES = {
     "inactive": "a rectifier that it feeds has no positive input",
-    "single-choice": "a softmax over one entry is the constant one",
+    "single-choice": "a softmax over a single entry is always one",
     "single-position": "an attention with one position to attend to gives it all the weight",
     "cancels": "the expression does not depend on it: its contributions cancel",
     "unread": "it is joined with other values, and the loss uses the others only",
@@ -166,7 +166,7 @@ _ZERO_CAUSES = {
 
 LOSSES_OF_VALUES = {
     "inactive": "a rectifier that it feeds has no positive input",
-    "single-choice": "a softmax over one entry is the constant one",
+    "single-choice": "a softmax over a single entry is always one",
     "single-position": "an attention with one position to attend to gives it all the weight",
     "times-zero": "what is computed from it is multiplied by zero",
     "saturated": "a clamp or squashing function that it feeds is at its bounds",

@@ -127,8 +127,8 @@ def _without_batch(
         cause="the batch dimension is missing"
         + (f": {word} on line {at.line} drops it" if at is not None else " in the model's input"),
         because=f"{convolution.name} got one sample {sample}, and flattening keeps its channels as "
-        f"if they were a batch: together they have the {scene.module.in_features} features "
-        f"that {name} takes",  # type: ignore[union-attr]
+        f"if they were a batch: together they have the {scene.module.in_features} features "  # type: ignore[union-attr]
+        f"that {name} takes",
         fix=f"keep the batch dimension on line {at.line}, or put it back with .unsqueeze(0)"
         if at is not None
         else (
