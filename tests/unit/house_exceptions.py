@@ -22,19 +22,39 @@ MODES = frozenset(
 
 FILES: frozenset[str] = frozenset(
     {
+        "checks.machines.cuda",
+        "checks.promised",
         "data.explaining.workers",
+        "diagnosis.entries.state",
+        "diagnosis.outputs.behaviour",
     }
 )
 """Files above 400 lines."""
 
 FUNCTIONS: frozenset[str] = frozenset(
     {
+        "checks.losses.labels:label_range",
+        "checks.losses.pairing:target_alignment",
+        "checks.machines.amp:grad_scaler",
+        "checks.parallel.data:rank_checkpoint",
+        "checks.parallel.sharding:synchronised_statistics",
+        "checks.steps.trainer:_labels_wrong",
+        "checks.steps.updates:weights_update",
         "contracts:__init__",
+        "diagnosis.entries.calls:signature",
+        "diagnosis.entries.indexing:_table",
+        "diagnosis.entries.sizes.convolutions:channels",
         "diagnosis.entries.sizes.linear:linear",
+        "diagnosis.entries.targets:label_range",
+        "diagnosis.gradient.freezing:off",
         "diagnosis.gradient.missing:_missing",
+        "diagnosis.outputs.behaviour:unseeded",
+        "diagnosis.outputs.placement:_attribute",
+        "diagnosis.stored.checkpoints:_loses",
         "diagnosis.training.drift:drifted",
         "diagnosis.training.optimizers:missing",
         "diagnosis.training.optimizers:standstill",
+        "diagnosis.training.parameter_groups:groups_overlap",
         "loop.traces.clipping:_unclipped",
         "loop.traces.rates:schedule_finding",
         "probes.memory.replay:build_profile",
