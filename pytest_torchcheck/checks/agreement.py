@@ -67,4 +67,4 @@ def _statistics(subject: Subject, seen: Settled, distance: float) -> Finding:
         return passed(
             f"{len(seen.limits)} running statistics settle where evaluation gives what training gives"
         )
-    return explain.statistics_differ(subject, list(seen.written), distance)
+    return explain.statistics_biased(subject, list(seen.written), distance)

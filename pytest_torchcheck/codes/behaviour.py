@@ -68,7 +68,7 @@ unrepeated_build = One("diagnosis.outputs.unrepeated:unrepeated_build", "seed-ig
 
 growing_statistics = One("diagnosis.outputs.modes:growing", "statistics-grow")
 modes_differ = One("diagnosis.outputs.modes:modes", "modes-differ", doubtful=True)
-statistics_differ = One("diagnosis.outputs.modes:differ", "statistics-differ")
+statistics_biased = One("diagnosis.outputs.modes:differ", "statistics-biased")
 
 ENTAILS = (
     rule(

@@ -39,7 +39,7 @@ def differ(subject: Subject, names: list[str], distance: float) -> Finding:
     """Explain statistics with which evaluation gives something else than training, once they have settled."""
     culprits = _buffers(subject, names, "settles elsewhere")
     return violated(
-        "statistics-differ",
+        "statistics-biased",
         f"once {names_text(names)} {'has' if len(names) == 1 else 'have'} settled, eval mode gives something else than train mode",
         culprits=culprits,
         observed=f"outputs of one batch differ by {distance:.3g} (relative) after the statistics have settled on it",

@@ -169,8 +169,8 @@ def told(model: Any) -> list[Finding]:
     [
         (RunsAway, "statistics-grow"),
         (GrowsByItsMomentum, "statistics-grow"),
-        (AveragesSquares, "statistics-differ"),
-        (ForgetsTheRest, "statistics-differ"),
+        (AveragesSquares, "statistics-biased"),
+        (ForgetsTheRest, "statistics-biased"),
     ],
 )
 def test_statistics_that_do_not_settle_at_the_batch_are_named(
