@@ -101,6 +101,15 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
+        "cached",
+        check(
+            "cached-steps",
+            "Step by step with its cache, a causal model gives what it gives in one call.",
+            promise="Causal",
+            cost="none where the forward takes no cache; else 7 short F, and 1 F in float64",
+        ),
+    ),
+    *family(
         "agreement",
         check(
             "mode-agreement",

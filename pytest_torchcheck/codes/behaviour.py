@@ -66,6 +66,7 @@ replay = Explainer[Any]("diagnosis.crashes.replay:replay")
 unrepeated_batch = One("diagnosis.outputs.unrepeated:unrepeated_batch", "seed-ignored")
 unrepeated_build = One("diagnosis.outputs.unrepeated:unrepeated_build", "seed-ignored")
 
+cache_differs = One("diagnosis.outputs.cached:differs", "cache-differs")
 growing_statistics = One("diagnosis.outputs.modes:growing", "statistics-grow")
 modes_differ = One("diagnosis.outputs.modes:modes", "modes-differ", doubtful=True)
 statistics_biased = One("diagnosis.outputs.modes:differ", "statistics-biased")

@@ -1,0 +1,126 @@
+"""Caches that are continued wrongly are found; recurrent states, keyword caches and both conventions of masks are sound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract, promises
+
+IDS = torch.arange(24).reshape(3, 8) % 11
+MASK = torch.ones(3, 8, dtype=torch.bool)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.layer = nn.Embedding(11, 8), nn.GRU(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, ids: torch.Tensor, state: Any = None) -> Any:
+        h, last = self.layer(self.tokens(ids), self.taken(state))
+        return self.head(h), self.kept(h, last)
+
+    def taken(self, state: Any) -> Any:
+        return state
+
+    def kept(self, h: torch.Tensor, last: torch.Tensor) -> Any:
+        return last
+
+
+class ForgetsState(Recurrent):
+    def taken(self, state: Any) -> Any:
+        return None if state is None else torch.zeros_like(state)
+
+
+class KeepsWrongEnd(Recurrent):
+    def kept(self, h: torch.Tensor, last: torch.Tensor) -> Any:
+        return h[:, 0][None].contiguous()
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(11, 8), nn.Embedding(16, 8)
+        self.query, self.head = nn.Linear(8, 8), nn.Linear(8, 11)
+
+    def forward(self, ids: torch.Tensor, mask: Any = None, past_keys: Any = None) -> Any:
+        before = 0 if past_keys is None else past_keys.shape[1]
+        places = torch.arange(
+            self.first(before), self.first(before) + ids.shape[1], device=ids.device
+        )
+        x = self.tokens(ids) + self.places(places)
+        whole = x if past_keys is None else self.joined(past_keys, x)
+        scores = self.query(x) @ whole.mT
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1 + before) > 0, -1e9)
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None, -scores.shape[-1] :], -1e9)
+        return {"logits": self.head(x + scores.softmax(-1) @ whole), "past_keys": whole}
+
+    def first(self, before: int) -> int:
+        return before
+
+    def joined(self, past: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        return torch.cat([past, new], 1)
+
+
+class StartsAgain(Attending):
+    def first(self, before: int) -> int:
+        return 0
+
+
+class DropsTheFirst(Attending):
+    def joined(self, past: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        return torch.cat([past[:, 1:], new], 1)
+
+
+class WithoutCache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
+
+    def forward(self, ids: torch.Tensor, scale: Any = None) -> torch.Tensor:
+        return self.head(self.tokens(ids).cumsum(1))
+
+
+def verdict(model: Any, output: Any, inputs: Any = (IDS,)) -> tuple[str, str]:
+    """Return status and code of cached-steps."""
+    torch.manual_seed(0)
+    contract = Contract(
+        model=model,
+        batch=(inputs, IDS),
+        loss=lambda o, t: (
+            F.cross_entropy(o[output].flatten(0, 1), t.flatten()) if output is not None else o.sum()
+        ),
+        promises=[promises.Causal(output=output)],
+    )
+    (finding,) = contract.check(checks=["cached-steps"]).findings
+    return finding.status, finding.code
+
+
+@pytest.mark.parametrize(
+    ("model", "output"),
+    [(ForgetsState, 0), (KeepsWrongEnd, 0), (StartsAgain, "logits"), (DropsTheFirst, "logits")],
+)
+def test_a_cache_that_is_not_continued_is_found(model: type[nn.Module], output: Any) -> None:
+    assert verdict(model, output) == ("violated", "cache-differs")
+
+
+@pytest.mark.parametrize(
+    ("model", "output", "inputs"),
+    [
+        (Recurrent, 0, (IDS,)),
+        (Attending, "logits", (IDS,)),
+        (Attending, "logits", {"ids": IDS, "mask": MASK}),
+    ],
+)
+def test_a_cache_that_is_continued_passes(model: type[nn.Module], output: Any, inputs: Any) -> None:
+    assert verdict(model, output, inputs)[0] == "passed"
+
+
+def test_a_model_without_a_cache_is_not_judged() -> None:
+    assert verdict(WithoutCache, None)[0] == "not-applicable"
