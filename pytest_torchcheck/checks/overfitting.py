@@ -20,6 +20,7 @@ from ..runs.overfitting.one_batch import (
     spread_of_losses,
 )
 from ..runs.overfitting.reach import few_parameters, hopeless, outputs_in_double, residual_lost
+from ..runs.overfitting.tangent import tangent
 from ..subject.optimizers import optimizers_of
 from ..verdicts import inconclusive, not_applicable, passed, violated
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..declared.limits import Overfit
+    from ..runs.overfitting.tangent import Tangent
     from ..subject import Subject
 
 _MOVES = (1.0, 10.0, 10.0)
@@ -38,6 +40,8 @@ _GROWN = 10.0  # times its first value: a loss that has grown so much does not c
 _HALF = 0.5  # of the way: enough to say that a step which changes nothing is at fault
 _SEEN = 8  # so many steps show what an optimizer does
 _GATHERED = 2.0  # times the gradient of one step: a step that has added up several
+_WITHIN = 0.9
+"""A larger part of what the loss asks lies within what the parameters can do: that does not stop the learning."""
 _KEPT = 4.0  # steps of the budget that are kept to find out why nothing is learnt
 
 
@@ -162,17 +166,39 @@ def _not_learnt(
     wrong = explain.stuck(subject, observed, found, shown, lost=lost)
     if wrong is not None:
         return wrong
-    reason = few_parameters(subject, batch) or explain.hindrance(subject) or _ended(best, floor)
+    reason = few_parameters(subject, batch) or explain.hindrance(subject)
+    if reason is None:
+        space = tangent(subject, batch, budget)
+        if space is not None:
+            shown["tangent space"] = {
+                "outputs": space.outputs, "rank": space.rank, "share": space.share,
+            }  # fmt: skip
+        if (unreached := _unreached(space)) is not None:
+            return inconclusive(f"{observed}; {unreached}", evidence=shown)
+        reason = _ended(best, floor, space)
     return inconclusive(f"{observed}; {reason}, which does not indicate a bug", evidence=shown)
 
 
-def _ended(best: Attempt, floor: Floor) -> str:
+def _unreached(space: Tangent | None) -> str | None:
+    """Say that the parameters cannot move the outputs as the loss asks, where that was measured."""
+    if space is None or space.rank == space.outputs or space.share > _WITHIN:
+        return None
+    return (
+        f"one output of each of {space.outputs} samples: all parameters together move them in {space.rank} of "
+        f"{space.outputs} directions, and {space.share:.0%} of what the loss asks of them lies within these; "
+        "see which parameters are trained, and which inputs reach them"
+    )
+
+
+def _ended(best: Attempt, floor: Floor, space: Tangent | None) -> str:
     if not floor.bounded:
         return "the lowest reachable loss is not known"
     if best.ended == "not-finite":
         return "the loss became NaN or infinite at a learning rate that this check chose"
     if not floor.known:
         return "the lowest value of this loss is not known (a constant term, say)"
+    if best.ended == "flat" and space is not None:
+        return "to first order the parameters can move the outputs as the loss asks; what stops them is not known"
     if best.ended == "flat":
         return "the range of these outputs is not known"
     if best.ended == "pace":
