@@ -147,6 +147,9 @@ ROWS = (
         "the optimizer received one {t}", "it needs an iterable of parameters", "pass a list of them, or model.parameters(){line}"),
     Row("optimizer-parameters", r"^'(?P<t>Linear|Sequential|method|function|[A-Z]\w*)' object is not iterable$", "a {t} is passed where parameters are expected",
         "a module or a method is not an iterable of parameters", "call it: model.parameters(){line}"),
+    Row("optimizer-parameters", r"optimizer can only optimize Tensors, but one of the params is (?:[\w.]+\.)?(?P<t>\w+)",
+        "the optimizer received {t} where a parameter is expected", "an optimizer takes tensors, and {t} is not one",
+        "pass what .parameters() of the model returns{line}"),
     # distributions that check nothing themselves
     Row("distribution-parameters", r"invalid multinomial distribution \((?:sum of probabilities <= 0|with replacement=False, not enough non-negative category)",
         "multinomial received weights that are all zero", "no category can be drawn", "keep one weight above 0: softmax, or a mask that leaves one entry{line}"),

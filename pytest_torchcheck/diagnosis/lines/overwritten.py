@@ -109,7 +109,8 @@ def _orders(
 
 def _pieces(place: Location) -> Iterator[_Piece]:
     """Iterate over what a function is made of, functions and classes within it left out."""
-    pending: list[ast.AST] = [enclosing(place) or ast.Pass()]
+    function = enclosing(place)
+    pending: list[ast.AST] = [] if function is None else [function]
     while pending:
         node = pending.pop()
         bodies = [child for child in ast.iter_child_nodes(node) if _is_body(child)]

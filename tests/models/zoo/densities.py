@@ -180,8 +180,9 @@ def exact() -> dict[str, Any]:
 
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             self.gp.train()
+            self.gp.set_train_data(x, y, strict=False)
             mll = g.mlls.ExactMarginalLogLikelihood(self.gp.likelihood, self.gp)
-            return -mll(self.gp(*self.gp.train_inputs), self.gp.train_targets)
+            return -mll(self.gp(x), y)
 
     return {"model": Marginal, "batch": ((x, y), None), "loss": "output", "batch_dim": None}
 
@@ -202,7 +203,8 @@ def single_task() -> dict[str, Any]:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.gp.train()
-            return -self.mll(self.gp(*self.gp.train_inputs), self.gp.train_targets)
+            self.gp.set_train_data(x, strict=False)
+            return -self.mll(self.gp(x), self.gp.train_targets)
 
     return {"model": Model, "batch": ((x,), None), "loss": "output", "batch_dim": None}
 
@@ -312,7 +314,7 @@ def hyperbolic() -> dict[str, Any]:
     return {"model": Embedding,
             "batch": ((labels(8, classes=20), labels(8, classes=20)), torch.rand(8)),
             "loss": lambda d, t: F.binary_cross_entropy((-d).exp().clamp(1e-4, 1 - 1e-4), t.round()),
-            "optimizer": lambda p: geoopt.optim.RiemannianAdam(p, lr=1e-2)}  # fmt: skip
+            "optimizer": lambda model: geoopt.optim.RiemannianAdam(model.parameters(), lr=1e-2)}  # fmt: skip
 
 
 @public("geotorch")

@@ -350,7 +350,12 @@ def se3() -> dict[str, Any]:
                                       valid_radius=10)  # fmt: skip
 
         def forward(self, x: Any, positions: Any) -> Any:
-            return self.net(x, positions, torch.ones(x.shape[:2], dtype=torch.bool), return_type=0)
+            return self.net(
+                x,
+                positions,
+                torch.ones(x.shape[:2], dtype=torch.bool, device=x.device),
+                return_type=0,
+            )
 
     return {"model": Model, "batch": ((torch.randn(2, 6, 8), torch.randn(2, 6, 3)),
                                       torch.randn(2, 6, 8)), "loss": F.mse_loss}  # fmt: skip
@@ -377,7 +382,9 @@ def gated_convolution() -> dict[str, Any]:
                 [offset.norm(dim=-1, keepdim=True) * k for k in (1, 2, 3, 4)], -1
             ).sin()
             message = self.product(x[a], self.harmonics(offset), self.weights(radial))
-            h = torch.zeros(len(x), message.shape[1], dtype=x.dtype).index_add(0, b, message)
+            h = torch.zeros(len(x), message.shape[1], dtype=x.dtype, device=x.device).index_add(
+                0, b, message
+            )
             return self.out(self.norm(h))
 
     _, edges = graph()

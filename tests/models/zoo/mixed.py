@@ -256,7 +256,7 @@ def axial() -> dict[str, Any]:
 def lambdas() -> dict[str, Any]:
     from lambda_networks import LambdaLayer
 
-    return fields(lambda: nn.Sequential(LambdaLayer(dim=3, dim_out=8, n=36, dim_k=4, heads=2),
+    return fields(lambda: nn.Sequential(LambdaLayer(dim=3, dim_out=8, n=6, dim_k=4, heads=2),
                                         nn.ReLU(), nn.Conv2d(8, 5, 1)),
                   (image(2, 3, 6),), labels(2, 6, 6), F.cross_entropy)  # fmt: skip
 
@@ -353,15 +353,6 @@ def memorizing() -> dict[str, Any]:
     return fields(Model, (ids(3, 12),), ids(3, 12), over_tokens)
 
 
-@public("transformer_in_transformer")
-def nested() -> dict[str, Any]:
-    from transformer_in_transformer import TNT
-
-    return fields(lambda: TNT(image_size=16, patch_dim=16, pixel_dim=8, patch_size=8, pixel_size=4,
-                              depth=1, num_classes=5, heads=2, dim_head=8),
-                  (image(4),), labels(4), F.cross_entropy)  # fmt: skip
-
-
 @public("brevitas")
 def quantised() -> dict[str, Any]:
     import brevitas.nn as qnn
@@ -410,24 +401,3 @@ def lightning_gan() -> dict[str, Any]:
             return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
     return fields(Model, (torch.randn(6, 4),), labels(6), F.cross_entropy)
-
-
-@public("muse_maskgit")
-def mask_git() -> dict[str, Any]:
-    from muse_maskgit_pytorch import Transformer
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            from muse_maskgit_pytorch.muse_maskgit_pytorch import TransformerBlocks
-
-            self.embed, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
-            self.blocks = TransformerBlocks(dim=16, depth=1, dim_head=8, heads=2)
-
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            hidden = torch.rand(tokens.shape, device=tokens.device) < 0.4
-            seen = torch.where(hidden & self.training, torch.zeros_like(tokens), tokens)
-            return self.head(self.blocks(self.embed(seen)))
-
-    assert Transformer
-    return fields(Model, (ids(3, 10),), ids(3, 10), over_tokens)

@@ -262,7 +262,9 @@ class CachedPositions(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens)
         if self.table is None or self.table.shape[0] < x.shape[1]:
-            angle = torch.arange(x.shape[1], device=x.device)[:, None] * torch.tensor([1.0, 0.1])
+            angle = torch.arange(x.shape[1], device=x.device)[:, None] * torch.tensor(
+                [1.0, 0.1], device=x.device
+            )
             self.table = torch.cat([angle.sin(), angle.cos(), angle.sin(), angle.cos()], -1)
         x = x + self.table[: x.shape[1]].to(x)
         q, k, v = self.mix(x).chunk(3, -1)
@@ -320,17 +322,8 @@ def quantiser() -> dict[str, Any]:
 
 @public("odd")
 def second_order() -> dict[str, Any]:
-    def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(batch[0][0]), batch[1])
-            loss.backward()
-            return loss
-
-        return optimizer.step(closure)
-
     return regression(lambda: mlp(4, 3),
-                      optimizer=lambda p: torch.optim.LBFGS(p, lr=0.3, max_iter=4))  # fmt: skip
+                      optimizer=lambda model: torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=4))  # fmt: skip
 
 
 class LearnedStart(nn.Module):

@@ -1,4 +1,4 @@
-"""Series, sound, spikes and differential equations."""
+"""Series, spikes and differential equations."""
 
 from __future__ import annotations
 
@@ -14,26 +14,6 @@ from tests.models.zoo import labels, public
 def series(model: Any, inputs: torch.Tensor, target: torch.Tensor, loss: Any = F.mse_loss) -> Any:
     """Return the fields for a model of one input."""
     return {"model": model, "batch": ((inputs,), target), "loss": loss}
-
-
-def tsai_model(name: str, *arguments: Any, **options: Any) -> None:
-    """Register a classifier of tsai."""
-
-    def build() -> dict[str, Any]:
-        from tsai import all as tsai
-
-        return series(lambda: getattr(tsai, name)(*arguments, **options), torch.randn(4, 3, 24),
-                      labels(4), F.cross_entropy)  # fmt: skip
-
-    public("tsai", name)(build)
-
-
-tsai_model("InceptionTime", 3, 5, nf=4, depth=3)
-tsai_model("XceptionTime", 3, 5, nf=4)
-tsai_model("TST", 3, 5, 24, n_layers=1, d_model=8, n_heads=2, d_ff=16)
-tsai_model("LSTM_FCN", 3, 5, 24, hidden_size=8, conv_layers=[8, 8, 8])
-tsai_model("OmniScaleCNN", 3, 5, 24, layers=[16, 16])
-tsai_model("mWDN", 3, 5, 24, levels=2, base_arch=None)
 
 
 @public("neuralop")
@@ -199,52 +179,6 @@ def wired() -> dict[str, Any]:
     return series(Model, torch.randn(4, 5, 3), torch.randn(4, 5, 2))
 
 
-@public("speechbrain")
-def x_vector() -> dict[str, Any]:
-    from speechbrain.lobes.models.Xvector import Xvector
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = Xvector(in_channels=8, tdnn_blocks=2, tdnn_channels=[8, 16],
-                                tdnn_kernel_sizes=[3, 1], tdnn_dilations=[1, 1],
-                                lin_neurons=8)  # fmt: skip
-            self.head = nn.Linear(8, 5)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.body(x).squeeze(1))
-
-    return series(Model, torch.randn(4, 20, 8), labels(4), F.cross_entropy)
-
-
-@public("speechbrain")
-def conv_tas_net() -> dict[str, Any]:
-    from speechbrain.lobes.models.conv_tasnet import MaskNet
-
-    return series(lambda: MaskNet(8, 8, 8, 3, 2, 1, 2, "gLN", False, "relu"),
-                  torch.randn(2, 8, 20), torch.rand(2, 2, 8, 20),
-                  lambda o, t: F.mse_loss(o.transpose(0, 1), t))  # fmt: skip
-
-
-@public("speechbrain")
-def transformer_asr() -> dict[str, Any]:
-    from speechbrain.lobes.models.transformer.TransformerASR import TransformerASR
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = TransformerASR(tgt_vocab=20, input_size=8, d_model=16, nhead=2,
-                                      num_encoder_layers=1, num_decoder_layers=1, d_ffn=32)  # fmt: skip
-            self.head = nn.Linear(16, 20)
-
-        def forward(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-            return self.head(self.net(x, tokens, pad_idx=0)[1])
-
-    tokens = torch.randint(1, 20, (3, 6))
-    return {"model": Model, "batch": ((torch.randn(3, 12, 8), tokens), tokens.roll(-1, 1)),
-            "loss": lambda o, t: F.cross_entropy(o.transpose(1, 2), t)}  # fmt: skip
-
-
 @public("torch")
 def packed() -> dict[str, Any]:
     class Model(nn.Module):
@@ -324,25 +258,3 @@ def gated_residual() -> dict[str, Any]:
         return torch.maximum(level * error, (level - 1) * error).mean()
 
     return series(Model, torch.randn(4, 7, 6), torch.randn(4, 7), quantiles)
-
-
-@public("neuralforecast")
-def channel_mixer() -> dict[str, Any]:
-    from neuralforecast.models.nhits import NHITSBlock, _IdentityBasis
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            basis = _IdentityBasis(backcast_size=12, forecast_size=4, interpolation_mode="linear")
-            self.block = NHITSBlock(input_size=12, h=4, n_theta=14, mlp_units=[[12, 16], [16, 16]],
-                                    basis=basis, futr_input_size=0, hist_input_size=0,
-                                    stat_input_size=0, n_pool_kernel_size=1,
-                                    pooling_mode="MaxPool1d", dropout_prob=0.0,
-                                    activation="ReLU")  # fmt: skip
-
-        def forward(self, x: torch.Tensor) -> Any:
-            back, ahead = self.block(x[..., None], None, None, None)
-            return ahead.squeeze(-1), x - back.reshape(x.shape)
-
-    return series(Model, torch.randn(6, 12), torch.randn(6, 4),
-                  lambda o, t: F.mse_loss(o[0], t) + o[1].abs().mean())  # fmt: skip
