@@ -49,6 +49,7 @@ class Resumption:
         steps: Steps before the checkpoint, and after it.
         differing: Parameters and buffers that differ at the end.
         largest: Largest difference of one element.
+        rounding: Whether all of them differ in their last bits only.
         missing: What changed before the checkpoint and is not in it.
         repeatable: Whether the uninterrupted run is the same when run again.
         evaluates: Whether the restored model evaluates a batch as the saved one did.
@@ -62,6 +63,7 @@ class Resumption:
     steps: int
     differing: tuple[str, ...]
     largest: float
+    rounding: bool
     missing: tuple[Missing, ...]
     repeatable: bool
     evaluates: bool
@@ -135,6 +137,7 @@ def measure(subject: Subject) -> Resumption:
     closures = (*run.closures, *unloaded)
     differing = {name: _distance(run.values[name], resumed[name]) for name in run.values}
     wrong = tuple(name for name, distance in differing.items() if distance > 0.0)
+    rounding = all(differing[name] <= _last_bits(run.values[name]) for name in wrong)
     repeatable, decides = True, False
     if wrong and run.closures:
         with contextlib.suppress(
@@ -149,6 +152,7 @@ def measure(subject: Subject) -> Resumption:
         steps=STEPS,
         differing=wrong,
         largest=max(differing.values(), default=0.0),
+        rounding=rounding,
         missing=run.missing,
         repeatable=repeatable,
         evaluates=_alike(evaluated, run.evaluated),
@@ -355,6 +359,13 @@ def _values(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def _alike(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(_distance(a[path], b[path]) == 0.0 for path in a)
+
+
+def _last_bits(tensor: torch.Tensor) -> float:
+    """Return by how much rounding may move an element in a few steps."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return 0.0
+    return 4 * torch.finfo(tensor.dtype).eps * float(tensor.double().abs().max())
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -148,3 +148,26 @@ def test_a_place_in_the_data_is_named() -> None:
 
 def test_a_state_that_changes_nothing_is_no_matter() -> None:
     assert finding(unused()).status == "passed"
+
+
+class Rounded(torch.optim.SGD):
+    """Momentum that comes back from a checkpoint a little larger."""
+
+    def __init__(self, parameters: Any, larger: float) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self.larger = larger
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            state["momentum_buffer"].mul_(1 + self.larger)
+
+
+@pytest.mark.parametrize(("larger", "status"), [(2e-7, "suspicious"), (1e-3, "violated")])
+def test_a_resumed_run_that_differs_in_its_last_bits_may_be_right(larger: float, status: str) -> None:
+    contract = Contract(
+        model=Net, batch=((torch.randn(8, 6),), torch.arange(8) % 3), loss=F.cross_entropy,
+        optimizer=lambda model: Rounded(model.parameters(), larger),
+    )  # fmt: skip
+    (found,) = contract.check(["resume"]).findings
+    assert found.status == status, str(found)
