@@ -249,22 +249,34 @@ def _refused(model: nn.Module, message: str) -> Finding:
     )
 
 
+def _own_state_methods(model: nn.Module, keys: list[str]) -> list[str]:
+    """Return a class that saves or loads in a way of its own, and by which methods: the model's, or that of a key's owner."""
+    paths = {"", *(key.rpartition(".")[0] for key in keys)}
+    for path, module in model.named_modules():
+        if path not in paths:
+            continue
+        own = [
+            name
+            for name in ("state_dict", "load_state_dict", "_save_to_state_dict")
+            if not getattr(type(module), name).__module__.startswith("torch.")
+        ]
+        if own:
+            return [type(module).__name__, *own]
+    return []
+
+
 def _not_loaded(model: nn.Module, error: Exception) -> Finding:
-    own = [
-        name
-        for name in ("state_dict", "load_state_dict")
-        if getattr(type(model), name) is not getattr(nn.Module, name)
-    ]
+    keys = [part.strip().strip('".') for part in str(error).split('"')[1::2]]
+    own = _own_state_methods(model, keys[1:] or keys)
     message = " ".join(str(error).split())
     if own:
         return inconclusive(
             (
-                f"{type(model).__name__} overrides {listed(own)}, and a strict load of its own "
+                f"{own[0]} overrides {listed(own[1:])}, and a strict load of the model's own "
                 f"state raises: {message[:200]}"
             ),
             code="state-overridden",
         )
-    keys = [part.strip().strip('".') for part in str(error).split('"')[1::2]]
     return violated(
         "state-strict",
         f"{type(model).__name__} cannot load its own state_dict strictly",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +162,7 @@ def _finding(
     # what nobody in the model wants may be sloppy
     unasked = concerned.isdisjoint(call.asked)
     made = target.finding(
-        "suspicious" if unasked or _is_meant(relation, block) else "violated",
+        "suspicious" if unasked or _is_meant(target, relation, block) else "violated",
         relation.code,
         f"{target.backward} returns {symptom}",
         location=place,
@@ -204,14 +205,23 @@ def _place_of(target: Target, block: Block, relation: Relation) -> Location | No
     }[relation.where]()
 
 
-def _is_meant(relation: Relation, block: Block) -> bool:
+_STRAIGHT = re.compile(
+    r"(?:^|_|(?<=[a-z0-9]))S(?:TE|te)(?![a-z])|_ste(?:_|$)|(?i:straight.?through|surrogate)"
+)
+
+
+def _is_meant(target: Target, relation: Relation, block: Block) -> bool:
     """Say whether nobody writes such a Function by accident: its only effect is a gradient of its own.
 
-    That is so where forward is locally constant (spikes, rounding), and where forward is the
-    identity and backward multiplies by a constant (gradient reversal and scaling).
+    That is so where forward is locally constant (spikes, rounding), where a Function that is named as a
+    straight-through estimator lets a gradient through, and where forward is the identity and backward
+    multiplies by a constant (gradient reversal and scaling).
     """
     if relation.code == "gradcheck-surrogate":
         return True
+    if relation.code == "gradcheck-mask" and relation.evidence.get("extra"):
+        own = target.function
+        return bool(_STRAIGHT.search(f"{own.__name__}\n{own.__doc__ or ''}"))
     out, size = block.numerical.shape
     return (
         relation.code in ("gradcheck-scale", "gradcheck-sign")

@@ -164,7 +164,9 @@ class Rounded(torch.optim.SGD):
 
 
 @pytest.mark.parametrize(("larger", "status"), [(2e-7, "suspicious"), (1e-3, "violated")])
-def test_a_resumed_run_that_differs_in_its_last_bits_may_be_right(larger: float, status: str) -> None:
+def test_a_resumed_run_that_differs_in_its_last_bits_may_be_right(
+    larger: float, status: str
+) -> None:
     contract = Contract(
         model=Net, batch=((torch.randn(8, 6),), torch.arange(8) % 3), loss=F.cross_entropy,
         optimizer=lambda model: Rounded(model.parameters(), larger),
