@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .selection import Case
 
 DEFAULT_EXAMPLES: Final = 8
+MOST_TRIALS: Final = 6
+"""Of suggested edits, for one contract: further findings often follow from the first ones."""
 
 
 class Runner:
@@ -49,6 +51,7 @@ class Runner:
         budget: How many plain training steps the checks of the contract may take together; the
             contract's own goes first. What no longer fits is reported as not run. A check that is
             declared always runs.
+        trials: How many suggested edits may be tried, each by running its check again.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Runner:
         reproduce: Callable[[Case], str] | None = None,
         explain_seconds: float = deadline.SECONDS,
         budget: float | None = None,
+        trials: int = MOST_TRIALS,
     ) -> None:
         self.contract = contract
         self.seed = seed
@@ -71,6 +75,7 @@ class Runner:
         self.reproduce = reproduce or self._command
         self.explain_seconds = explain_seconds
         self.budget = budget if contract.budget is None else contract.budget
+        self.trials = trials
         self._step: list[float | None] = []
         self.findings: list[Finding] = []
         self._heard: dict[Heard, None] = {}
@@ -95,7 +100,7 @@ class Runner:
         reason = self.contract.skip.get(case.check.name)
         if self.budget is not None and (spent := self._overspent(case)):
             return self._over_budget(case, spent)
-        start = time.perf_counter()
+        start, seconds = time.perf_counter(), 0.0
         try:
             with (
                 isolated(),
@@ -108,7 +113,8 @@ class Runner:
                 untried = reason is not None and not case.check.tries_skip
                 found = () if untried else (*self._findings(case), *self._not_put_back())
         finally:
-            self.seconds += time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self.seconds += seconds
         if untried:
             found = (verdicts.not_applicable(f"skipped by the contract: {reason}"),)
         elif reason is not None:
@@ -125,6 +131,9 @@ class Runner:
             )
             for finding in found
         )
+        if any(f.status in ("violated", "suspicious") and f.fix for f in made):
+            with_edits = resolve("runner.suggestions:with_edits")  # a run that passes tries nothing
+            made = with_edits(self, case, made, seconds)
         if self.artifacts is not None and any(f.status == "violated" for f in made):
             made = self._kept(case, made)
         self._failing_batch = None

@@ -1,7 +1,7 @@
 """Code that a finding suggests: it parses, and uses names that exist where it is to stand.
 
-Every fragment goes through :func:`usable`; where it cannot be used there, the caller says in words
-what to do.
+Every fragment that a line is to hold goes through :func:`usable`; where it cannot be used there, the caller
+says in words what to do. What is left in a fix goes through :func:`clarified`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import builtins
 import functools
 import linecache
 import re
+import sys
+from keyword import kwlist
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
@@ -63,17 +65,96 @@ def usable(code: str, place: Location | None) -> bool:
     if re.match(r"\w+=[^=]", whole):
         whole = f"dict({whole})"
     try:
-        tree = ast.parse(whole, mode="eval")
+        ast.parse(whole, mode="eval")
     except SyntaxError:
         return False
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - {"_", "dict"}
-    known = names_at(place)
+    names = names_of_code(whole) - {"_", "dict"}
+    known = known_names(place)
     return not names if known is None else names <= known
+
+
+def names_of_code(code: str) -> set[str]:
+    """Return the names that a piece of code uses; of what is no Python by itself, its words."""
+    try:
+        tree = ast.parse(code.strip())
+    except SyntaxError:  # the head of a block
+        return set(re.findall(r"(?<![\w.\"'])[A-Za-z_]\w*(?!\w*=[^=])", code)) - set(kwlist)
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def written(code: str, place: Location | None, otherwise: str) -> str:
     """Return a fragment where it can be used, else what to say instead."""
     return code if code and usable(code, place) else otherwise
+
+
+_FRAGMENT = re.compile(r"(?<![\w.(\[])(\.?[A-Za-z_][\w.]*\((?:[^()]|\([^()]*\))*\))")
+"""A call that stands in prose."""
+
+_ROLES = frozenset(
+    [
+        "model",
+        "optimizer",
+        "scheduler",
+        "scaler",
+        "loss",
+        "output",
+        "outputs",
+        "target",
+        "targets",
+        "inputs",
+        "batch",
+        "ctx",
+        "self",
+        "cls",
+    ]
+)
+"""What docs call by these names, whatever the user does."""
+
+
+def clarified(fix: str, place: Location | None, sizes: Mapping[str, int]) -> str:
+    """Return a fix that says which names and numbers of its code are not to be copied as they are.
+
+    Args:
+        fix: What to do, in prose with code in it.
+        place: The line that it speaks of.
+        sizes: Size of each symbol of the batch: what was drawn says nothing of other batches.
+    """
+    known = known_names(place)
+    if known is None or place is None:
+        return fix
+    unknown: dict[str, None] = {}
+    drawn: dict[str, None] = {}
+    for code in _FRAGMENT.findall(fix):
+        whole = f"_{code}" if code.startswith(".") else code
+        try:
+            tree = ast.parse(whole, mode="eval")
+        except SyntaxError:
+            continue
+        if f"{code} on line" in fix:
+            unknown |= dict.fromkeys(_unknown(tree, known, place.text))
+        if re.search(r"\b(view|reshape|expand|unflatten)\($", whole[: whole.find("(") + 1]):
+            numbers = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+            drawn |= {
+                f"{number} is {name} here": None
+                for name, number in sizes.items()
+                if number > 1 and number in numbers and not re.search(rf"\b{number}\b", place.text)
+            }
+    notes = list(drawn)
+    names = [name for name in unknown if not re.search(rf"\b{name} = ", fix)]
+    if names:
+        stand = "stands" if len(names) == 1 else "stand"
+        notes.append(f"{' and '.join(names)} {stand} for your own")
+    return f"{fix} ({'; '.join(notes)})" if notes else fix
+
+
+def _unknown(tree: ast.Expression, known: frozenset[str], line: str) -> list[str]:
+    """Return the variables of an expression that neither exist at a line nor are told from what stands there."""
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    calls = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    fine = known | _ROLES | sys.stdlib_module_names | {"_"}
+    fine |= {node.id for node in used if isinstance(node.ctx, ast.Store)}
+    free = [node.id for node in used if id(node) not in calls and node.id not in fine]
+    return [n for n in free if n.islower() and not re.search(rf"\b{n}\b", line)]
 
 
 def like_tensor(place: Location | None, attribute: str) -> str:
@@ -146,7 +227,7 @@ def submodule(model: nn.Module, name: str, owner: str = "self") -> str:
     return code
 
 
-def names_at(place: Location | None) -> frozenset[str] | None:
+def known_names(place: Location | None) -> frozenset[str] | None:
     """Return the names that exist at a line: of its function, its module and Python itself; None if unknown."""
     function, tree = _function_at(place), _tree(place)
     if tree is None:
