@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from ..codes import behaviour as explain
 from ..runs.facts import forward_facts
-from ..runs.settling import asking_for_mode, gap, outputs_with, settled
+from ..runs.variants.settling import asking_for_mode, gap, outputs_with, settled
 from ..verdicts import inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..findings import Finding
-    from ..runs.settling import Settled
+    from ..runs.variants.settling import Settled
     from ..subject import Subject
 
 _ROUNDING = 1e-3

@@ -13,7 +13,7 @@ from ..objects import trees
 from ..runs.facts import forward_facts, outputs
 from ..runs.rows import Rows, floating_from, output_rows
 from ..runs.time_first import other_batch_dim
-from ..runs.woken import also_woken
+from ..runs.variants.woken import also_woken
 from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed

@@ -15,7 +15,7 @@ from ..runs.facts import copied, forward_facts, outputs
 from ..runs.remembering import remembered
 from ..runs.repeats import differing_generators, moved_by_asking, moved_by_building
 from ..runs.training.digests import digests
-from ..runs.woken import also_woken
+from ..runs.variants.woken import also_woken
 from ..state import seed_everything, seed_torch
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious

@@ -9,7 +9,7 @@ import torch
 from .. import promises
 from ..codes import behaviour as explain
 from ..objects import trees
-from ..runs.cached import arguments, run, ways_of
+from ..runs.variants.cached import arguments, run, ways_of
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
 from .batching import EXACT, ROUNDING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..findings import Finding
-    from ..runs.cached import Way
+    from ..runs.variants.cached import Way
     from ..subject import Subject
 
 _FEWEST = 4

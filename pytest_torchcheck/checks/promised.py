@@ -11,7 +11,7 @@ from .. import promises
 from ..codes import behaviour as explain
 from ..declared.names import UnknownNameError
 from ..objects import trees
-from ..runs.woken import also_woken
+from ..runs.variants.woken import promise_woken
 from ..specs.sequences import Lengths
 from ..state import seed_everything
 from ..subject.errors import SubjectError
@@ -19,7 +19,7 @@ from ..verdicts import inconclusive, passed
 from .batching import EXACT, ROUNDING, beyond_rounding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from ..batches import Batch
     from ..findings import Finding
@@ -71,20 +71,11 @@ def perturbed(tensor: torch.Tensor, fresh: torch.Tensor, where: torch.Tensor) ->
     return torch.where(where, fresh, tensor)
 
 
-def _alone(check: Callable[..., Finding], *declared: Any) -> Callable[[Subject], Iterator[Finding]]:
-    """Return a check that holds a subject to one promise."""
-
-    def run(subject: Subject) -> Iterator[Finding]:
-        yield check(subject, *declared)
-
-    return run
-
-
 def causality(subject: Subject) -> Iterator[Finding]:
     """Change the input's suffix by finite values; the output's prefix must keep its bits."""
     for promise in subject.contract.promised("Causal"):
         assert isinstance(promise, promises.Causal)
-        yield from also_woken(subject, _alone(_causal, promise))
+        yield from promise_woken(subject, _causal, promise)
 
 
 def _causal(subject: Subject, promise: promises.Causal) -> Finding:
@@ -178,7 +169,7 @@ def padding_invariance(subject: Subject) -> Iterator[Finding]:
     """Append padding, and other values where a mask or lengths say so; compare the outputs of real positions."""
     for promise in subject.contract.promised("PaddingInvariant"):
         assert isinstance(promise, promises.PaddingInvariant)
-        yield from also_woken(subject, _alone(_padding, promise))
+        yield from promise_woken(subject, _padding, promise)
 
 
 def _padding(subject: Subject, promise: promises.PaddingInvariant, extra: int = 3) -> Finding:
@@ -334,7 +325,7 @@ def permutation_invariance(subject: Subject) -> Iterator[Finding]:
     """Permute the inputs twice and compare outputs in float64."""
     for promise in subject.contract.promised("PermutationInvariant"):
         assert isinstance(promise, promises.PermutationInvariant)
-        yield from also_woken(subject, _alone(_permute, promise, None))
+        yield from promise_woken(subject, _permute, promise, None)
 
 
 def permutation_equivariance(subject: Subject) -> Iterator[Finding]:
@@ -346,7 +337,7 @@ def permutation_equivariance(subject: Subject) -> Iterator[Finding]:
             if promise.output_dim is not None
             else next(iter(promise.dims.values()))
         )
-        yield from also_woken(subject, _alone(_permute, promise, output_dim))
+        yield from promise_woken(subject, _permute, promise, output_dim)
 
 
 def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:

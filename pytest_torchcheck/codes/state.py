@@ -26,8 +26,8 @@ explain_lost = One("diagnosis.stored.checkpoints:explain_lost", "state-lost", do
 drawn_anew = Each("diagnosis.stored.unsaved:drawn_anew", "state-lost")
 lost_by_training = Maybe("diagnosis.stored.unsaved:lost_by_training", "state-unsaved")
 
-unread_result = One("diagnosis.outputs.unread:result", "result-unread")
-unread_rows = One("diagnosis.outputs.unread:rows", "features-unread", doubtful=True)
+unread_result = One("diagnosis.lines.unread_results:result", "result-unread")
+unread_rows = One("diagnosis.lines.unread_results:rows", "features-unread", doubtful=True)
 
 ENTAILS = (
     rule(

@@ -274,20 +274,11 @@ def _duplicate(part: Part, found: Augmentation, one: Duplicate) -> Finding:
     if one.drawn is not None and one.made is not None:
         culprits.append(dataset_culprit(part, one.name, "is drawn from here", one.drawn))
     if one.seeded_by:
-        culprits.append(
-            Culprit(
-                kind="function",
-                name=one.seeded_by,
-                detail=f"the worker_init_fn; sets {one.name}",
-                location=one.made,
-            )
-        )
+        told, line = "is the worker_init_fn", one.made
+        culprits.append(Culprit(kind="function", name=one.seeded_by, detail=told, location=line))
         fix = f"in {one.seeded_by}, seed from torch.initial_seed() % 2**32 (it differs by worker and epoch)"
-        cause = f"{one.seeded_by}, the worker_init_fn, sets " + (
-            "the same seed in every epoch"
-            if one.between == "epochs"
-            else "the same seed in every worker"
-        )
+        each = one.between.removesuffix("s")
+        cause = f"{one.seeded_by}, the worker_init_fn, sets the same seed in every {each}"
     else:
         fix = f"seed {one.name} in worker_init_fn from torch.initial_seed(), or draw from torch's own generator"
         cause = "every worker receives a copy of the dataset's generator, in the same state" + (

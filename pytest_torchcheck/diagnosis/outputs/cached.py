@@ -10,7 +10,7 @@ from ... import sources
 from ...findings import Culprit
 from ...probes.recorded.divergence import first_divergence
 from ...probes.recorded.operations import record
-from ...runs.cached import last_step
+from ...runs.variants.cached import last_step
 from ...verdicts import violated
 from .places import place_of
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...batches import Batch
     from ...findings import Finding
     from ...promises import Causal
-    from ...runs.cached import Way
+    from ...runs.variants.cached import Way
     from ...subject import Subject
     from ..crashes.place import Place
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...findings import Culprit
-from ...runs.settling import Quiet, quiet
+from ...runs.variants.settling import Quiet, quiet
 from ...state import seed_everything
 from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated

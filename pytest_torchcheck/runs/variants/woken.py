@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..explanation import listed
-from ..state import is_lazy
-from ..subject import Subject
-from ..subject.errors import SubjectError
+from ...explanation import listed
+from ...state import is_lazy
+from ...subject import Subject
+from ...subject.errors import SubjectError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import nn
 
-    from ..findings import Finding
+    from ...findings import Finding
 
 _TINY = 1e-2
 """Largest value of a scale that starts so small that what it multiplies is hidden."""
@@ -54,6 +54,23 @@ def also_woken(
         yield finding.replace(because=told)
     if not more:
         yield from found
+
+
+def promise_woken(
+    subject: Subject, check: Callable[..., Finding], *declared: Any
+) -> Iterator[Finding]:
+    """Do the same with a check that holds a subject to one promise.
+
+    Args:
+        subject: The model as built.
+        check: Called with a subject and what is declared.
+        declared: The promise.
+    """
+
+    def run(other: Subject) -> Iterator[Finding]:
+        yield check(other, *declared)
+
+    yield from also_woken(subject, run)
 
 
 def woken(subject: Subject) -> tuple[Subject, list[str]] | None:

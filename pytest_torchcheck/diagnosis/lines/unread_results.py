@@ -8,7 +8,7 @@ from ...findings import Culprit
 from ...runs.again import forward_and_loss
 from ...runs.liveness.unread import unread_parts
 from ...verdicts import suspicious, violated
-from ..lines.passed_on import passed_by
+from .passed_on import passed_by
 
 if TYPE_CHECKING:
     from ...findings import Finding

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..state import seed_everything
-from ..subject.errors import SubjectError
+from ...state import seed_everything
+from ...subject.errors import SubjectError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import nn
 
-    from ..batches import Batch
-    from ..subject import Subject
+    from ...batches import Batch
+    from ...subject import Subject
 
 _CACHE = re.compile(r"past|cache|mems?\b|memories|state|hidden|carry")
 _STEPS = 2

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..objects import trees
-from ..record.modes import Observer
-from ..state import seed_everything
-from .facts import copied
+from ...objects import trees
+from ...record.modes import Observer
+from ...state import seed_everything
+from ..facts import copied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import nn
 
-    from ..subject import Subject
+    from ...subject import Subject
 
 _ROUNDS = 4
 _LINEAR = 1e-3
