@@ -35,7 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 done, 1 not possible, 2 misuse.
     """
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given, options = parser.parse_known_args(arguments)
+    if options and not hasattr(given, "options"):
+        parser.error(f"unrecognized arguments: {' '.join(options)}")
+    given.options = options
     try:
         found: int = resolve(given.run)(given)
     except CommandError as error:
@@ -88,5 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("name", metavar="CODE", help="such as grad-none, or a check's name")
     checks = command("checks", "list what applies to each contract of a file, and what would")
     checks.add_argument("file", metavar="FILE", nargs="?", default="tests/test_contracts.py")
+    changed = command("changed", "run the contracts of changed files, for a hook before a commit")
+    changed.add_argument("files", metavar="FILE", nargs="*", help="as git or pre-commit names them")
+    changed.set_defaults(options=())  # others, as --name=value, go to pytest
     command("doctor", "print versions, devices, plugins and settings, for a bug report")
     return parser

@@ -178,20 +178,26 @@ def _quoted(name: int | str) -> str:
 
 def ceilings(contract: Contract, *, runs: int) -> Iterator[Observed]:
     """Yield ceilings of memory and work with headroom, and the measured powers of their growth."""
-    for field, check, key, write in (
-        ("memory", "peak-memory", "peak_bytes", _bytes),
-        ("flops", "flops", "flops", _flops),
-    ):
-        found = [_decided(again(contract, **{field: _VAST[field]}), check, s) for s in range(runs)]
-        values = [float(str(f.evidence[key])) for f in found if f and key in f.evidence]
-        if len(values) == runs and (top := max(values)) > 0:
-            value, shown, measured = write(top)
-            yield Observed(
-                field=field,
-                value=value,
-                code=shown,
-                comment=f"{measured} measured in {_times(runs)}, with {HEADROOM - 1:.0%} headroom",
-            )
+    found = [
+        _decided(again(contract, memory=_VAST["memory"]), "peak-memory", s) for s in range(runs)
+    ]
+    whole, kept = (_top(found, key) for key in ("peak_bytes", "activation_bytes"))
+    if whole:
+        limits = {"total": _bytes(whole), **({"activations": _bytes(kept)} if kept else {})}
+        code = ", ".join(f'"{name}": "{limit}"' for name, limit in limits.items())
+        measured = f"{format_bytes(whole)} in all and {format_bytes(kept)} of activations"
+        yield Observed(
+            field="memory", value=limits, code=f"{{{code}}}", comment=_headroom(measured, runs)
+        )
+    found = [_decided(again(contract, flops=_VAST["flops"]), "flops", s) for s in range(runs)]
+    if work := _top(found, "flops"):
+        value = _flops(work)
+        yield Observed(
+            field="flops",
+            value=value,
+            code=f"{value:_}",
+            comment=_headroom(format_flops(work), runs),
+        )
     powers = _powers(contract)
     if powers:
         code = "{" + ", ".join(f'"{name}": {power:g}' for name, (power, _) in powers.items()) + "}"
@@ -200,17 +206,24 @@ def ceilings(contract: Contract, *, runs: int) -> Iterator[Observed]:
         yield Observed(field="growth", value=allowed, code=code, comment=f"memory follows {laws}")
 
 
-def _bytes(top: float) -> tuple[str, str, str]:
+def _top(found: list[Finding | None], key: str) -> float:
+    """Return the largest measurement of several runs; 0 where one of them has none."""
+    values = [float(str(one.evidence[key])) for one in found if one and key in one.evidence]
+    return max(values, default=0.0) if len(values) == len(found) else 0.0
+
+
+def _headroom(measured: str, runs: int) -> str:
+    return f"{measured} measured in {_times(runs)}, with {HEADROOM - 1:.0%} headroom"
+
+
+def _bytes(top: float) -> str:
     step = 1024 if top < 1 << 20 else 1 << 20
-    number = math.ceil(top * HEADROOM / step)
-    text = f"{number} {'KiB' if step == 1024 else 'MiB'}"
-    return text, f'"{text}"', format_bytes(top)
+    return f"{math.ceil(top * HEADROOM / step)} {'KiB' if step == 1024 else 'MiB'}"
 
 
-def _flops(top: float) -> tuple[int, str, str]:
+def _flops(top: float) -> int:
     digits = max(0, int(math.log10(top)) - 2)
-    number = math.ceil(top * HEADROOM / 10**digits) * 10**digits
-    return number, f"{number:_}", format_flops(top)
+    return math.ceil(top * HEADROOM / 10**digits) * 10**digits
 
 
 def _powers(contract: Contract) -> dict[str, tuple[float, str]]:

@@ -16,6 +16,7 @@ def evidence(profile: MemoryProfile) -> dict[str, Any]:
     """Return a profile as a finding keeps it: tables, the timeline, exact counts."""
     return {
         "peak_bytes": profile.peak_bytes,
+        "activation_bytes": profile.category_peaks.get("activations", 0),
         "peak_phase": profile.peak_phase,
         **(
             {"allocator_peak_bytes": profile.allocator_peak_bytes}
