@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 _SENT: Final = "torchcheck_cached"  # what a worker sends, in its output
 _NO_VERDICT: Final = frozenset(
     {"enabled", "json", "html", "sarif", "markdown", "artifacts", "durations", "checks", "cached", "sources",
-     "min_gpu_tests", "require", "models", "write_baseline"}
+     "min_gpu_tests", "require", "models", "write_baseline", "against", "allow", "record", "write_record", "benchmark",
+     "profile"}
 )  # fmt: skip
 """Settings that decide no verdict: what is selected, and where reports go."""
 _ELSEWHERE: Final = ("dataset", "ranks", "speed", "trainer")

@@ -76,6 +76,7 @@ class Options(NamedTuple):
         record: Folder of the records beside which every model is held.
         write_record: Whether to write them.
         benchmark: Whether contracts offer benchmarks to pytest-benchmark.
+        profile: Whether benchmarks show where their time goes.
         sources: Where each value came from, by field.
     """
 
@@ -112,6 +113,7 @@ class Options(NamedTuple):
     record: Path | None = None
     write_record: bool = False
     benchmark: bool = False
+    profile: bool = False
     sources: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -265,6 +267,9 @@ SETTINGS: Final = (
     ),
     Setting(name="benchmark", flag="--torchcheck-benchmark", kind="flag",
         help="add benchmarks of each contract, run by pytest-benchmark: forward, inference, training-step",
+    ),
+    Setting(name="profile", flag="--torchcheck-profile", kind="flag",
+        help="show by module and line where the time of each benchmark goes; the HTML report draws it",
     ),
     Setting(name="allow", flag="--torchcheck-allow", kind="list", parse=parse_change, metavar="CHANGES",
         help="what may have changed since --torchcheck-against: state, outputs, init, cost (none)",

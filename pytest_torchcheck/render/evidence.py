@@ -1,6 +1,6 @@
 """The measurements of a finding as blocks that every renderer can lay out: curves, tables, chains.
 
-Nine keys of ``Finding.evidence`` have a shape of their own; any other key is shown as text.
+Eleven keys of ``Finding.evidence`` have a shape of their own; any other key is shown as text.
 
 ``losses`` A list of numbers, one per step; or a mapping of names to such lists. ``layers`` A list
 of mappings, one per layer, with the same keys in each (such as ``name``, ``rms``, ``grad``); or a
@@ -9,7 +9,8 @@ mapping of layer names to mappings or numbers. ``histogram`` holds counts, and i
 them all. ``holders`` A list of names, from the object that is alive to what holds it; or a list of
 such lists. ``lines`` A list of mappings with ``bytes`` and either ``file``, ``line`` and ``text``
 or ``where``. ``samples``, ``labels``, ``reading`` Lists of mappings with the same keys in each:
-what a dataset holds, and how long reading it takes. ``timeline`` A step's memory over time, as
+what a dataset holds, and how long reading it takes. ``time by line`` Likewise: where a step's time goes.
+``flame`` The same as stacks, as :func:`~pytest_torchcheck.render.flame.flame_svg` takes them. ``timeline`` A step's memory over time, as
 :func:`~pytest_torchcheck.render.timeline.timeline_svg` takes it.
 """
 
@@ -123,7 +124,29 @@ class Timeline:
         return [f"{sparkline(totals, across)} at most {peak}", "".join(marks).rstrip()]
 
 
-Block = Curve | Table | Chain | Timeline
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flame:
+    """Where time goes, by stacks.
+
+    Attributes:
+        title: What is drawn.
+        stacks: What :func:`~pytest_torchcheck.render.flame.flame_svg` takes.
+    """
+
+    title: str
+    stacks: Sequence[Mapping[str, Any]]
+
+    def lines(self, width: int) -> list[str]:
+        """Return the share of each outermost frame: the table beside it holds the rest."""
+        totals: dict[str, float] = {}
+        for stack in self.stacks:
+            name = str(stack["frames"][0])
+            totals[name] = totals.get(name, 0.0) + float(stack["value"])
+        whole = sum(totals.values()) or 1.0
+        return [", ".join(f"{name} {100 * part / whole:.0f} %" for name, part in totals.items())]
+
+
+Block = Curve | Table | Chain | Timeline | Flame
 
 
 def _are_numbers(value: object) -> bool:
@@ -220,8 +243,8 @@ def _timeline(value: Any) -> Iterator[Block]:
         yield Timeline(title="memory over the step", data=value)
 
 
-_TABLES = ("samples", "labels", "reading")
-_SPECIAL = ("losses", "layers", "gradients", *_TABLES, "holders", "lines", "timeline")
+_TABLES = ("samples", "labels", "reading", "time by line")
+_SPECIAL = ("losses", "layers", "gradients", *_TABLES, "holders", "lines", "timeline", "flame")
 
 
 def _others(evidence: Mapping[str, Any], limit: int | None) -> Iterator[Block]:
@@ -257,6 +280,8 @@ def blocks(finding: Finding, *, verbosity: int = 1) -> Iterator[Block]:
     yield from _holders(evidence.get("holders"))
     yield from _memory_lines(evidence.get("lines"), limit)
     yield from _timeline(evidence.get("timeline"))
+    if stacks := evidence.get("flame"):
+        yield Flame(title="time by phase, module, line and kernel", stacks=stacks)
     if verbosity >= 2:
         yield from _others(evidence, limit)
     if finding.culprits and (verbosity >= 2 or len(finding.culprits) > 1):

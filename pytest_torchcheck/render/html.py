@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..findings import STATUSES
 from ..text.wording import counted
-from .evidence import Chain, Curve, Table, Timeline, blocks
+from .evidence import Chain, Curve, Flame, Table, Timeline, blocks
+from .flame import flame_svg
 from .source import diff, excerpt
 from .terminal import followers
 from .text import STATUS_WORDS, fields, headline, number, one_line
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..findings import Finding, Report, Status, Verdict
     from .evidence import Block
-    from .source import Line
+from .source import Line
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1e21; --soft: #5a6069; --paper: #fff; --card: #f5f6f8;
@@ -159,6 +160,9 @@ def _block(block: Block) -> Iterator[str]:
         case Timeline():
             yield f"<h4>{escape(block.title)}</h4>"
             yield timeline_svg(block.data)
+        case Flame():
+            yield f"<h4>{escape(block.title)}</h4>"
+            yield flame_svg(block.stacks)
 
 
 _TRIED: dict[str, str] = {

@@ -53,3 +53,38 @@ def test_benchmarks_are_stored_and_a_slower_model_fails_the_comparison(
     )
     second.stderr.fnmatch_lines(["*Performance has regressed*"])
     assert second.ret != 0
+
+
+SORTED = """
+import torch
+from torch import nn
+from pytest_torchcheck import Contract
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 3)
+    def forward(self, x):
+        x = torch.sort(x).values
+        return self.head(x)
+
+net = Contract(model=Net, inputs="B 64", sizes={"B": 512})
+"""
+
+
+def test_a_profile_names_the_line_that_takes_most(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_net=SORTED)
+    given = (
+        "-p", "benchmark", "--torchcheck", "--torchcheck-benchmark", "--benchmark-only", "-k", "inference",
+        "--benchmark-max-time=0.05", "--torchcheck-profile", "--torchcheck-html=out.html",
+    )  # fmt: skip
+    result = pytester.runpytest_subprocess(*given)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        ["*time of test_net.py::net::benchmark*", "share*line*", "*%*test_net.py:10*torch*"]
+    )
+    page = (pytester.path / "out.html").read_text(encoding="utf-8")
+    assert "test_net.py:10: x = torch.sort(x).values: " in page  # a frame's tooltip
+    assert "time by phase, module, line and kernel" in page
+    lone = pytester.runpytest_subprocess("--torchcheck", "--torchcheck-profile")
+    lone.stderr.fnmatch_lines(["*give --torchcheck-benchmark as well*"])

@@ -36,6 +36,9 @@ EXTRA: Final = pytest.StashKey[list[Any]]()
 ITEMS: Final = pytest.StashKey[list[Any]]()
 """What adds other items to contracts in this run: functions of a :class:`ContractNode`."""
 
+FOUND: Final = pytest.StashKey[Any]()
+"""What an item that is no check of a contract has found of it, as findings."""
+
 
 class ContractNode(pytest.Collector):
     """One contract of a test module."""

@@ -11,7 +11,7 @@ import pytest
 
 from ...findings import Finding
 from .. import fixtures, markers, options
-from .items import CheckItem
+from .items import FOUND, CheckItem, ContractNode
 from .verdict import Explained, represent
 from .verdict import Verdict as Verdict
 
@@ -44,9 +44,10 @@ class Records:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Attach a record to the report of a case, and of any test that broke a contract."""
         if not isinstance(item, CheckItem):
-            if call.excinfo is None:
+            if call.excinfo is None and FOUND not in item.stash:
                 return (yield)
-            _name_the_test(item, call.excinfo.value)
+            if call.excinfo is not None:
+                _name_the_test(item, call.excinfo.value)
             if drawn := fixtures.drawn_by(item):
                 item.add_report_section(call.when, "torchcheck", drawn)
         report = yield
@@ -92,6 +93,8 @@ def record(
         if report.when == "teardown" or (report.when == "setup" and report.passed):
             return None
         return _case_record(item, report)
+    if isinstance(item.parent, ContractNode) and FOUND in item.stash and report.when == "call":
+        return _found_record(item, item.parent, report)
     known = sys.modules.get("pytest_torchcheck.findings")
     if known is None or call.excinfo is None:
         return None
@@ -111,6 +114,18 @@ def record(
             finding.replace(contract=finding.contract or item.name).to_dict() for finding in found
         ],
     }
+
+
+def _found_record(
+    item: pytest.Item, node: ContractNode, report: pytest.TestReport
+) -> dict[str, Any]:
+    """Return what an item of a contract has found that is none of its checks, such as a benchmark."""
+    findings = [one.replace(contract=node.contract.name) for one in item.stash[FOUND]]
+    return {
+        "node": node.nodeid, "contract": node.contract.name, "case": "", "of": node.size, "ran": True,
+        "seconds": round(report.duration, 6), "environment": {},
+        "findings": [finding.to_dict() for finding in findings],
+    }  # fmt: skip
 
 
 def _case_record(item: CheckItem, report: pytest.TestReport) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _ALONE: Final[Mapping[str, Any]] = {
     "collectonly": False, "report_log": None, "torchcheck_json": None, "torchcheck_html": None,
     "torchcheck_require": "", "torchcheck_min_gpu_tests": 0, "torchcheck_checks": None, "torchcheck_replay": None,
     "torchcheck_against": None, "torchcheck_record": None, "torchcheck_write_record": None,
-    "torchcheck_benchmark": None, "torchcheck_baseline": None, "torchcheck_write_baseline": None,
+    "torchcheck_benchmark": None, "torchcheck_profile": None, "torchcheck_baseline": None, "torchcheck_write_baseline": None,
 }  # fmt: skip
 _LOOK_SECONDS: Final = 0.5
 
