@@ -42,7 +42,7 @@ def table_of_checks() -> str:
 
 def table_of_options() -> str:
     """Every setting, as the command line, the environment and the ini file write it."""
-    from pytest_torchcheck.plugin.options import SETTINGS
+    from pytest_torchcheck.plugin.settings import SETTINGS
 
     rows = ["| command line, and key in the ini file | means |", "| --- | --- |"]
     for one in SETTINGS:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchcheck.plugin import marker_help, markers, options
-from pytest_torchcheck.plugin.options import SETTINGS, Options
+from pytest_torchcheck.plugin import marker_help, markers, options, settings
+from pytest_torchcheck.plugin.options import Options
 from pytest_torchcheck.plugin.parsing import Require
+from pytest_torchcheck.plugin.settings import SETTINGS
 
 
 def built(pytester: pytest.Pytester, *arguments: str) -> Options:
@@ -62,7 +63,7 @@ VALUES = {
 
 @pytest.mark.parametrize("setting", [s for s in SETTINGS if s.flag and s.ini], ids=lambda s: s.name)
 def test_the_command_line_counts_more_than_the_ini_file(
-    pytester: pytest.Pytester, setting: options.Setting
+    pytester: pytest.Pytester, setting: settings.Setting
 ) -> None:
     in_file, given, expected = VALUES[setting.name]
     if setting.name == "baseline":  # has to be there
