@@ -16,6 +16,43 @@ if TYPE_CHECKING:
 # a function returns the fields of a contract; its libraries are imported when it is called
 ZOO: dict[str, Callable[[], dict[str, Any]]] = {}
 
+TRUE: dict[str, dict[str, str]] = {
+    "brevitas.quantised": {
+        "grad-zero": "the scale is multiplied by 0 while statistics are collected",
+        "grad-none": "the same",
+    },
+    "diffusers.autoencoder_tiny": {"grad-none": "forward rounds the code to bytes"},
+    "diffusers.sd3": {"grad-zero": "the last block's text queries are dropped"},
+    "lightly.memory_bank": {"state-lost": "the bank is a buffer with persistent=False"},
+    "memorizing_transformers.memorizing": {"grad-zero": "no second segment reads the memory"},
+    "monai.unetr": {"grad-none": "the blocks' cross attention is built and not called"},
+    "normflows.residual_flow": {"grad-none": "the number of terms is drawn by NumPy"},
+    "odd.quantiser": {"batch-size-dependent": "one scale for all samples of a batch"},
+    "pyro.guide": {"cpu-tensor": "the prior's tensors stay on the CPU"},
+    "segmentation_models.unet_plus": {"grad-none": "the encoder is built deeper than it is used"},
+    "transformers.bigbird": {"grad-none": "the pooler's output is not used"},
+    "transformers.canine": {"grad-none": "the classifier reads the pooled token alone"},
+    "transformers.dinov2": {"grad-none": "the mask token is used in pretraining only"},
+    "transformers.dpt": {
+        "grad-none": "the last norm and a residual layer are not used",
+        "weight-static": "the same",
+    },
+    "transformers.encodec": {
+        "grad-none": "codes are indices, without an estimator",
+        "grad-zero": "the codebook starts at zero",
+        "weight-static": "both",
+        "input-ignored": "the codebook starts at zero",
+        "overfit-stuck": "the codebook starts at zero",
+    },
+    "transformers.esm": {"grad-none": "the contact head is built and not called"},
+    "transformers.funnel": {
+        "grad-zero": "the last block reads the class token, whose positions are masked",
+        "weight-static": "the same",
+    },
+    "vector_quantize.LatentQuantize": {"grad-none": "its values are behind a detach()"},
+}
+"""What plain torch code confirms of a model: code and reason."""
+
 
 def public(library: str, name: str | None = None) -> Callable[[Any], Any]:
     """Register a function that returns a contract's fields as LIBRARY.FUNCTION."""

@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import resource
 import time
 import warnings
 from collections import Counter
@@ -19,7 +20,9 @@ from tests.models.zoo import ZOO
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAMILIES = ("text", "vision", "graphs", "densities", "sequences", "mixed", "odd")
+FAMILIES = (
+    "text", "vision", "images", "graphs", "densities", "sequences", "mixed", "odd", "odd_training",
+)  # fmt: skip
 
 
 def load() -> None:
@@ -60,7 +63,10 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="run one plain training step only")
     parser.add_argument("--checks", help="names of checks, with commas between them")
     parser.add_argument("--show", default="violated,error", help="statuses to print in full")
+    parser.add_argument("--seconds", type=int, help="of processor time, after which it is killed")
     options = parser.parse_args()
+    if options.seconds:
+        resource.setrlimit(resource.RLIMIT_CPU, (options.seconds, options.seconds))
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     os.environ["HF_HUB_OFFLINE"] = "1"

@@ -382,22 +382,3 @@ def quantisation_aware() -> dict[str, Any]:
         return q.prepare_qat(model)
 
     return fields(make, (torch.randn(6, 4),), torch.randn(6, 3))
-
-
-@public("lightning")
-def lightning_gan() -> dict[str, Any]:
-    import lightning
-
-    class Model(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.save_hyperparameters()
-            self.net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 5))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.net(x)
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.AdamW(self.parameters(), lr=1e-3)
-
-    return fields(Model, (torch.randn(6, 4),), labels(6), F.cross_entropy)
