@@ -38,12 +38,8 @@ def internal(check: str, error: BaseException, found: Iterable[Finding] = ()) ->
         status="error",
         summary=f"{check} itself failed with {type(error).__name__}: {clipped(_said(error), 140)}",
         observed=f"{_innermost(error)}{before}",
-        cause=(
-            "a defect of pytest-torchcheck, not of your model: nothing is known of what this "
-            "check promises"
-        ),
-        fix="report it to pytest-torchcheck with the traceback (-vv and --torchcheck-json show "
-        "it) and the model if "
+        cause="a defect of pytest-torchcheck, not of your model: nothing is known of what this check promises",
+        fix="report it to pytest-torchcheck with the traceback (-vv and --torchcheck-json show it) and the model if "
         f"you can; until it is fixed, --torchcheck-checks='!{check}' leaves the check out",
         evidence={"traceback": told(error)},
     )
@@ -84,8 +80,7 @@ def unexplained(error: BaseException, phase: Phase, failure: BaseException) -> E
     return Explanation(
         code="crash",
         summary=f"{PHASE_WORDS[phase]} raises {type(error).__name__}: {clipped(_said(error), 140)}",
-        observed=f"explaining it failed with {type(failure).__name__}: "
-        f"{clipped(_said(failure), 140)}; "
+        observed=f"explaining it failed with {type(failure).__name__}: {clipped(_said(failure), 140)}; "
         "that is a defect of pytest-torchcheck, the exception itself is not",
         because=f"the message is {_said(error)!r}" if _said(error) else "it has no message",
         fix="see the traceback in the report",

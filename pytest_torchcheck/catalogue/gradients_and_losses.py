@@ -35,10 +35,8 @@ CHECKS: tuple[Check, ...] = (
                 "gradients reach their parameters."
             ),
             needs=("loss",),
-            cost=(
-                "shared by the loss checks; 1 F more where torch.normal receives tensors that "
-                "require gradients"
-            ),
+            cost="shared by the loss checks; 1 F more where torch.normal receives tensors that "
+            "require gradients",
             axes="once",
         ),
     ),

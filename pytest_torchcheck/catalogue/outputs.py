@@ -32,10 +32,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "batch-independence",
             "A sample's output does not depend on other samples or on its position in the batch.",
-            cost=(
-                "4 F in eval mode, one of them shared; 2 more in float64 only where bits differ; as "
-                "many again where weights start at zero"
-            ),
+            cost="4 F in eval mode, one of them shared; 2 more in float64 only where bits "
+            "differ; as many again where weights start at zero",
         ),
         check(
             "batch-sizes",
@@ -43,10 +41,8 @@ CHECKS: tuple[Check, ...] = (
                 "Other sizes of the declared symbols work, and a batch of one gives the same "
                 "output as in a larger batch."
             ),
-            cost=(
-                "1 F for each of the drawn sizes and 1 F for the batch of one; 2 more in "
-                "float64 only where bits differ"
-            ),
+            cost="1 F for each of the drawn sizes and 1 F for the batch of one; 2 more in "
+            "float64 only where bits differ",
         ),
     ),
     *family(
@@ -54,10 +50,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "eval-determinism",
             "In eval mode the same input gives the same output, regardless of the random state.",
-            cost=(
-                "3 F, shared with eval-purity; 1 more only where one of them differs; 3 where weights "
-                "start at zero"
-            ),
+            cost="3 F, shared with eval-purity; 1 more only where one of them differs; 3 where "
+            "weights start at zero",
         ),
         check(
             "eval-purity",
@@ -65,10 +59,8 @@ CHECKS: tuple[Check, ...] = (
                 "A forward in eval mode changes no parameter or buffer, and a second one gives the "
                 "same output."
             ),
-            cost=(
-                "3 F, shared with inference-memory; 2 more only where one of them differs, or "
-                "where a call retains tensors"
-            ),
+            cost="3 F, shared with inference-memory; 2 more only where one of them differs, or "
+            "where a call retains tensors",
         ),
         check(
             "mode-flags",

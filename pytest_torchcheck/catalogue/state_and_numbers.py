@@ -13,10 +13,8 @@ CHECKS: tuple[Check, ...] = (
                 "A state_dict that is saved and loaded strictly into another instance restores the "
                 "outputs."
             ),
-            cost=(
-                "2 F and 1 FB, shared in part; 1 build of a factory; 3 F more where training "
-                "changes unsaved state"
-            ),
+            cost="2 F and 1 FB, shared in part; 1 build of a factory; 3 F more where training "
+            "changes unsaved state",
             axes="device",
         ),
         check(
@@ -25,9 +23,8 @@ CHECKS: tuple[Check, ...] = (
                 "A deep copy and a pickled copy give the same outputs, and a deep copy does not "
                 "depend on the original."
             ),
-            cost=(
-                "1 F, 1 copy of the model, and 1 FB, shared; 2 to 4 F more where one of them fails"
-            ),
+            cost="1 F, 1 copy of the model, and 1 FB, shared; 2 to 4 F more where one of them "
+            "fails",
             axes="device",
         ),
         check(
@@ -69,10 +66,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "device-portability",
             "The model runs on a GPU: no tensor stays on the CPU or is created there.",
-            cost=(
-                "1 F and the loss; 1 FB on the meta device, which computes nothing, in "
-                "doubtful cases or where devices are declared"
-            ),
+            cost="1 F and the loss; 1 FB on the meta device, which computes nothing, in doubtful "
+            "cases or where devices are declared",
             axes="once",
         ),
         check(
@@ -90,9 +85,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "degenerate-inputs",
             ("Zero, constant, equal and shortest inputs give finite outputs and gradients."),
-            cost=(
-                "1 FB; 1 FB more where sizes are declared or the batch is small; another is shared"
-            ),
+            cost="1 FB; 1 FB more where sizes are declared or the batch is small; another is "
+            "shared",
             axes="device",
         ),
         check(
@@ -150,10 +144,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "initialisation",
             "Parameters are initialised, finite, and not the same for every unit.",
-            cost=(
-                "1 build of a factory, shared; 1 FB only where units or rows are equal, and 3 FBS "
-                "where their gradients are"
-            ),
+            cost="1 build of a factory, shared; 1 FB only where units or rows are equal, and 3 "
+            "FBS where their gradients are",
             axes="device",
         ),
         check(
@@ -231,11 +223,8 @@ CHECKS: tuple[Check, ...] = (
             "descent",
             "A small step along the gradient changes the loss as the gradient predicts.",
             needs=("loss",),
-            cost=(
-                "1 FB and 2 F in float64 on 4 samples; 7 F more where they disagree; none "
-                "for large models that do "
-                "not declare float64"
-            ),
+            cost="1 FB and 2 F in float64 on 4 samples; 7 F more where they disagree; none for "
+            "large models that do not declare float64",
             axes="once",
         ),
     ),
@@ -245,10 +234,8 @@ CHECKS: tuple[Check, ...] = (
             "overfit",
             "One batch can be memorised.",
             needs=("overfit",),
-            cost=(
-                "at most 40 FBS, everything included, or what Overfit(steps=) allows; most "
-                "models need 5 to 15 FBS"
-            ),
+            cost="at most 40 FBS, everything included, or what Overfit(steps=) allows; most "
+            "models need 5 to 15 FBS",
             axes="device",
             tries_skip=False,
         ),

@@ -59,10 +59,7 @@ def backward(subject: Subject) -> Iterator[Finding]:
     if moved.error is not None:
         raise moved.error
     yield passed(
-        (
-            f"backward ran {len(moved.losses)} times, on a fresh model and after steps; loss "
-            f"{first.loss:.4g}"
-        ),
+        f"backward ran {len(moved.losses)} times, on a fresh model and after steps; loss {first.loss:.4g}",
         evidence={"losses": list(moved.losses)},
     )
 

@@ -198,8 +198,7 @@ def _compare(
 ) -> dict[str, float] | None:
     """Compare samples ``of_a`` of one run with samples ``of_b`` of another: None where they agree.
 
-    Bits first; where those differ, float64 decides, and rounding in the subject's own dtype where
-    the
+    Bits first; where those differ, float64 decides, and rounding in the subject's own dtype where the
     model does not run in float64.
 
     Args:

@@ -81,10 +81,8 @@ def _unpicklable(subject: Subject, model: nn.Module, error: Exception) -> Findin
         culprits=[Culprit(kind="module", name=name, location=place)],
         observed=message,
         cause=f"{name} holds a lambda, a local function, a lock or an open file",
-        because=(
-            f"pickling this attribute alone raises {type(error).__name__}; the contract "
-            f"declares {ranks} ranks"
-        ),
+        because=f"pickling this attribute alone raises {type(error).__name__}; the contract "
+        f"declares {ranks} ranks",
         fix=f"use a function of the module's file for {name}, or remove it in __getstate__",
     )
 
@@ -153,9 +151,8 @@ def _sharing(subject: Subject, shared: list[str]) -> Finding:
             Culprit(kind="parameter", name=n, location=sources.of_parameter(subject.model, n))
             for n in shared[:4]
         ],
-        observed=(
-            f"{len(shared)} of the copy's tensors share the original's memory, {shared[0]} first"
-        ),
+        observed=f"{len(shared)} of the copy's tensors share the original's memory, {shared[0]} "
+        "first",
         cause=f"the __deepcopy__ of {shared[0]} returns it uncopied",
         because="both have the same address in memory; the outputs are equal until either changes",
         fix=f"return a copy from the __deepcopy__ of {shared[0]}",
@@ -188,10 +185,8 @@ def _holding(subject: Subject, difference: tuple[str, float], shared: list[str])
             for n in shared[:4]
         ],
         location=place,
-        observed=(
-            f"{difference[0]} of the copy differs by {difference[1]:.3g} after only the "
-            "original's parameters changed"
-        ),
+        observed=f"{difference[0]} of the copy differs by {difference[1]:.3g} after only the "
+        "original's parameters changed",
         cause=f"the copy receives the original's {name} instead of a copy of it",
         because=f"{name} of the copy and of the original have the same address in memory",
         fix=f"copy {name} too: .detach().clone() in a new nn.Parameter",
@@ -243,9 +238,7 @@ def _different(subject: Subject, difference: tuple[str, float]) -> Finding:
         location=_reducer(subject.model),
         observed=f"{difference[0]} differs by {difference[1]:.3g}, right after copying",
         cause="copying drops or changes an attribute that the forward uses",
-        because=(
-            "the copy has equal parameters and buffers, and runs the same code on equal inputs "
-            "and seeds"
-        ),
+        because="the copy has equal parameters and buffers, and runs the same code on equal "
+        "inputs and seeds",
         fix="copy every attribute that forward needs",
     )

@@ -51,10 +51,7 @@ def deterministic_algorithms(subject: Subject) -> Iterator[Finding]:
                 if _WORKSPACE not in str(error.error):
                     raise
                 yield inconclusive(
-                    (
-                        f"cuBLAS is deterministic only where {_WORKSPACE}=:4096:8 is set "
-                        "before the run"
-                    ),
+                    f"cuBLAS is deterministic only where {_WORKSPACE}=:4096:8 is set before the run",
                     code="needs-workspace",
                 )
                 return
@@ -89,10 +86,8 @@ def _bit_equal(apart: list[Gap], subject: Subject) -> Iterator[Finding]:
             )
             or sources.of_object(type(subject.model).forward),
             observed=f"relative difference {worst.value:.3g} between two passes from one seed",
-            cause=(
-                "a random number that torch's seed does not determine, or a custom kernel that "
-                "adds in no fixed order"
-            ),
+            cause="a random number that torch's seed does not determine, or a custom kernel that "
+            "adds in no fixed order",
             because="weights, inputs, seed and algorithm settings were the same",
             fix="draw from torch's generator, or sum in a fixed order",
         )
@@ -155,14 +150,8 @@ def _unwritten(subject: Subject, names: list[str]) -> Finding:
         f"{names[0]} depends on uninitialised memory",
         culprits=[Culprit(kind="tensor", name=name) for name in names[:4]],
         location=place or sources.of_object(type(subject.model).forward),
-        observed=(
-            f"{len(names)} tensors of the pass hold NaN once new memory is filled with NaN, "
-            "none with zeros"
-        ),
+        observed=f"{len(names)} tensors of the pass hold NaN once new memory is filled with NaN, none with zeros",
         cause="torch.empty (or a view of it) is read before every element is written",
-        because=(
-            "under deterministic algorithms torch fills new memory with NaN; nothing else was "
-            "changed"
-        ),
+        because="under deterministic algorithms torch fills new memory with NaN; nothing else was changed",
         fix="use torch.zeros or torch.full, or write every element before it is read",
     )

@@ -224,10 +224,7 @@ def function_coverage(subject: Subject) -> Iterator[Finding]:
     if missing:
         names = ", ".join(row.name for row in missing)
         yield inconclusive(
-            (
-                f"{len(missing)} of {len(rows)} custom Functions could not be checked: {names} "
-                f"({missing[0].reason})"
-            ),
+            f"{len(missing)} of {len(rows)} custom Functions could not be checked: {names} ({missing[0].reason})",
             "function-unchecked",
             evidence=plain,
             observed=lines,

@@ -203,18 +203,13 @@ def checkpointing(subject: Subject) -> Iterator[Finding]:
         yield suspicious(
             "checkpoint-buffers",
             f"{buffers[0]} is updated twice per step under activation checkpointing",
-            observed=(
-                f"{len(buffers)} buffers differ between a step with recomputation and one without"
-            ),
-            cause=(
-                "the recomputation runs the module's forward a second time and updates its "
-                "statistics again"
-            ),
+            observed=f"{len(buffers)} buffers differ between a step with recomputation and one "
+            "without",
+            cause="the recomputation runs the module's forward a second time and updates its "
+            "statistics again",
             because="outputs and gradients are equal, but these buffers are not",
-            fix=(
-                "keep modules with running statistics out of the checkpointed region, or halve "
-                "their momentum"
-            ),
+            fix="keep modules with running statistics out of the checkpointed region, or halve "
+            "their momentum",
             location=sources.of_parameter(subject.model, owner or buffers[0]),
         )
         return
@@ -245,14 +240,11 @@ def output_stability(subject: Subject) -> Iterator[Finding]:
         yield suspicious(
             "output-differs",
             f"output{path} is {first[path]} in train mode and {second[path]} in eval mode",
-            observed=(
-                f"{len(differing)} of {len(first)} outputs differ in dtype or number of dimensions"
-            ),
+            observed=f"{len(differing)} of {len(first)} outputs differ in dtype or number of "
+            "dimensions",
             cause="what the forward returns depends on the mode",
-            because=(
-                f"both forwards were given the same batch; train mode gave {first[path]}, eval "
-                f"mode {second[path]}"
-            ),
+            because=f"both forwards were given the same batch; train mode gave {first[path]}, "
+            f"eval mode {second[path]}",
             fix="return the same structure and dtypes in both modes",
             location=sources.of_object(type(subject.model).forward),
         )

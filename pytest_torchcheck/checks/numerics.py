@@ -347,10 +347,8 @@ def _confirm(
         observed=f"relative difference {gap:.3g} in {path}"
         + (", in float64" if exact is not None else ""),
         cause="some code reads the memory of the input as if it were contiguous",
-        because=(
-            "equal values in contiguous memory give different outputs, by more than rounding "
-            "explains"
-        ),
+        because="equal values in contiguous memory give different outputs, by more than rounding "
+        "explains",
         fix="call .contiguous() before code that uses strides or pointers",
     )
 

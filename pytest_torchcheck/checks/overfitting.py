@@ -132,8 +132,7 @@ def _judge(
         if first.name == "the declared optimizer":
             return _own_failed(subject, first, best, seen, shown)
         return passed(
-            f"{best.name} brings the loss from {best.losses[0]:.4g} to "
-            f"{min(best.finite[-5:]):.4g} in "
+            f"{best.name} brings the loss from {best.losses[0]:.4g} to {min(best.finite[-5:]):.4g} in "
             f"{len(best.losses)} steps ({floor})",
             evidence=shown,
         )

@@ -86,8 +86,7 @@ def _causal(subject: Subject, promise: promises.Causal) -> Finding:
     path, tensor = found
     if tensor.dim() <= promise.dim or tensor.shape[promise.dim] < 2:
         return inconclusive(
-            f"{path} {list(tensor.shape)} has fewer than two positions along dimension "
-            f"{promise.dim}"
+            f"{path} {list(tensor.shape)} has fewer than two positions along dimension {promise.dim}"
         )
     length = tensor.shape[promise.dim]
     positions = sorted({0, length // 2, length - 2})
@@ -100,10 +99,7 @@ def _causal(subject: Subject, promise: promises.Causal) -> Finding:
     steps = base.shape[promise.output_dim]
     if steps != length:
         return inconclusive(
-            (
-                f"the output has {steps} positions along dimension {promise.output_dim}, the "
-                f"input {length}"
-            ),
+            f"the output has {steps} positions along dimension {promise.output_dim}, the input {length}",
             code="length-differs",
         )
     moved_anything = False
@@ -194,10 +190,7 @@ def _padding(subject: Subject, promise: promises.PaddingInvariant, extra: int = 
         outputs, bound = run_wide(subject, [batch, extended, *([refilled] if varied else [])])
     except SubjectError as error:
         return inconclusive(
-            (
-                f"a batch with {extra} more padded positions does not run "
-                f"({type(error.error).__name__}: {error.error})"
-            ),
+            f"a batch with {extra} more padded positions does not run ({type(error.error).__name__}: {error.error})",
             code="longer-fails",
         )
     first = trees.floats(outputs[0])
@@ -354,8 +347,7 @@ def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
         sizes.add(found[1].shape[dim])
     if len(sizes) != 1 or (size := sizes.pop()) < 2:
         return inconclusive(
-            f"the permuted dimensions have sizes {sorted(sizes) or [size]}; they must be "
-            "equal and above one"
+            f"the permuted dimensions have sizes {sorted(sizes) or [size]}; they must be equal and above one"
         )
     generator = torch.Generator().manual_seed(subject.seed)
     orders = [torch.arange(size).roll(1), torch.randperm(size, generator=generator)]

@@ -194,9 +194,7 @@ def _growing(subject: Subject) -> Iterator[Finding]:
             for key in grown
         ],
         location=place or sources.of_object(type(subject.model).forward),
-        observed=(
-            f"{counted(len(grown), 'key is', 'keys are')} new or of another shape after one forward"
-        )
+        observed=f"{counted(len(grown), 'key is', 'keys are')} new or of another shape after one forward"
         + (f"; load_state_dict: {refused[:160]}" if refused else ""),
         cause="a buffer is registered, filled or resized in forward, and is persistent",
         because="a strict load into a newly built model raises after a forward, but not before it"
@@ -220,10 +218,7 @@ def _not_deterministic(noise: tuple[str, float]) -> Finding:
 def _unsaved(error: CheckpointError) -> Finding:
     return violated(
         "state-unpicklable",
-        (
-            f"state_dict() cannot be {'saved' if error.phase == 'save' else 'loaded'}: "
-            f"{type(error.error).__name__}"
-        ),
+        f"state_dict() cannot be {'saved' if error.phase == 'save' else 'loaded'}: {type(error.error).__name__}",
         location=sources.of_error(error.error),
         observed=str(error.error).splitlines()[0]
         if str(error.error)
@@ -288,10 +283,7 @@ def _not_loaded(model: nn.Module, error: Exception) -> Finding:
         observed=message[:300],
         cause="two instances of the model have different keys or shapes",
         because=f"load_state_dict(strict=True) raised {type(error).__name__}",
-        fix=(
-            "register every parameter and buffer in __init__, with the same name and shape "
-            "each time"
-        ),
+        fix="register every parameter and buffer in __init__, with the same name and shape each time",
     )
 
 

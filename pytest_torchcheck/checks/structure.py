@@ -71,9 +71,7 @@ def registration(subject: Subject) -> Iterator[Finding]:
             f"{path} is not registered, so train() and eval() do not reach it",
             culprits=[Culprit(kind="module", name=path, location=holding.location)],
             observed=f"{path} ran; it is not in modules()",
-            cause=(
-                f"it is held through a {holding.via}, and contains dropout or batch normalisation"
-            ),
+            cause=f"it is held through a {holding.via}, and contains dropout or batch normalisation",
             because="only registered modules get train() and eval()",
             fix=f"hold {holding.attribute} in an nn.ModuleList or an attribute of its own",
         )
@@ -145,9 +143,7 @@ def _used(subject: Subject, stray: Stray) -> Finding:
         culprits=[Culprit(kind="tensor", name=stray.name, location=stray.location)],
         observed=f"{stray.dtype} {list(stray.shape)}, used beside the model's own tensors",
         cause="it is held by a plain attribute, list, dict, closure or class",
-        because=(
-            "named_parameters() and named_buffers() do not contain it, and .to() leaves it behind"
-        ),
+        because="named_parameters() and named_buffers() do not contain it, and .to() leaves it behind",
         fix=f'write self.register_buffer("{word}", ...)',
         root="device-portability/cpu-tensor",
     )
@@ -204,10 +200,7 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
         observed=f"0 calls in one training forward, while {len(seen.calls)} modules ran",
         cause="the forward does not use it",
         because=f"a hook on {name} counted no call",
-        fix=(
-            f"call {edits.submodule(subject.model, name)} in the forward, or delete line "
-            f"{place.line}"
-        ),
+        fix=f"call {edits.submodule(subject.model, name)} in the forward, or delete line {place.line}",
     )
 
 

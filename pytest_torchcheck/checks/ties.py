@@ -297,10 +297,8 @@ def _undone(subject: Subject, tie: Tie, what: str) -> Finding:
         f"{what} unties {tie.a} and {tie.b}",
         culprits=_culprits(subject, tie, by_memory=shared),
         observed=f"one memory before {what}, two after",
-        cause=(
-            "they are two parameters that share memory (tied through .data), which conversions "
-            "do not preserve"
-        )
+        cause="they are two parameters that share memory (tied through .data), which conversions "
+        "do not preserve"
         if shared
         else f"an overridden method makes {what} give each its own tensor",
         because=f"{tie.a} is {tie.b}: " + ("False" if shared else "True") + f" before {what}",

@@ -154,9 +154,7 @@ def out_of_time(budget: Budget, status: Status, code: str) -> Finding:
         code=code,
         summary=told,
         cause="not known: the explanation runs the model again, and it ran out of time",
-        fix=(
-            "run this check alone on a smaller model or batch: it fails in the same way and is "
-            "then explained"
-        ),
+        fix="run this check alone on a smaller model or batch: it fails in the same way and is "
+        "then explained",
         evidence={"out of time": told},
     )

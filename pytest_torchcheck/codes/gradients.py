@@ -37,10 +37,7 @@ ENTAILS = (
     ),
     rule(
         "*/non-finite-forward initialisation/parameter-non-finite initialisation/never-written",
-        (
-            "gradients-exist/grad-zero input-influence/* dead-modules/* weights-update/* "
-            "state-dict-roundtrip/state-lost"
-        ),
+        "gradients-exist/grad-zero input-influence/* dead-modules/* weights-update/* state-dict-roundtrip/state-lost",
         "model",
         "gradients through NaN are zero or NaN, and outputs that are NaN compare as equal",
     ),
@@ -77,10 +74,7 @@ ENTAILS = (
     ),
     rule(
         "gradients-exist/*",
-        (
-            "device-portability/numpy-on-device device-portability/cpu-tensor "
-            "device-portability/host-sync"
-        ),
+        "device-portability/numpy-on-device device-portability/cpu-tensor device-portability/host-sync",
         "line",
         "a value converted to NumPy or Python loses both its graph and its device",
     ),
@@ -97,10 +91,8 @@ ENTAILS = (
         "a part of the model receives no gradient",
     ),
     rule(
-        "gradients-exist/* sampling-paths/* checkpointing/* gradcheck/* gradcheck-module/* "
-        "loss-sound/* loss-input/* "
-        "loss-arguments/* label-range/* gradients-finite/* rng-hygiene/* seeding/* "
-        "inputs-unchanged/*",
+        "gradients-exist/* sampling-paths/* checkpointing/* gradcheck/* gradcheck-module/* loss-sound/* loss-input/* "
+        "loss-arguments/* label-range/* gradients-finite/* rng-hygiene/* seeding/* inputs-unchanged/*",
         "descent/*",
         "model",
         "a gradient that is lost or wrong in one place is wrong in the whole model",

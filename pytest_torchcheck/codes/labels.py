@@ -15,10 +15,7 @@ too_few_outputs = One("diagnosis.loss.labels:too_few_outputs", "label-classes")
 
 ENTAILS = (
     rule(
-        (
-            "*/label-range */label-one-based */label-dtype */label-classes */label-negative "
-            "*/label-shape */label-shifted"
-        ),
+        "*/label-range */label-one-based */label-dtype */label-classes */label-negative */label-shape */label-shifted",
         f"label-range/* loss-at-start/* {STUCK}",
         "model",
         "wrong labels cannot be learnt",

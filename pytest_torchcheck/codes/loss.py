@@ -49,10 +49,7 @@ ENTAILS = (
     ),
     rule(
         "loss-arguments/target-mutated",
-        (
-            "target-alignment/* loss-sign/* loss-at-start/* seeding/* resume/* "
-            f"repeatable-steps/* accumulation/* {STUCK}"
-        ),
+        f"target-alignment/* loss-sign/* loss-at-start/* seeding/* resume/* repeatable-steps/* accumulation/* {STUCK}",
         "model",
         "a loss that changes its targets gives another value at its next call",
     ),
@@ -94,10 +91,7 @@ ENTAILS = (
     ),
     rule(
         "loss-sound/loss-recreated loss-sound/loss-disconnected",
-        (
-            "gradients-exist/* weights-update/* input-influence/* dead-modules/* "
-            f"sampling-paths/* {STUCK}"
-        ),
+        f"gradients-exist/* weights-update/* input-influence/* dead-modules/* sampling-paths/* {STUCK}",
         "model",
         "a loss without a graph gives no gradients",
     ),

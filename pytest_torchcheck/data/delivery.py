@@ -49,7 +49,7 @@ BATCHES = 2
 DEADLINE_S = 60.0
 """Seconds for two batches."""
 START_S = 60.0
-"""Seconds to start, import the main module and unpickle: a busy machine is slow at these."""
+"""Seconds to start, import the main module and unpickle, which take long on a busy machine."""
 MOST_BYTES = 2**30
 IN_WORKER = "TORCHCHECK_IN_WORKER"
 """Set in the worker, so that a main module without a guard cannot start a second one."""

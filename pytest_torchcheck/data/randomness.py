@@ -198,7 +198,7 @@ def find_reseeding(part: Part) -> Reseeding | None:
             known = {id(generator) for _, generator, _ in workers.generators()}
             found.append(find_line(lambda: part.dataset[index], watcher))
     if found[0] is not None and len(made) == 2 and made[0] == made[1]:
-        return Reseeding(call=f"{made[0][0]} is made with the same seed", location=found[0])
+        return Reseeding(call=f"{made[0][0]} is created with the same seed", location=found[0])
     return None
 
 

@@ -14,7 +14,7 @@ from .contents import Contents, Held, is_object_array
 from .generators import generator_state, set_generator_state
 
 FULL_COPY_BYTES = 4 * 2**20
-"""Up to so many bytes of arrays are copied whole; of larger ones the rows that are read."""
+"""Arrays of up to this many bytes are copied whole; of larger ones only the rows that are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,8 @@ MOST_ROWS = 100_000
 MOST_READ = 10_000
 SKETCH = 512
 SHORTEST_BYTES = 256
-"""Stored bytes that are shorter may be a key or a file's name, of which equal ones in two places are different samples."""
+"""Shorter stored bytes may be a key or a file name; equal ones in two places can be different
+samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

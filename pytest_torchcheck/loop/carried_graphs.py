@@ -50,7 +50,7 @@ class Carried:
                 for name in self.names[:4]
             ),
             *(
-                Culprit(kind="tensor", name=name, detail="given with its graph", location=place)
+                Culprit(kind="tensor", name=name, detail="passed with its graph", location=place)
                 for name, place in self.given[:2]
             ),
         )

@@ -44,8 +44,7 @@ def sharding(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Findi
             culprits=[Culprit(kind="function", name=str(getattr(_plan(subject), "__name__", "wrap")))],
             location=_place(subject),
             observed=f"0 units, {len(found['managed'])} parameters that every rank holds whole",
-            cause=("fully_shard is never reached, or its result is another module than the one "
-                "handed in"),
+            cause="fully_shard is never reached, or its result is another module than the one handed in",
             because="the modules were looked through after the plan had run",
             fix="call fully_shard(model) last in the plan: it changes the module in place",
         )  # fmt: skip
@@ -65,15 +64,9 @@ def split(subject: Subject, found: Mapping[str, Any]) -> Finding:
         subject,
         [found["ties"], found["tied"]],
         "one tensor before sharding and two after it",
-        (
-            "fully_shard gives each of its units parameters of their own, and the tied modules "
-            "stand in different units"
-        ),
+        "fully_shard gives each of its units parameters of their own, and the tied modules stand in different units",
         _place(subject, rf"fully_shard\([^)]*\b{owner}\b" if owner else _SHARD),
-        fix=(
-            "leave both modules to one unit, such as the root: fully_shard(model), or "
-            "fully_shard([a, b])"
-        ),
+        fix="leave both modules to one unit, such as the root: fully_shard(model), or fully_shard([a, b])",
     )
 
 
@@ -86,8 +79,7 @@ def _differing(
         names = found["managed"]
         yield violated(
             "not-sharded",
-            f"{listed(names)} {'is' if len(names) == 1 else 'are'} in no unit of FSDP, so "
-            "that the ranks never average "
+            f"{listed(names)} {'is' if len(names) == 1 else 'are'} in no unit of FSDP, so that the ranks never average "
             f"{'its gradient' if len(names) == 1 else 'their gradients'}",
             culprits=culprits_of(subject, names, "parameter", "in no unit"),
             location=_place(subject),
@@ -119,13 +111,11 @@ def _differing(
         location=_place(subject),
         observed=", ".join(f"{name} {value:.3g}" for name, value in parts.items())
         + f" (relative differences); ratio {found['ratio']:.6g}",
-        cause=("part of the model is used outside the forward of its unit, where its parameters "
-            "are shards")
+        cause="part of the model is used outside the forward of its unit, where its parameters are shards"
         if wrong == "output" else "the shards' gradients are not averaged over ranks as one process would",
         because=("the same shards without FSDP give the outputs exactly, and in float64 rounding "
             f"stays below {bound:.0e}"),
-        fix=("use a sharded module's parameters only inside its own forward, and reduce "
-            "gradients by the mean"),
+        fix="use a sharded module's parameters only inside its own forward, and reduce gradients by the mean",
     )  # fmt: skip
 
 
@@ -143,10 +133,7 @@ def _state(subject: Subject, found: Mapping[str, Any]) -> Iterator[Finding]:
             ),
             cause="the plan wraps or renames modules besides sharding them",
             because="both lists of names were compared",
-            fix=(
-                "shard in place (fully_shard keeps all names), or strip what the wrapper adds "
-                "before saving"
-            ),
+            fix="shard in place (fully_shard keeps all names), or strip what the wrapper adds before saving",
         )
     elif found["lost"] or found["restored"]:
         names = found["lost"] or found["restored"]
@@ -205,8 +192,7 @@ def meta(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]:
         location=where or place or _place(subject),
         observed=(f"built on meta, sharded, given memory and loaded: {len(lost)} tensors differ, "
             f"outputs by {found['output']:.3g} (relative)"),
-        cause=("a buffer that is no part of the state_dict is computed in __init__, where meta "
-            "has no values")
+        cause="a buffer that is no part of the state_dict is computed in __init__, where meta has no values"
         if absent else "what gives the model memory after loading, or instead of it, overwrites values",
         because="tensors were compared one by one with the model that was built on the device",
         fix=(f"compute {last or 'it'} again after to_empty (in reset_parameters, called by "

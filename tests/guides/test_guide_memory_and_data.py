@@ -587,11 +587,11 @@ def bytes_declared(broken):
 SAMPLES = ("samples-valid", "dataset-labels")
 ROW_31 = (
     Symptom(name="NaN in what is stored", make=data(Stored), checks=SAMPLES, code="sample-nan",
-            says=("data[5] has NaN (1 of 24 samples read)", "the stored data holds them")),
+            says=("data[5] has NaN (1 of 24 samples read)", "the stored data contains them")),
     Symptom(name="no sample", make=data(Matched), checks=SAMPLES, code="dataset-empty", status="violated",
             says=("Matched holds no sample", "files is an empty list", "a wrong path, pattern or split")),
     Symptom(name="infinities made in the reading", make=data(Logs), checks=SAMPLES, code="sample-inf",
-            says=("sample[0] has infinite values", "the reading makes them")),
+            says=("sample[0] has infinite values", "reading produces them")),
     Symptom(name="a range of 255", make=bytes_declared, checks=SAMPLES, code="sample-range",
             says=("255", "[0, 1]")),
     Symptom(name="fewer labels than samples", make=data(Shorter), checks=SAMPLES, code="sample-raises",

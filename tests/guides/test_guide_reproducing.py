@@ -203,7 +203,7 @@ ROW_01 = (
             says=("torch.backends.cudnn.benchmark from False to True",)),
     Symptom(name="an augmentation",
             make=lambda b: Contract(dataset=Jitter(b), promises=(promises.RandomAugmentation(),)),
-            checks=("random-augmentation",), code="augmentation-unseeded", says=("rng draws what no seed repeats",)),
+            checks=("random-augmentation",), code="augmentation-unseeded", says=("rng draws random numbers that no seed repeats",)),
 )  # fmt: skip
 
 

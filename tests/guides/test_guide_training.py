@@ -93,7 +93,7 @@ ROW_33 = (
     Symptom(name="no step", make=lambda b: stepped(never_steps(b)), checks=("step-protocol", "weights-update"), code="step-missing",
             says=("gradients are computed but never applied", "call optimizer.step() after")),
     Symptom(name="a step before backward", make=lambda b: stepped(early_step(b)), checks=("step-protocol",),
-            code="step-before-backward", says=("it finds no gradient, and nothing is learnt", "move optimizer.step() after")),
+            code="step-before-backward", says=("it finds no gradient, so nothing is trained", "move optimizer.step() after")),
     Symptom(name="a learning rate of 0", make=lambda b: contract(Net, optimizer=rate(0.0 if b else 0.1)),
             checks=("weights-update",), code="weight-static", says=("max|after - before| = 0", "learning rate")),
     Symptom(name="a schedule that ends in 0", make=lambda b: stepped(plain_step, decays(b)), checks=("scheduler-order",),
@@ -156,9 +156,9 @@ def accumulates(*, parts=2, inside=False):
 ACCUMULATES = {"promises": (promises.Accumulates(2),), "sizes": {"B": 8}}
 ROW_34 = (
     Symptom(name="no zero_grad", make=lambda b: stepped(never_clears(b)), checks=("step-protocol",), code="zero-grad-missing",
-            says=("gradients add up from step to step", "call optimizer.zero_grad() before the backward")),
+            says=("gradients accumulate from step to step", "call optimizer.zero_grad() before the backward")),
     Symptom(name="zero_grad before the step", make=lambda b: stepped(clears_late(b)), checks=("step-protocol",),
-            code="zero-grad-before-step", says=("nothing is learnt from them",)),
+            code="zero-grad-before-step", says=("they are never applied",)),
     Symptom(name="not divided by the steps", make=lambda b: stepped(accumulates(parts=1 if b else 2), **ACCUMULATES),
             checks=("accumulation",), code="accumulation-scale", says=("without being divided by 2",)),
     Symptom(name="a step for each micro-batch", make=lambda b: stepped(accumulates(inside=b), **ACCUMULATES),

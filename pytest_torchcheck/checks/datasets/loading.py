@@ -76,8 +76,7 @@ def worker_delivery(subject: Subject) -> Iterator[Finding]:
                     yield explain.differing(part, other)
                     continue
                 yield passed(
-                    f"{part.prefix}a spawned worker delivered {made.batches} batches in "
-                    f"{made.seconds:.1f} s"
+                    f"{part.prefix}a spawned worker delivered {made.batches} batches in {made.seconds:.1f} s"
                 )
             else:
                 yield _undelivered(subject, part, made)
@@ -131,8 +130,7 @@ def worker_sharding(subject: Subject) -> Iterator[Finding]:
                 )
             else:
                 yield passed(
-                    f"{part.prefix}two workers share {found.shared} of their first "
-                    f"{found.items} samples"
+                    f"{part.prefix}two workers share {found.shared} of their first {found.items} samples"
                 )
 
 
@@ -167,8 +165,7 @@ def random_augmentation(subject: Subject) -> Iterator[Finding]:
         else:
             between = f"{found.workers} workers and 2 epochs" if found.workers else "2 epochs"
             yield passed(
-                f"{part.prefix}items differ between {between} and repeat with the seed: "
-                f"{', '.join(found.used)}"
+                f"{part.prefix}items differ between {between} and repeat with the seed: {', '.join(found.used)}"
             )
     if not applies:
         yield not_applicable("no map-style training dataset is declared")
@@ -226,8 +223,7 @@ def last_batch(subject: Subject) -> Iterator[Finding]:
         yield from bad
         if not bad:
             yield passed(
-                f"{part.prefix}{found.batches} batches of {found.samples} samples, the "
-                f"last of {found.last}"
+                f"{part.prefix}{found.batches} batches of {found.samples} samples, the last of {found.last}"
             )
 
 

@@ -309,11 +309,9 @@ def split_hygiene(subject: Subject) -> Iterator[Finding]:
             why = "reading is random" if found.random else "not all were compared"
             yield inconclusive(
                 f"no sample of {second.role} was seen in {first.role}, but {why}: "
-                f"{found.compared[0]} of {found.total[0]} with {found.compared[1]} of "
-                f"{found.total[1]}"
+                f"{found.compared[0]} of {found.total[0]} with {found.compared[1]} of {found.total[1]}"
             )
         else:
             yield passed(
-                f"{found.total[0]} samples of {first.role} and {found.total[1]} of "
-                f"{second.role}: none shared"
+                f"{found.total[0]} samples of {first.role} and {found.total[1]} of {second.role}: none shared"
             )

@@ -52,8 +52,7 @@ def loss_sound(subject: Subject) -> Iterator[Finding]:
 def loss_shapes(subject: Subject) -> Iterator[Finding]:
     """Look for outputs and targets that are stretched against each other by broadcasting.
 
-    Within the model it is the calls of torch's losses that are looked at: of a loss that the model
-    computes itself,
+    Within the model it is the calls of torch's losses that are looked at: of a loss that the model computes itself,
     and of a term that it adds to the declared one.
     """
     seen = evidence(subject)
@@ -285,8 +284,7 @@ def loss_at_start(subject: Subject) -> Iterator[Finding]:
     uniform = math.log(used.classes)
     if used.entropy <= uniform + 2.0 or used.spread <= 2.5:
         yield passed(
-            f"cross entropy {used.entropy:.3f}; a uniform guess over {used.classes} "
-            f"classes has {uniform:.3f}"
+            f"cross entropy {used.entropy:.3f}; a uniform guess over {used.classes} classes has {uniform:.3f}"
         )
         return
     gain = _gain(subject, used.weight)
@@ -295,18 +293,12 @@ def loss_at_start(subject: Subject) -> Iterator[Finding]:
     else:
         yield suspicious(
             "loss-at-start",
-            (
-                f"the first cross entropy is {used.entropy:.2f}, far above the {uniform:.2f} "
-                "of a uniform guess"
-            ),
-            observed=(
-                f"logits have a standard deviation of {used.spread:.2f} over {used.classes} classes"
-            ),
+            f"the first cross entropy is {used.entropy:.2f}, far above the {uniform:.2f} of a uniform guess",
+            observed=f"logits have a standard deviation of {used.spread:.2f} over {used.classes} classes",
             cause="the model is confidently wrong before it has seen any data",
             because="a fresh head usually gives logits with a deviation below 1",
-            fix=(
-                "scale the head down at initialisation, unless a margin or temperature intends this"
-            ),
+            fix="scale the head down at initialisation, unless a margin or temperature intends "
+            "this",
             location=used.place,
         )
 

@@ -76,8 +76,7 @@ def label_range(subject: Subject) -> Iterator[Finding]:
     if used is None and aligned:
         labels = aligned[0][1]
         yield passed(
-            f"{labels.counted} labels of a CTC loss, from {labels.low} to {labels.top}, "
-            f"fit {labels.classes} classes "
+            f"{labels.counted} labels of a CTC loss, from {labels.low} to {labels.top}, fit {labels.classes} classes "
             f"with the blank at {labels.blank}"
         )
         return
@@ -103,9 +102,8 @@ def label_range(subject: Subject) -> Iterator[Finding]:
             f"class 0 never occurs among {used.counted} labels",
             observed=f"labels from {used.low} to {used.top}, {used.classes} classes",
             cause="the labels may start at one",
-            because=(
-                f"with {used.counted} labels over {used.classes} classes, 0 is expected to occur"
-            ),
+            because=f"with {used.counted} labels over {used.classes} classes, 0 is expected to "
+            "occur",
             fix="subtract one from the labels where they are read, if they start at one",
         )
     else:

@@ -87,9 +87,7 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
         )
         return
     if seen:
-        yield passed(
-            f"{seen} targets, changed one at a time, each affect outputs at the same offset"
-        )
+        yield passed(f"{seen} targets, changed one by one, affect outputs at the same offset")
     else:
         yield inconclusive("no change of a single target changed the gradient of an output")
 

@@ -201,8 +201,7 @@ def _how_sure(subject: Subject, batch: Batch, read_by: object) -> Status:
     """Say what it means that targets are ignored: where they are not declared as targets, perhaps nothing.
 
     Targets of a spec are. Those that a batch is given by hand are where they fit an output: a label
-    for each row of scores, or a value for each. Constants and copies of an input may stand for
-    none,
+    for each row of scores, or a value for each. Constants and copies of an input may stand for none,
     and so may those that ``read_by``, the loss or the step, takes as ``_`` or by a name with an
     underscore before it.
     """

@@ -112,10 +112,8 @@ def _under(subject: Subject, name: str, exact: parity.Run, *, train: bool) -> Fi
     noise = parity.gaps(parity.run(subject, rounded, low, train=train, rounded=dtype), exact)
     if "output" in noise and noise["output"].value > _ILL:
         return inconclusive(
-            (
-                f"rounding each layer to {name} already leaves no correct digit: nothing can be "
-                "concluded"
-            ),
+            f"rounding each layer to {name} already leaves no correct digit: nothing can be "
+            "concluded",
             code="ill-conditioned",
         )
     eps = torch.finfo(dtype).eps
@@ -165,28 +163,20 @@ def _differs(
             )
         ],
         location=place,
-        observed=(
-            f"relative difference {gap.value:.3g} against float64; rounding every layer to "
-            f"{dtype} explains {limit:.2g}"
-        )
+        observed=f"relative difference {gap.value:.3g} against float64; rounding every layer to "
+        f"{dtype} explains {limit:.2g}"
         if finite
-        else (
-            f"NaN or infinity under autocast, where float64 is finite ({dtype} ends at "
-            f"{torch.finfo(DTYPES[dtype]).max:g})"
-        ),
+        else f"NaN or infinity under autocast, where float64 is finite ({dtype} ends at "
+        f"{torch.finfo(DTYPES[dtype]).max:g})",
         cause=f"the low-precision path computes a different result from {name} on"
         if finite
         else f"a magnitude beyond {dtype}'s range, or a division by a value that it rounds to 0",
-        because=(
-            "a float64 pass with weights, inputs and each layer rounded to that precision "
-            "stays within this bound"
-        )
+        because="a float64 pass with weights, inputs and each layer rounded to that precision "
+        "stays within this bound"
         if finite
         else "the same weights and inputs give finite values in float64",
-        fix=(
-            "compute that part in float32 (with torch.autocast(..., enabled=False)), by the "
-            "same formula as in full precision"
-        ),
+        fix="compute that part in float32 (with torch.autocast(..., enabled=False)), by the same "
+        "formula as in full precision",
     )
 
 
@@ -233,10 +223,8 @@ def grad_scaler(subject: Subject) -> Iterator[Finding]:
                 )
             ],
             location=line,
-            observed=(
-                f"factor {seen.factors[1]:g} in the step that overflowed, {seen.factors[2]:g} "
-                "in the next one"
-            ),
+            observed=f"factor {seen.factors[1]:g} in the step that overflowed, "
+            f"{seen.factors[2]:g} in the next one",
             cause="scaler.update() is not called after scaler.step()",
             because="the factor was read from the scaler in each step",
             fix="call scaler.update() at the end of every step",
@@ -244,10 +232,7 @@ def grad_scaler(subject: Subject) -> Iterator[Finding]:
         return
     if not seen.moved[0] or not any(seen.moved[2:]):
         yield inconclusive(
-            (
-                "steps without an overflow change no parameter either, so a skipped step cannot be "
-                "recognised"
-            ),
+            "steps without an overflow change no parameter either: a skipped step cannot be seen",
             code="nothing-moves",
         )
         return
@@ -261,10 +246,8 @@ def _made_anew(seen: _Seen, subject: Subject, line: Location | None) -> Iterator
     """Report a scaler that is made in every step."""
     yield violated(
         "scaler-anew",
-        (
-            f"a new GradScaler is created in every step ({seen.scalers} in {len(seen.factors)} "
-            "steps): its factor never adapts"
-        ),
+        f"a new GradScaler is created in every step ({seen.scalers} in {len(seen.factors)} "
+        "steps): its factor never adapts",
         culprits=[
             Culprit(
                 kind="call",
@@ -274,10 +257,8 @@ def _made_anew(seen: _Seen, subject: Subject, line: Location | None) -> Iterator
             )
         ],
         location=_scaler_line(subject) or line,
-        observed=(
-            f"{seen.scalers} scalers in {len(seen.factors)} steps, each with the factor "
-            f"{seen.factors[0]:g}"
-        ),
+        observed=f"{seen.scalers} scalers in {len(seen.factors)} steps, each with the factor "
+        f"{seen.factors[0]:g}",
         cause="the scaler is created inside the step",
         because="the objects that scaled the loss were compared step by step",
         fix="create the GradScaler once, outside the step",
@@ -296,16 +277,12 @@ def _infinite_applied(
             for name in seen.moved[1][:4]
         ],
         location=_first_line(trace, "optimizer-step") or line,
-        observed=(
-            f"{len(seen.moved[1])} parameters change in a step in which one gradient was made "
-            "infinite"
-        ),
+        observed=f"{len(seen.moved[1])} parameters change in a step in which one gradient was "
+        "made infinite",
         cause="the optimizer is stepped without the scaler, or the scaler's check is bypassed",
         because="one element of one gradient was set to infinity before the step",
-        fix=(
-            "call scaler.step(optimizer) in place of optimizer.step(), and scaler.unscale_ "
-            "before any code that reads gradients"
-        ),
+        fix="call scaler.step(optimizer) in place of optimizer.step(), and scaler.unscale_ "
+        "before any code that reads gradients",
     )
 
 

@@ -36,8 +36,7 @@ _ILL = 0.1
 def device_parity(subject: Subject) -> Iterator[Finding]:
     """Compare one pass on the device with float64 on the CPU; the CPU's own error in this dtype gives the bound.
 
-    TF32 is off; where ``AllowsTF32`` is promised, a second pass with it must keep within its
-    rounding.
+    TF32 is off; where ``AllowsTF32`` is promised, a second pass with it must keep within its rounding.
     """
     base = _oracle(subject)
     if isinstance(base, Finding):
@@ -165,24 +164,19 @@ def _differs(
         + (f", from {name} on" if first is not None else ""),
         culprits=[culprit],
         location=culprit.location or sources.of_object(type(subject.model).forward),
-        observed=(
-            f"relative difference {gap.value:.3g} against float64 on the CPU ({mode}); rounding "
-            f"explains {limit:.2g}"
-        ),
+        observed=f"relative difference {gap.value:.3g} against float64 on the CPU ({mode}); "
+        f"rounding explains {limit:.2g}",
         cause=f"{name} computes a different result on {device}"
         if first is not None
         else (
             "an operation outside any module, or a backward, computes a different result on "
             f"{device}"
         ),
-        because=(
-            f"the same weights and inputs in float32 on the CPU stay within a bound of {limit:.2g}"
-        )
+        because="the same weights and inputs in float32 on the CPU stay within a bound of "
+        f"{limit:.2g}"
         + (f", and every module before {name} agrees with the CPU" if first is not None else ""),
-        fix=(
-            f"compare {name} alone on both devices; look for kernels of your own, "
-            "uninitialised memory and branches on the device"
-        ),
+        fix=f"compare {name} alone on both devices; look for kernels of your own, uninitialised "
+        "memory and branches on the device",
     )
 
 
@@ -228,10 +222,8 @@ def host_syncs(subject: Subject) -> Iterator[Finding]:
         observed=f"{len(own)} lines of one step wait, after a warm-up",
         cause=("a value, or a shape that depends on values, is needed on the host before the next "
             "operation can be queued"),
-        because=(f"torch reported a synchronising operation while line {places[0].line} ran: "
-            f"{places[0].text}"),
-        fix=("keep it a tensor (torch.where, masks, index_select with a known size), or read it "
-            "every n steps only"),
+        because=f"torch reported a synchronising operation while line {places[0].line} ran: {places[0].text}",
+        fix="keep it a tensor (torch.where, masks, index_select with a known size), or read it every n steps only",
     )  # fmt: skip
 
 
@@ -270,19 +262,13 @@ def side_stream(subject: Subject) -> Iterator[Finding]:
                     type(subject.model), r"Stream\(|default_stream|current_stream|data_ptr"
                 )
                 or sources.of_object(type(subject.model).forward),
-                observed=(
-                    f"relative difference {gap.value:.3g}; two passes on the default stream "
-                    f"differ by {noise[part].value:.2g}"
-                ),
-                cause=(
-                    "a kernel is launched on a fixed stream (such as the default one), and no "
-                    "stream waits for it"
-                ),
+                observed=f"relative difference {gap.value:.3g}; two passes on the default stream "
+                f"differ by {noise[part].value:.2g}",
+                cause="a kernel is launched on a fixed stream (such as the default one), and no "
+                "stream waits for it",
                 because="only the stream was changed, with the same weights, inputs and seed",
-                fix=(
-                    "launch kernels on torch.cuda.current_stream(), and make your own streams "
-                    "wait for it"
-                ),
+                fix="launch kernels on torch.cuda.current_stream(), and make your own streams "
+                "wait for it",
             )
             return
     yield passed(
@@ -375,10 +361,7 @@ def _not_captured(subject: Subject, said: str, place: Location | None, observed:
         culprits=[Culprit(kind="call", name=place.text if place else "forward", location=place)],
         location=place or sources.of_object(type(subject.model).forward),
         observed=observed,
-        cause=(
-            "capture allows no synchronisation, no allocation outside its pool and no copy to "
-            "the host"
-        ),
+        cause="capture allows no synchronisation, no allocation outside its pool and no copy to the host",
         because=f"it happened at line {place.line}: {place.text}"
         if place
         else "the same forward runs eagerly",

@@ -77,8 +77,7 @@ def device_portability(subject: Subject) -> Iterator[Finding]:
     if seen.broke is not None and seen.meta.kind != "ran":
         yield inconclusive(
             "neither run could be finished: as if on a GPU, "
-            f"{type(seen.broke.error).__name__}: {_first(seen.broke.error)}; on meta, "
-            f"{seen.meta.message}",
+            f"{type(seen.broke.error).__name__}: {_first(seen.broke.error)}; on meta, {seen.meta.message}",
             code="not-run",
             location=sources.of_error(seen.broke.error),
         )
@@ -146,19 +145,13 @@ def _syncs(seen: Placement, where: str) -> Iterator[Finding]:
             )
             for s in own[:4]
         ],
-        observed=(
-            f"{len(own)} place{'s' * (len(own) > 1)} of one {where} read a tensor's value on "
-            f"the host (line {lines})"
-        ),
-        cause=(
-            "a Python number, a string or a branch needs the value, so the CPU waits until the "
-            "GPU has computed it"
-        ),
+        observed=f"{len(own)} place{'s' * (len(own) > 1)} of one {where} read a tensor's value on "
+        f"the host (line {lines})",
+        cause="a Python number, a string or a branch needs the value, so the CPU waits until the "
+        "GPU has computed it",
         because=f"line {first.line} reads it: {first.text}",
-        fix=(
-            "keep it a tensor (torch.where, masks), or read it outside "
-            f"{'forward' if where == 'forward' else 'the loss'}: line {first.line}"
-        ),
+        fix="keep it a tensor (torch.where, masks), or read it outside "
+        f"{'forward' if where == 'forward' else 'the loss'}: line {first.line}",
         evidence={"syncs": [f"{s.how} at {_spell(s)}" for s in own]},
     )
 
@@ -238,10 +231,7 @@ def _convert(subject: Subject, name: str, *, declared: bool) -> Finding:
             because=f"{kept[0][0]} is {kept[0][1]} after model.to(torch.{name})",
             fix=f"call super().{words.rpartition('.')[2]}(...) in {words}"
             if words
-            else (
-                f"convert {kept[0][0]} too, or declare in the contract the dtypes that the "
-                "model runs in"
-            ),
+            else f"convert {kept[0][0]} too, or declare in the contract the dtypes that the model runs in",
         )
     return passed(
         f"the model runs in {name}"

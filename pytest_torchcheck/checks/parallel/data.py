@@ -39,10 +39,8 @@ def rank_data(subject: Subject) -> Iterator[Finding]:
     passes = [explain.training(each["passes"]) for each in outcome.stages["epochs"]]
     if not all(passes):
         yield inconclusive(
-            (
-                "on some rank no optimizer stepped while a torch DataLoader delivered batches: "
-                "there is nothing to compare"
-            ),
+            "on some rank no optimizer stepped while a torch DataLoader delivered batches: there "
+            "is nothing to compare",
             code="no-epoch",
         )
         return
@@ -52,10 +50,8 @@ def rank_data(subject: Subject) -> Iterator[Finding]:
         return
     if len(passes[0]) < 2:
         yield inconclusive(
-            (
-                "the loop runs one epoch only: whether the next one has another order cannot be "
-                "determined"
-            ),
+            "the loop runs one epoch only: whether the next one has another order cannot be "
+            "determined",
             code="one-epoch",
         )
         return
@@ -99,28 +95,19 @@ def rank_checkpoint(subject: Subject) -> Iterator[Finding]:
             subject,
             outcome,
             found,
-            (
-                f"load does not raise, and {len(lost)} of {len(found[0]['saved'])} tensors keep "
-                "their own values"
-            ),
+            f"load does not raise; {len(lost)} of {len(found[0]['saved'])} tensors keep old values",
         )
     elif lost:
         yield violated(
             "checkpoint-lost",
-            (
-                f"{explain.listed(lost)} {'does' if len(lost) == 1 else 'do'} not come back "
-                "from a checkpoint of the ranks"
-            ),
+            f"{explain.listed(lost)} {'does' if len(lost) == 1 else 'do'} not come back from a checkpoint of the ranks",
             culprits=explain.culprits(subject, lost, "tensor", "different after loading"),
             location=explain.line(_function(subject, "load"), r"load_state_dict", r"load\("),
             observed=f"{len(lost)} of {len(found[0]['saved'])} tensors differ after loading"
             + (f"; {len(ignored)} ranks loaded nothing at all" if ignored else ""),
             cause="load leaves them as they are" if ignored else "save or load leaves them out",
             because="saved and loaded tensors were compared by digest on every rank",
-            fix=(
-                "save and load the whole state_dict of model.module, on every rank that needs "
-                "it, with strict=True"
-            ),
+            fix="save and load model.module.state_dict() on every rank, with strict=True",
         )
     split = [each for each in found if set(each["ties"]) - set(each["tied"])]
     if split and not lost:
@@ -136,8 +123,8 @@ def rank_checkpoint(subject: Subject) -> Iterator[Finding]:
         )
     elif not lost:
         yield passed(
-            f"{len(found[0]['saved'])} tensors saved by {outcome.ranks} ranks are restored in a "
-            "plain model bit for bit"
+            f"{len(found[0]['saved'])} tensors of {outcome.ranks} ranks are bit-equal in a "
+            "plain model"
         )
 
 
@@ -161,15 +148,11 @@ def _prefix(
     place = explain.line(_function(subject, "save"), r"state_dict\(\)", r"save\(")
     return violated(
         "state-dict-prefix",
-        (
-            f"the checkpoint of the ranks names its tensors {prefix}*, which the plain model does "
-            "not have"
-        ),
+        f"the checkpoint of the ranks names its tensors {prefix}*, which the plain model does not "
+        "have",
         culprits=[Culprit(kind="tensor", name=key, location=place) for key in keys[:8]],
         location=place or sources.of_object(_function(subject, "save")),
-        observed=(
-            f"{len(keys)} of {len(found[0]['keys'])} names in the file start with {prefix}; {what}"
-        ),
+        observed=f"{len(keys)} of {len(found[0]['keys'])} names in the file start with {prefix}; {what}",
         cause="the state_dict of the wrapper was saved, not the model's",
         because="the names in the file were read; the plain model's are not among them",
         fix="save model.module.state_dict() (or strip the prefix when loading)",

@@ -132,8 +132,7 @@ def _equal_replicas(
     """Report ranks that average the single process's gradient."""
     norms = local[0]["norms"]
     still = (
-        f"; {norms[0]}{f' and {len(norms) - 1} more' if norms[1:] else ''} used running "
-        "statistics, since each rank's "
+        f"; {norms[0]}{f' and {len(norms) - 1} more' if norms[1:] else ''} used running statistics, since each rank's "
         "batch statistics are its own"
         if norms
         else ""
@@ -143,11 +142,9 @@ def _equal_replicas(
     yield passed(
         f"{outcome.ranks} ranks average the single process's gradient to "
         f"{max(ddp[0]['error'], local[0]['decomposes']):.1e} "
-        f"(relative){wide}, also under no_sync, and their parameters are bit-equal after "
-        f"two steps{still}{finds}"
+        f"(relative){wide}, also under no_sync, and their parameters are bit-equal after two steps{still}{finds}"
         if ddp[0].get("accumulated") is not None
-        else f"{outcome.ranks} ranks average the single process's gradient to "
-        f"{ddp[0]['error']:.1e} (relative){wide}, "
+        else f"{outcome.ranks} ranks average the single process's gradient to {ddp[0]['error']:.1e} (relative){wide}, "
         f"and their parameters are bit-equal after two steps{still}{finds}",
         evidence={"seconds": outcome.seconds, "error": ddp[0]["error"], "unused": unused},
     )

@@ -91,10 +91,7 @@ def synchronised_statistics(subject: Subject) -> Iterator[Finding]:
     device = "cuda" if made.device == "cuda" else "cpu"
     if not runs_on(subject.model, device):
         yield inconclusive(
-            (
-                f"{names[0]} needs a GPU for each rank: torch's SyncBatchNorm has no CPU "
-                "implementation, nor has gloo"
-            ),
+            f"{names[0]} needs a GPU for each rank: torch's SyncBatchNorm has no CPU implementation, nor has gloo",
             code="needs-gpu",
         )
         return
@@ -125,14 +122,8 @@ def synchronised_statistics(subject: Subject) -> Iterator[Finding]:
         observed=f"gradient off by {found['error']:.3g}, {len(wrong)} of {len(found['buffers'])} "
         f"running statistics off by up to {max(wrong.values(), default=0.0):.3g} (relative)",
         cause="statistics are not gathered over all ranks, or shards are weighted unequally",
-        because=(
-            "the same samples in one process, with plain batch normalisation, were compared in "
-            "float64"
-        ),
-        fix=(
-            "convert with nn.SyncBatchNorm.convert_sync_batchnorm before wrapping, with the "
-            "group of all ranks"
-        ),
+        because="the same samples in one process, with plain batch normalisation, were compared in float64",
+        fix="convert with nn.SyncBatchNorm.convert_sync_batchnorm before wrapping, with the group of all ranks",
     )
 
 

@@ -112,10 +112,8 @@ def _never_steps(trace: Trace) -> Finding:
             Culprit(kind="call", name="optimizer.step", detail="missing", location=last.place),
         ),
         location=last.place,
-        observed=(
-            f"{len(trace.backwards())} backward passes, 0 optimizer steps; gradient norm "
-            f"{last.norm:.4g}"
-        ),
+        observed=f"{len(trace.backwards())} backward passes, 0 optimizer steps; gradient norm "
+        f"{last.norm:.4g}",
         cause="gradients are computed but never applied",
         because=f"nothing after {at(last.place)} called a torch optimizer's step",
         fix=f"call optimizer.step() after {at(last.place)}",
@@ -247,16 +245,12 @@ def scheduler_order(subject: Subject) -> Iterator[Finding]:
     if not found:
         rates = first_rates(trace)
         whole = "".join(
-            (
-                f"; {one.name} goes from {one.planned[0]:g} to {one.planned[-1]:g} in the "
-                "whole training"
-            )
+            f"; {one.name} goes from {one.planned[0]:g} to {one.planned[-1]:g} in the whole training"
             for one in trace.schedules
             if one.planned
         )
         yield passed(
-            f"the scheduler steps after the optimizer; rates from {rates[0]:g} to "
-            f"{rates[-1]:g}{whole}"
+            f"the scheduler steps after the optimizer; rates from {rates[0]:g} to {rates[-1]:g}{whole}"
         )
 
 
@@ -311,8 +305,7 @@ def gradient_clipping(subject: Subject) -> Iterator[Finding]:
             yield _placed(subject, found.finding, None if loop is None else loop.clips)
         elif not found.clipped:
             yield inconclusive(
-                f"no gradient was larger than {promise.max_norm:g}: the largest norm was "
-                f"{found.largest:.4g}"
+                f"no gradient was larger than {promise.max_norm:g}: the largest norm was {found.largest:.4g}"
             )
         else:
             yield passed(

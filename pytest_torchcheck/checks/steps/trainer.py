@@ -53,18 +53,15 @@ def trainer_runs(subject: Subject) -> Iterator[Finding]:
             f"the loss is {trace.losses[first]} in step {first} of {loop.name}'s loop",
             culprits=(Culprit(kind="loss", name=loop.name, detail=f"step {first}", location=place),),
             location=place,
-            observed=(f"losses of {len(trace.losses)} steps: "
-                f"{', '.join(f'{loss:.4g}' for loss in trace.losses)}"),
-            cause=("the trainer's learning rate or precision makes the weights or activations "
-                "overflow"),
+            observed=(f"losses of {len(trace.losses)} steps: {', '.join(f'{loss:.4g}' for loss in trace.losses)}"),
+            cause=("the trainer's learning rate or precision makes the weights or activations overflow"),
             because="the first loss is finite, and every step trains on the same batch",
             fix="lower the learning rate, clip the gradients, or train in a wider precision",
         )  # fmt: skip
         return
     steps = trace.optimizer_steps()
     yield passed(
-        f"{len(steps)} optimizer steps of {loop.name} ran, {loop.window} "
-        f"batch{'es' * (loop.window > 1)} each; "
+        f"{len(steps)} optimizer steps of {loop.name} ran, {loop.window} batch{'es' * (loop.window > 1)} each; "
         f"losses {', '.join(f'{loss:.4g}' for loss in trace.losses)}"
     )
 
@@ -88,8 +85,7 @@ def trainer_accumulation(subject: Subject) -> Iterator[Finding]:
             return
     if last is None:
         yield inconclusive(
-            f"a batch cannot be cut into {loop.window} parts, or the loop ran other passes "
-            "over them"
+            f"a batch cannot be cut into {loop.window} parts, or the loop ran other passes over them"
         )
         return
     counts = f" with {', '.join(map(str, last.counts))} valid targets" if last.counts else ""
@@ -131,10 +127,7 @@ def _labels_wrong(
             location=place,
             observed=f"loss {plain:.6g} with the batch's labels, and with others",
             cause="the labels are taken from the batch but not compared with the output",
-            because=(
-                f"only {name} {list(labels.shape)} was changed between two forwards with the "
-                "same seed"
-            ),
+            because=f"only {name} {list(labels.shape)} changed between two forwards",
             fix=f"compute the loss from the output and {name}",
         )
         return
@@ -151,15 +144,9 @@ def _labels_wrong(
                     Culprit(kind="input", name=name, detail="not -100 at padding"),
                 ),
                 location=at or place,
-                observed=(
-                    f"where attention_mask is 0, {name} is {_few(labels[padding])}; changing "
-                    "it there changes the loss"
-                ),
+                observed=f"where attention_mask is 0, {name} is {_few(labels[padding])}; changing it there changes the loss",
                 cause="the padded positions are not marked as ignored",
-                because=(
-                    f"the loss is {plain:.6g}, and changes with the labels at those {count} "
-                    "positions alone"
-                ),
+                because=f"the loss is {plain:.6g} and changes with the labels at these {count}",
                 fix=f"{name}.masked_fill(attention_mask == 0, -100) in {collate}",
             )
     if loop.causal and loop.graded is not None:
@@ -168,8 +155,7 @@ def _labels_wrong(
             twice = learnt.shift > 1
             yield violated(
                 "label-shift",
-                (f"the model is trained on the token {learnt.shift} positions ahead instead of "
-                "the next one")
+                f"the model is trained on the token {learnt.shift} ahead instead of the next one"
                 if twice
                 else "the model is trained on the current token instead of the next one",
                 culprits=(
@@ -177,8 +163,7 @@ def _labels_wrong(
                     Culprit(kind="input", name=name, detail=f"{learnt.share:.0%} of positions"),
                 ),
                 location=at or place,
-                observed=(f"the gradient at {learnt.share:.0%} of the logits favours input_ids "
-                    f"{learnt.shift} positions ahead"),
+                observed=f"at {learnt.share:.0%} of the logits the gradient favours input_ids[t+{learnt.shift}]",
                 cause="the labels are shifted twice: by the model, and before the model" if twice
                 else "nothing shifts the labels against the inputs",
                 because=f"{learnt.next_share:.0%} of the logits are trained on the next token",
@@ -210,53 +195,30 @@ def _differs(subject: Subject, made: Accumulated, limit: float) -> Finding:
     summed = scaled and abs(made.ratio - loop.window) <= 0.05 * loop.window
     counts = f"; valid targets {', '.join(map(str, made.counts))}" if made.counts else ""
     if summed:
-        cause = (
-            f"the mean losses of the batches are added up and not divided by the {loop.window} "
-            "batches"
-        )
-        fix = (
-            "divide by num_items_in_batch, which the trainer passes for the whole step, or by "
-            "the number of batches"
-        )
+        cause = f"the mean losses of the batches are added up and not divided by the {loop.window} batches"
+        fix = "divide by num_items_in_batch, which the trainer passes for the whole step, or by the number of batches"
     elif scaled:
         cause = "the accumulated gradient is scaled by a constant"
         fix = f"divide the loss so that {loop.window} batches give the mean over all of them"
     else:
-        cause = (
-            "the mean of the batches' means is taken: batches with few targets count as much "
-            "as those with many"
-        )
-        fix = (
-            "sum the losses of all targets and divide by the number of valid targets in the "
-            "whole step"
-        )
+        cause = "the mean of the batches' means is taken: batches with few targets count as much as those with many"
+        fix = "sum the losses of all targets and divide by the number of valid targets in the whole step"
     # a sum over a batch is as right as a mean of it: the trainer's division makes it a mean of sums
     own = loop.defined is not None and abs(made.ratio * loop.window - 1) > 0.05
     return (violated if own or not scaled else suspicious)(
         "accumulation-scale",
-        (
-            f"{loop.window} accumulated batches give {made.ratio:.3g} times the gradient of "
-            "the whole batch"
-        )
+        f"{loop.window} accumulated batches give {made.ratio:.3g} times the gradient of the whole batch"
         if scaled
-        else (
-            f"{loop.window} accumulated batches give a different gradient from the whole batch: "
-            f"off by {made.error:.1%}"
-        ),
+        else f"{loop.window} accumulated batches give a different gradient from the whole batch: "
+        f"off by {made.error:.1%}",
         culprits=(
             Culprit(kind="loss", name=name, detail="of each batch", location=place),
             *(Culprit(kind="parameter", name=n, detail="differs") for n in made.worst),
         ),
         location=place,
-        observed=(
-            f"relative difference {made.error:.3g}, ratio {made.ratio:.4g}, "
-            f"{made.residual:.2g} across{counts}"
-        ),
+        observed=f"relative difference {made.error:.3g}, ratio {made.ratio:.4g}, {made.residual:.2g} across{counts}",
         cause=cause,
-        because=(
-            f"{loop.name}'s loop ran over {loop.window} parts of a batch and over the whole of "
-            "it, on the same weights"
-        ),
+        because=f"{loop.name}'s loop ran over {loop.window} parts of a batch and over the whole of it, on the same weights",
         fix=fix,
         evidence={"ratio": made.ratio, "error": made.error, "counts": list(made.counts)},
     )

@@ -66,8 +66,7 @@ def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
             f"; {len(coverage.foreign)} tensors are not the model's" if coverage.foreign else ""
         )
         yield passed(
-            f"{', '.join(coverage.optimizers)} hold {total} of {total} trainable "
-            f"parameters{foreign}"
+            f"{', '.join(coverage.optimizers)} hold {total} of {total} trainable parameters{foreign}"
         )
 
 
@@ -150,8 +149,7 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
             return
         if faint:
             yield inconclusive(
-                f"{', '.join(faint[:3])} did not change: a gate passes almost no gradient on "
-                "this batch"
+                f"{', '.join(faint[:3])} did not change: a gate passes almost no gradient here"
             )
             return
     if names := stopped(subject, made):
@@ -210,8 +208,7 @@ def frozen_stays(subject: Subject) -> Iterator[Finding]:
         return
     if not drifted and not moving:
         yield passed(
-            f"{len(frozen)} frozen parameters and {len(buffers)} buffers are bit-equal "
-            f"after {len(made.losses)} steps"
+            f"{len(frozen)} frozen parameters and {len(buffers)} buffers are bit-equal after {len(made.losses)} steps"
         )
 
 

@@ -105,8 +105,7 @@ def _accumulation(subject: Subject, promise: promises.Accumulates) -> Finding:
         )
     counts = f" with {', '.join(map(str, found.counts))} valid targets" if found.counts else ""
     return passed(
-        f"{found.passes} passes{counts} give the full batch's gradient up to "
-        f"{found.error:.1e} in {found.dtype}"
+        f"{found.passes} passes{counts} give the full batch's gradient up to {found.error:.1e} in {found.dtype}"
     )
 
 

@@ -36,7 +36,8 @@ def labels_wrong(
     if labels.shifted is not None:
         yield violated(
             "label-shifted",
-            f"{part.prefix}sample i gets the label of sample i{labels.shift:+d}: {labels.shifted.path} is read one off",
+            f"{part.prefix}sample i gets the label of sample i{labels.shift:+d}: "
+            f"{labels.shifted.path} is read with an offset",
             cause="the index of the label is not the index of the sample",
             because=(
                 f"all {labels.count} labels read equal "
@@ -59,7 +60,7 @@ def labels_wrong(
         yield violated(
             "label-constant",
             f"{part.prefix}every sample has the label {labels.low:g}, while {labels.ignored.path} holds {many} values",
-            cause="the index is not used to choose the label",
+            cause="the index is not used to select the label",
             because=f"every label read is {labels.ignored.path}[0]",
             fix=f"read {labels.ignored.path}[i] at {line_ref(place)}",
             **common,
@@ -69,7 +70,7 @@ def labels_wrong(
         yield make(
             "label-constant",
             f"{part.prefix}every label of {part.name} is {labels.low:g}",
-            cause="the labels are constant, so that there is nothing to learn",
+            cause="the labels are constant, so there is nothing to learn",
             because=f"one value in {labels.count} labels",
             fix=f"return the sample's own label at {line_ref(place)}",
             **common,
@@ -98,10 +99,10 @@ def _constant_maps(
         line = cut.location or common["location"]
         yield (violated if several else suspicious)(
             "label-constant",
-            f"{part.prefix}every element of {name} is {value}: a cast to whole numbers cuts off what was a fraction",
-            cause="the cast rounds fractions down: likely the labels were scaled as an image is, by 1/255",
+            f"{part.prefix}every element of {name} is {value}: an integer cast truncates fractions",
+            cause="the cast truncates fractions: the labels were likely scaled by 1/255",
             because=f"{cut.call} at {line_ref(line)} got {cut.kinds} values from {cut.low:.3g} to {cut.high:.3g}",
-            fix=f"keep the labels' own whole numbers: leave {line_ref(line)} without the scaling",
+            fix=f"keep the labels as integers: remove the scaling from {line_ref(line)}",
             **{
                 **common,
                 "location": line,
@@ -112,9 +113,9 @@ def _constant_maps(
         yield suspicious(
             "label-constant",
             f"{part.prefix}every element of {name} is {value} in {labels.count} samples of {part.name}",
-            cause="the labels are constant, so that there is nothing to learn",
+            cause="the labels are constant, so there is nothing to learn",
             because=f"one value where {classes} classes are declared",
-            fix=f"look at how the labels at {line_ref(common['location'])} are read",
+            fix=f"check how the labels at {line_ref(common['location'])} are read",
             **common,
         )
 
@@ -144,7 +145,7 @@ def _label_dtype(
         yield violated(
             "label-dtype",
             f"{part.prefix}{name} gives targets of {labels.dtype} where floats are declared",
-            cause="the loss takes floats, and the dataset returns whole numbers",
+            cause="the loss needs floats, and the dataset returns integers",
             because=f"the contract's targets are floats; the samples hold {labels.dtype}",
             fix="return float(label), or a tensor of torch.float32",
             **common,
@@ -160,9 +161,10 @@ def _label_dtype(
         yield suspicious(
             "label-dtype",
             f"{part.prefix}{name} gives class-like labels as {labels.dtype}",
-            cause="all labels are small whole numbers, but floats",
-            because=f"{len(labels.values)} values, {min(labels.values)} to {max(labels.values)}, each whole",
-            fix="return int(label) for cross_entropy; declare targets where floats are meant",
+            cause="all labels are small integers stored as floats",
+            because=f"{len(labels.values)} values, {min(labels.values)} to {max(labels.values)}, "
+            "all integers",
+            fix="return int(label) for cross_entropy; declare targets if floats are intended",
             **common,
         )
 
@@ -189,8 +191,9 @@ def dtype_refused(part: Part, labels: Labels, said: str, given: bool) -> Finding
     )
     return (violated if given else suspicious)(
         "label-dtype",
-        f"{part.prefix}{name} gives targets of {became}, which the training step cannot take",
-        cause="targets of float64, the default of NumPy and of Python's floats, meet a float32 output",
+        f"{part.prefix}{name} gives targets of {became}, which the training step does not accept",
+        cause=("targets of float64, the default of NumPy and of Python's floats, are combined "
+            "with a float32 output"),
         because=f"with such targets torch said: {said[:160]}",
         fix=(f"return them as float32 at {line_ref(common['location'])}: torch.tensor(label, "
             "dtype=torch.float32), or np.float32(label)"),
@@ -206,7 +209,7 @@ def _at_giver(
     if line is None:
         return common
     own = dataset_culprit(part, name, common["observed"], line)
-    returned = dataset_culprit(part, "__getitem__", "hands it on", common["location"])
+    returned = dataset_culprit(part, "__getitem__", "passes it on", common["location"])
     return {**common, "culprits": (own, returned), "location": line}
 
 
@@ -289,7 +292,7 @@ def _label_range(
             "label-range",
             f"{part.prefix}{name} reaches {high if high >= classes else low} but there are {classes} classes, "
             f"0..{classes - 1}",
-            cause="labels count from 1" if one_based else "labels lie outside of the classes",
+            cause="labels start at 1" if one_based else "labels lie outside the classes",
             because=f"0 never occurs in {labels.count} labels; {high} occurs {values[high]} times"
             if one_based
             else (f"{sum(c for v, c in values.items() if v < 0 or v >= classes)} of "
@@ -302,7 +305,7 @@ def _label_range(
         yield suspicious(
             "label-one-based",
             f"{part.prefix}{name} counts classes from 1 to {high}",
-            cause="labels count from 1, while a head of as many classes counts from 0",
+            cause="labels start at 1, but the classes of a head start at 0",
             because=f"0 never occurs in {labels.count} labels",
             fix=f"return label - 1 at {line_ref(place)}",
             **common,
@@ -311,8 +314,8 @@ def _label_range(
         yield suspicious(
             "label-negative",
             f"{part.prefix}{name} reaches {low}",
-            cause="a negative label that no loss ignores",
+            cause="a negative label that the loss does not ignore",
             because=f"{values[low]} of {labels.count} labels are {low}",
-            fix="declare targets=Labels(classes=, ignore_index=), or leave these samples out",
+            fix="declare targets=Labels(classes=, ignore_index=), or remove these samples",
             **common,
         )

@@ -36,11 +36,12 @@ def order_wrong(
     if not found.repeats:
         yield violated(
             "order-not-repeatable",
-            f"{part.prefix}{name} gives another order under the same seed",
+            f"{part.prefix}{name} gives a different order with the same seed",
             culprits=culprit,
             location=place,
-            observed=f"{found.count} indices of one epoch were drawn twice under one seed; they differ",
-            cause="it draws from a generator that no seed reaches",
+            observed=f"{found.count} indices of one epoch were drawn twice with the same seed; "
+            "they differ",
+            cause="it draws from a generator that is not seeded",
             because="the seeds of torch, random and NumPy were equal",
             fix="draw the order from torch's generator, or from one seeded by the epoch",
         )
@@ -67,7 +68,7 @@ def order_wrong(
             cause=cause,
             because="epoch 0 and epoch 1 were drawn one after the other"
             + (", with set_epoch(0) and set_epoch(1)" if found.has_set_epoch else ""),
-            fix="seed the order from seed + epoch in __iter__"
+            fix="seed the generator with seed + epoch in __iter__"
             if found.has_set_epoch
             else "seed the generator from the seed and the number of the epoch, or make it once, in __init__",
         )
@@ -88,7 +89,8 @@ def reach_wrong(
     at = assigned[-1] if len(assigned) == 1 else made
     return make(
         "sampler-length",
-        f"{part.prefix}{name} never draws {left} of the {found.size} samples: it was given {found.length} {thing}"
+        f"{part.prefix}{name} never draws {left} of the {found.size} samples: it received "
+        f"{found.length} {thing}"
         if short
         else f"{part.prefix}{name} draws indices up to {found.length - 1}, and there are {found.size} samples",
         culprits=(
@@ -97,7 +99,8 @@ def reach_wrong(
                 dataset_culprit(
                     part,
                     name,
-                    f"given {found.length} {thing}" + ("" if made else ", made here or elsewhere"),
+                    f"received {found.length} {thing}"
+                    + ("" if made else ", created here or elsewhere"),
                     place,
                 )
                 for place in places or (None,)
@@ -109,13 +112,15 @@ def reach_wrong(
             if places
             else loader_told(part, declared, ("sampler", "batch_sampler")) or part.class_line
         ),
-        observed=f"len({found.given}) of the sampler is {found.length}, the loader reads from {found.size} samples",
-        cause=f"{what} has one weight for each class, where the sampler wants one for each sample"
+        observed=f"len({found.given}) of the sampler is {found.length}, the loader reads from "
+        f"{found.size} samples",
+        cause=f"{what} has one weight for each class, but the sampler needs one for each sample"
         if per_class
-        else f"the sampler was given {what}, which is not of the {found.size} samples that the loader reads",
+        else f"the sampler received {what}, which does not belong to the {found.size} samples "
+        "that the loader reads",
         because=f"it draws from 0..{found.length - 1}"
         + (
-            f": samples {found.length}..{found.size - 1} have no chance"
+            f": samples {found.length}..{found.size - 1} are never drawn"
             if short
             else f"; index {found.size} cannot be read"
         )
@@ -123,7 +128,7 @@ def reach_wrong(
         fix=f"give each sample the weight of its class: {what}[labels]"
         + (f", at {line_ref(at)}" if at else "")
         if per_class
-        else f"make the sampler of the {thing} of what the loader reads"
+        else f"create the sampler from the {thing} of the dataset that the loader reads"
         + (f", at {line_ref(at)}" if at else ""),
     )
 
@@ -158,12 +163,10 @@ def leaked(first: Part, second: Part, found: Overlap, declared: Location | None 
         f"{share:.1%} shared",
         cause="the splits are not disjoint"
         if certain
-        else "the data repeats itself, or the splits share a few samples",
-        because=(
-            f"{second.role}[{b}] equals {first.role}[{a}]; {found.repeated:.1%} of "
-            f"{first.role} occurs there more than once"
-        ),
-        fix="split once, by shuffled indices, before any dataset is made",
+        else "the data contains duplicates, or the splits share a few samples",
+        because=f"{second.role}[{b}] equals {first.role}[{a}]; {found.repeated:.1%} of "
+        f"{first.role} occurs there more than once",
+        fix="split once, by shuffled indices, before any dataset is created",
         evidence={"pairs": [list(pair) for pair in found.pairs], "shared": found.shared},
     )
 
@@ -182,7 +185,7 @@ def last_batch_wrong(
             culprits=culprit,
             location=place,
             observed=f"0 batches of {part.length} samples",
-            cause="the only batch is partial, and drop_last leaves it out",
+            cause="the only batch is partial, and drop_last drops it",
             because=f"batch_size={size} is more than the {part.length} samples",
             fix="drop_last=False, or a smaller batch_size",
         )
@@ -193,8 +196,8 @@ def last_batch_wrong(
             culprits=culprit,
             location=place,
             observed=f"an epoch reads {found.samples} of {part.length} samples",
-            cause="drop_last leaves the partial batch out of the evaluation",
-            because=f"{part.length} samples in batches of {size} leave {missing}",
+            cause="drop_last drops the partial batch in evaluation",
+            because=f"{part.length} samples in batches of {size} leave {missing} over",
             fix="drop_last=False for evaluation",
         )
 
@@ -226,10 +229,11 @@ def last_batch_fails(
             ),
         ),
         location=error.location or place,
-        observed=f"{part.length} samples in batches of {batch_size} leave {size}; it raised {error.type}",
+        observed=f"{part.length} samples in batches of {batch_size} leave {size} over; it raised "
+        f"{error.type}",
         cause="a normalisation over the batch needs more than one value per channel"
         if module
-        else "the model does not work on so small a batch",
+        else "the model does not run with so small a batch",
         because=f"torch said: {error.message[:200]}"
         + (f"; the loader at {line_ref(place)} keeps the partial batch" if place else ""),
         fix="drop_last=True for training, or a batch_size that leaves no single sample"

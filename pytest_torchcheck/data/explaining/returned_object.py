@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..plan import Part
 
 _SHARED = (type(None), bool, int, str)
-"""Of these many values are one object: not the object tells where it comes from, but the expression."""
+"""Many values are this same object, so the expression, not the object, shows the origin."""
 
 
 def given_line(

@@ -59,8 +59,9 @@ def empty(survey: Survey) -> Finding:
         cause="no sample was found: a wrong path, pattern or split",
         because=f"{name} is an empty {kind}"
         if name
-        else f"{line_ref(place)} {'answers 0' if part.is_map_style else 'gave none'}",
-        fix=f"correct what {line_ref(place)} reads, and raise an error there when it finds nothing",
+        else f"{line_ref(place)} {'answers 0' if part.is_map_style else 'returned none'}",
+        fix=f"correct the path or pattern at {line_ref(place)}, and raise an error there if "
+        "nothing is found",
     )
 
 
@@ -80,20 +81,26 @@ def read_error(survey: Survey) -> Finding:
             dataset_culprit(part, f"{part.name}[{error.index}]", error.type, error.location),
             *([dataset_culprit(part, "__len__", f"promises {survey.count}", sample_lines.length_line(part))] if at_end else []),
             *(dataset_culprit(part, one.name, one.detail, one.location) for one in made_of[: 2 if at_end else 3]),
-            *([dataset_culprit(part, sources.assigned_name(own) or part.name, "run by the failing samples alone", own)] if own else []),
+            *([dataset_culprit(part, sources.assigned_name(own) or part.name, "run only by the failing samples", own)] if own else []),
         ),
         observed=f"{survey.read} could be read; sample {error.index} raises {error.type}{_others(survey)}",
         cause="__len__ promises more samples than there are" if at_end
-        else "the dataset puts its samples on a GPU: there is none here, and a forked worker cannot start CUDA" if on_gpu
-        else f"the index that is made for this sample does not exist: {shown[0]}" if shown
-        else "the reading fails for this sample",
-        because=f"len() is {survey.count}, and the last {'index raises' if len(survey.errors) == 1 else f'{len(survey.errors)} indices raise'} {error.type}"
+        else ("the dataset puts its samples on a GPU: none is available here, and a forked "
+            "worker cannot initialise CUDA") if on_gpu
+        else f"the index computed for this sample does not exist: {shown[0]}" if shown
+        else "reading this sample fails",
+        because=(f"len() is {survey.count}, and the last "
+            f"{'index raises' if len(survey.errors) == 1 else f'{len(survey.errors)} indices raise'} "
+            f"{error.type}")
         if at_end
         else f"raised at {line_ref(error.location)}: {error.message}" + (f"; only samples that fail run {line_ref(own)}: {own.text}" if own else ""),
         fix="return the number of readable samples from __len__" if at_end
-        else f"return CPU tensors from {line_ref(error.location)}; the loop moves batches to the device" if on_gpu
-        else f"bring the index into bounds: {made_of[0].name} at {line_ref(made_of[0].location)}, or its use at {line_ref(error.location)}" if shown
-        else f"mend {line_ref(error.location)} for sample {error.index}, or leave it out of the dataset",
+        else (f"return CPU tensors from {line_ref(error.location)}; the loop moves batches to "
+            "the device") if on_gpu
+        else (f"keep the index in bounds: correct {made_of[0].name} at "
+            f"{line_ref(made_of[0].location)}, or its use at {line_ref(error.location)}") if shown
+        else (f"correct {line_ref(error.location)} for sample {error.index}, or remove the sample "
+            "from the dataset"),
         evidence={"errors": [[e.index, e.type, e.message] for e in survey.errors]},
     )  # fmt: skip
 
@@ -154,7 +161,8 @@ def not_finite(survey: Survey, seed: int) -> Iterator[Finding]:
             origin = sample_lines.find_value(part, sample.index, seed + sample.index, is_bad)
         held = origin.held
         row = f"{held.path}[{sample.index}]" if held is not None else where(leaf.path)
-        # a mask of -inf is a way of life: where every sample has one that was written, or is the logarithm of
+        # a mask of -inf is a way of life: where every sample has one that was written, or is the
+        # logarithm of
         # zeros and ones, it is meant
         written = not origin.computed or leaf.low == leaf.high
         masks = code == "sample-inf" and written and len(indices) == len(survey.samples)
@@ -167,14 +175,16 @@ def not_finite(survey: Survey, seed: int) -> Iterator[Finding]:
                 *([] if held else _divisors(part, origin.line)),
             ),
             location=origin.line,
-            observed=f"samples {few(indices)} hold {word} at {where(leaf.path)}, {leaf.dtype} {list(leaf.shape)}",
-            cause="the stored data holds them" if held else "the reading makes them",
-            because=f"{held.path} holds them before it is read" if held
+            observed=(f"samples {few(indices)} hold {word} at {where(leaf.path)}, {leaf.dtype} "
+                f"{list(leaf.shape)}"),
+            cause="the stored data contains them" if held else "reading produces them",
+            because=f"{held.path} contains them before it is read" if held
             else f"{origin.computed}, at {line_ref(origin.line)}" if origin.computed
-            else f"no stored array holds them; they are there after {line_ref(origin.line)}",
-            fix=f"drop or fill these rows where {held.path} is made" if held
-            else f"keep its argument where it is finite at {line_ref(origin.line)}: clamp(min=eps) before a logarithm, eps in a denominator" if origin.computed
-            else f"leave these values out at {line_ref(origin.line)} (torch.nan_to_num, or a mask)",
+            else f"no stored array contains them; they appear after {line_ref(origin.line)}",
+            fix=f"drop or fill these rows where {held.path} is created" if held
+            else (f"keep its argument in the range where it is finite at {line_ref(origin.line)}: "
+                "clamp(min=eps) before a logarithm, eps in a denominator") if origin.computed
+            else f"remove these values at {line_ref(origin.line)} (torch.nan_to_num, or a mask)",
             evidence={"indices": [int(i) for i in indices[:64]]},
         )  # fmt: skip
 
@@ -210,9 +220,9 @@ def identical(survey: Survey) -> Finding:
         f"{part.prefix}every sample of {part.name} has the same input",
         culprits=(dataset_culprit(part, part.name, "one content hash", place),),
         location=place,
-        observed=f"{survey.read} were read; all have one content hash",
-        cause="the index is not used to choose the data, or what is stored is constant",
-        because=f"samples {survey.samples[0].index} and {survey.samples[-1].index} are equal bit by bit",
+        observed=f"{survey.read} were read; all have the same content hash",
+        cause="the index is not used to select the data, or the stored data is constant",
+        because=f"samples {survey.samples[0].index} and {survey.samples[-1].index} are bit-equal",
         fix=f"use the index at {line_ref(place)}",
     )
 
@@ -222,10 +232,10 @@ def elsewhere(survey: Survey) -> Iterator[Finding]:
     part = survey.part
     checks: tuple[tuple[str, str, Any, str, str], ...] = (
         ("sample-device", "is not on the CPU", lambda leaf: leaf.device != "cpu",
-         "workers cannot share it, and every batch is made by many small copies",
+         "workers cannot share it, and every batch needs many small copies",
          "keep the sample on the CPU and move the batch to the device in the loop"),
         ("sample-graph", "carries an autograd graph", lambda leaf: leaf.attached,
-         "a sample that requires a gradient keeps its graph alive, and cannot be sent by a worker",
+         "a sample that requires a gradient keeps its graph alive and cannot be sent by a worker",
          "detach it, or compute it under torch.no_grad()"),
     )  # fmt: skip
     for code, what, is_bad, cause, fix in checks:
@@ -246,7 +256,7 @@ def elsewhere(survey: Survey) -> Iterator[Finding]:
             location=origin.line,
             observed=f"{len(bad)} of {len(survey.samples)} samples read; sample {sample.index} is on {leaf.device}",
             cause=cause,
-            because=f"it is so after {line_ref(origin.line)}",
+            because=f"it is there after {line_ref(origin.line)}",
             fix=fix,
         )
 
@@ -269,22 +279,24 @@ def out_of_range(
     )
     return violated(
         "sample-range",
-        f"{part.prefix}{where(path)} reaches [{leaf.low:g}, {leaf.high:g}] where [{low:g}, {high:g}] is declared",
+        f"{part.prefix}{where(path)} has range [{leaf.low:g}, {leaf.high:g}] where [{low:g}, "
+        f"{high:g}] is declared",
         culprits=(
             dataset_culprit(part, where(path), f"[{leaf.low:g}, {leaf.high:g}]", origin.line),
         ),
         location=origin.line,
-        observed=f"sample {index} reaches [{leaf.low:g}, {leaf.high:g}], {leaf.dtype} {list(leaf.shape)}",
+        observed=f"sample {index} has range [{leaf.low:g}, {leaf.high:g}], {leaf.dtype} "
+        f"{list(leaf.shape)}",
         cause=hint or "the data is not scaled as the contract declares",
-        because=f"the value is there after {line_ref(origin.line)}",
-        fix="scale it, as by dividing bytes by 255"
+        because=f"the value appears after {line_ref(origin.line)}",
+        fix="scale it, for example divide bytes by 255"
         if hint
         else "scale it in __getitem__, or declare its true range",
     )
 
 
 def damaged(part: Part, found: Rereading, write: Write | None) -> Finding:
-    """Reading writes into the dataset."""
+    """Reading writes to the dataset."""
     change = found.changes[0]
     name = change.held.path
     first = found.differing[0]
@@ -298,25 +310,28 @@ def damaged(part: Part, found: Rereading, write: Write | None) -> Finding:
     if written is not None:
         culprits.append(
             Culprit(
-                kind="call", name=written.text, detail="writes into the dataset", location=written
+                kind="call", name=written.text, detail="writes to the dataset", location=written
             )
         )
     again = (
         f"sample {found.error[0]} can be read only once: {found.error[1]}"
         if found.error
-        else f"{len(found.differing)} of {len(found.indices)} samples differ when read again under the same seed"
+        else f"{len(found.differing)} of {len(found.indices)} samples differ when read again with "
+        "the same seed"
     )
     fix = "copy before writing: .clone() of a tensor, .copy() of an array, dict or list"
     if alias is not None:
         fix = f"take a copy at {line_ref(alias)}: .copy() of an array, dict or list, .clone() of a tensor"
     return violated(
         "dataset-mutated",
-        f"{part.prefix}reading sample {first} of {part.name} writes into {name}: the next reading differs",
+        f"{part.prefix}reading sample {first} of {part.name} writes to {name}: the next read "
+        "differs",
         culprits=tuple(culprits),
         location=alias or written or change.held.location,
         observed=again
         + (f"; largest change of {name} {write.largest:.4g}" if write and write.largest else ""),
-        cause=f"{write.name if write and write.name else 'a value'} shares memory with {name} and is changed in place",
+        cause=f"{write.name if write and write.name else 'a value'} shares memory with {name} and "
+        "is modified in place",
         because=f"{rows} changed while reading"
         + (f"; the write is {line_ref(written)}: {written.text}" if written else ""),
         fix=fix,
@@ -354,7 +369,7 @@ def overwritten(part: Part, found: Rereading, write: Write | None = None) -> Fin
         cause="__getitem__ fills one buffer and returns it, so that a batch holds the last sample several times",
         because=(f"sample {first} shares its memory with {name}" + (f", which {line_ref(filled)} fills" if filled else ""))
         if buffer is not None
-        else f"sample {first} had another content after the others were read",
+        else f"sample {first} had different content after the others were read",
         fix=f"return a copy at {line_ref(place)}: .clone() of a tensor, .copy() of an array",
     )  # fmt: skip
 
@@ -363,12 +378,14 @@ def not_repeatable(part: Part, found: Rereading, name: str, place: Location | No
     """An item differs under the same seed although nothing stored has changed."""
     return suspicious(
         "sample-not-repeatable",
-        f"{part.prefix}sample {found.differing[0]} of {part.name} differs when read again under the same seed",
-        culprits=(dataset_culprit(part, name or part.name, "differs under equal seeds", place),),
+        f"{part.prefix}sample {found.differing[0]} of {part.name} differs when read again with "
+        "the same seed",
+        culprits=(dataset_culprit(part, name or part.name, "differs with equal seeds", place),),
         location=place,
-        observed=f"{len(found.differing)} of {len(found.indices)} samples differ; nothing the dataset stores has changed",
-        cause="its randomness comes from a generator that no seed reaches",
-        because=f"the seeds of torch, random and NumPy were equal, and {name or 'the sample'} differs"
-        + (f" after {line_ref(place)}" if place else ""),
+        observed=f"{len(found.differing)} of {len(found.indices)} samples differ; the stored data "
+        "has not changed",
+        cause="its randomness comes from a generator that is not seeded",
+        because=f"the seeds of torch, random and NumPy were equal, and {name or 'the sample'} "
+        "differs" + (f" after {line_ref(place)}" if place else ""),
         fix="draw from torch's generator, or seed the generator from torch.initial_seed()",
     )

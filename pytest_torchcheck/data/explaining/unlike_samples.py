@@ -73,12 +73,13 @@ def _varies(survey: Survey, odd: validity.Deviation, what: str) -> Finding:
             *_returning(part, returned, own or given),
         ),
         location=place,
-        observed=f"{odd.count} of {len(survey.samples)} samples read differ: {odd.other} for {odd.usual}",
-        cause=f"the {what} of a batch depends on which samples meet in it",
+        observed=f"{odd.count} of {len(survey.samples)} samples read differ: {odd.other} for "
+        f"{odd.usual}",
+        cause=f"the {what} of a batch depends on which samples it contains",
         because=f"only such samples run {line_ref(own)}"
         if own is not None
         else f"sample {odd.index} is returned by {line_ref(returned)}"
-        + (f", with what {line_ref(given)} returns" if given is not None else ""),
+        + (f", with the value that {line_ref(given)} returns" if given is not None else ""),
         fix=f"return {odd.usual} for every sample at {line_ref(place)}",
     )
 
@@ -130,10 +131,11 @@ def _unlike_shapes(
         else f"torch said: {said}"
         if said
         else f"sample {odd.index} is returned by {line_ref(place)}",
-        fix=f"let __len__ count the samples that are whole, at {line_ref(end)}"
+        fix=f"make __len__ count complete samples only, at {line_ref(end)}"
         if end is not None
-        else f"bring samples to one shape {f'at {line_ref(own)}' if own is not None else 'in __getitem__'}, "
-        "or pad them in a collate_fn" + (f" given at {line_ref(made)}" if made is not None else ""),
+        else "give all samples the same shape "
+        f"{f'at {line_ref(own)}' if own is not None else 'in __getitem__'}, or pad them in "
+        "a collate_fn" + (f" given at {line_ref(made)}" if made is not None else ""),
     )
 
 
@@ -182,7 +184,7 @@ def _not_collatable(
     chosen = f"samples {few(error.indices)}"
     place = error.location if own else sample_lines.return_line(part, error.indices[0])
     name = getattr(part.plan.collate, "__name__", type(part.plan.collate).__name__)
-    cause, fix = "the collate function fails on real samples", f"mend {line_ref(place)}"
+    cause, fix = "the collate function fails on real samples", f"correct {line_ref(place)}"
     given, cause, fix, odd, made = _uncollated(opaque, own, survey, part, cause, fix)
     return violated(
         "batch-not-collatable",
@@ -221,10 +223,16 @@ def _uncollated(
     if opaque is not None and not own:
         index = survey.samples[0].index
         given = given_line(part, index, opaque.path, survey.seed + index)
-        cause = f"{where(opaque.path)} is a {opaque.type}, which the default collate function does not know"
+        cause = (
+            f"{where(opaque.path)} is a {opaque.type}, which the default collate function does "
+            "not support"
+        )
         if given is not None:
-            cause += f": {given.function}, which gives it, returns it at {line_ref(given)}"
-        fix = f"return tensors, arrays or numbers{f' at {line_ref(given)}' if given else ''}, or give a collate_fn"
+            cause += f": {given.function} returns it at {line_ref(given)}"
+        fix = (
+            f"return tensors, arrays or numbers{f' at {line_ref(given)}' if given else ''}, or "
+            "give a collate_fn"
+        )
     odd = _unlike_rank(survey) if own else None
     made = None
     if odd is not None:

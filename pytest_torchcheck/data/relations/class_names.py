@@ -228,12 +228,12 @@ def differing(found: Unlike, declared: Location | None) -> Finding:
     )
     made = sources.of_assignment(first.dataset, attribute)
     place = places[0] if len(places) == 1 else made or first.part.class_line
-    here = "put together here" if together else "made here"
+    here = "combined here" if together else "created here"
     make = suspicious if found.told_apart else violated
     return make(
         "class-index-differs",
-        f"{found.name!r} is label {found.labels[0]} in {first.title} and label {found.labels[1]} in {second.title}: "
-        f"each counts its own classes",
+        f"{found.name!r} is label {found.labels[0]} in {first.title} and label "
+        f"{found.labels[1]} in {second.title}: each numbers its own classes",
         culprits=(
             Culprit(
                 kind="dataset", name=attribute, detail="of each dataset by itself", location=made
@@ -249,13 +249,12 @@ def differing(found: Unlike, declared: Location | None) -> Finding:
             ),
         ),
         location=place,
-        observed=(
-            f"{found.count} of {len(first.read.keys() & second.read.keys())} classes that were "
-            "read of both have two labels"
-        ),
-        cause=f"{attribute} is made of the classes that each dataset happens to hold",
-        because=f"the labels read follow {attribute}: {_shown(first.classes)} there, {_shown(second.classes)} here",
-        fix=f"make one list of all classes, and give it to every dataset at {line_ref(place)}",
+        observed=f"{found.count} of {len(first.read.keys() & second.read.keys())} classes that "
+        "were read from both have two labels",
+        cause=f"{attribute} is computed from the classes that each dataset happens to contain",
+        because=f"the labels read follow {attribute}: {_shown(first.classes)} there, "
+        f"{_shown(second.classes)} here",
+        fix=f"create one list of all classes, and pass it to every dataset at {line_ref(place)}",
     )
 
 

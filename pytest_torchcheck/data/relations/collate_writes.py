@@ -85,7 +85,7 @@ def find_writes(part: Part, *, seed: int = 0) -> Collated | None:
             else:
                 if not differing:
                     return None
-                after = f"samples {few(differing)} differ when read again under their seed"
+                after = f"samples {few(differing)} differ when read again with the same seed"
             snapshot.restore()
             samples.clear()
             read_under(part, indices, seed, samples)
@@ -99,31 +99,31 @@ def find_writes(part: Part, *, seed: int = 0) -> Collated | None:
 
 
 def written(part: Part, found: Collated) -> Finding:
-    """Report a collate function that writes into the dataset."""
+    """Report a collate function that writes to the dataset."""
     collate = part.plan.collate
     name = getattr(collate, "__name__", type(collate).__name__)
     held = found.change.held.path or part.name
     at = found.line
     return violated(
         "dataset-mutated",
-        f"{part.prefix}{name} writes into {held} when it makes a batch: the next reading differs",
+        f"{part.prefix}{name} writes to {held} when it collates a batch: the next read differs",
         culprits=(
             dataset_culprit(part, name, f"{found.change.elements} elements of {held} written", at),
             *(
-                (Culprit(kind="call", name=at.text, detail="writes into the dataset", location=at),)
+                (Culprit(kind="call", name=at.text, detail="writes to the dataset", location=at),)
                 if at
                 else ()
             ),
             dataset_culprit(
-                part, held, "is handed out by the dataset itself", found.change.held.location
+                part, held, "is returned by the dataset itself", found.change.held.location
             ),
         ),
         location=at or found.change.held.location,
         observed=found.after,
-        cause=f"{part.name} hands out what it keeps, and {name} changes it in place",
-        because=f"{held} was as before after samples {few(found.indices)} were read, and has changed after {name}",
-        fix=f"leave the samples as they are{f' at {line_ref(at)}' if at else ''}: read an "
-        "entry instead of taking it out, "
-        "or copy the sample first",
+        cause=f"{part.name} returns its stored object, and {name} modifies it in place",
+        because=f"{held} was unchanged after samples {few(found.indices)} were read, and has "
+        f"changed after {name}",
+        fix=f"do not modify the samples{f' at {line_ref(at)}' if at else ''}: read an entry "
+        "instead of popping it, or copy the sample first",
         evidence={"samples": list(found.indices), "changed": held},
     )

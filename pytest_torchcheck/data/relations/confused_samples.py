@@ -219,23 +219,23 @@ def confused(part: Part, found: Confusion) -> Finding:
     make = violated if found.whole else suspicious
     return make(
         "sample-confused",
-        f"{part.prefix}sample {found.second} gives {where(found.path)} of sample {found.first} once that was read: "
-        f"{name} has one entry for both",
+        f"{part.prefix}sample {found.second} gives {where(found.path)} of sample {found.first} "
+        f"after that one was read: {name} has one entry for both",
         culprits=(
             dataset_culprit(
                 part, name, f"key {found.key} for both", found.stored or found.held.location
             ),
             *(
-                (Culprit(kind="dataset", name="key", detail="made here", location=found.keyed),)
+                (Culprit(kind="dataset", name="key", detail="created here", location=found.keyed),)
                 if found.keyed
                 else ()
             ),
         ),
         location=place,
-        observed=f"{found.count} samples, each read by itself, fill {found.keys} entries of {name}",
+        observed=f"{found.count} samples, each read alone, fill {found.keys} entries of {name}",
         cause=f"the key of {name} is the same for different samples",
-        because=f"read by itself, sample {found.second} has another {where(found.path)}, twice the same; "
-        f"both store {name}[{found.key}] at {line_ref(found.stored)}",
-        fix=f"make a key that is unique at {line_ref(place)}: the whole path, or the index",
+        because=f"read alone, sample {found.second} has another {where(found.path)}, equal in two "
+        f"reads; both samples store {name}[{found.key}] at {line_ref(found.stored)}",
+        fix=f"use a unique key at {line_ref(place)}: the whole path, or the index",
         evidence={"samples": [found.first, found.second]},
     )

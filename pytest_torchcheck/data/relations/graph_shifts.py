@@ -119,7 +119,10 @@ def indices_shifted(part: Part, found: Shifted) -> Finding:
     right = list(accumulate([0, *found.sizes[:-1]]))
     return violated(
         "collate-shift",
-        f"{part.prefix}{name} shifts {found.path} by the size of the sample before, not of all samples before it",
+        (
+            f"{part.prefix}{name} shifts {found.path} by the size of the previous sample, not of "
+            "all previous samples"
+        ),
         culprits=(
             Culprit(kind="dataset", name=short or found.path, detail="the shifts", location=place),
             Culprit(
@@ -130,14 +133,11 @@ def indices_shifted(part: Part, found: Shifted) -> Finding:
             ),
         ),
         location=place,
-        observed=(
-            f"samples of {few(found.sizes)} rows are shifted by {few(found.shifts)}; their "
-            f"rows begin at {few(right)}"
-        ),
-        cause="the shift is no running sum: from the third sample on, indices reach into other samples",
-        because=(
-            f"{found.table} holds the rows of the samples one behind the other, and "
-            f"{found.path} is each sample's own plus one number"
-        ),
-        fix=f"take the running sum at {line_ref(place)}: sizes[:-1].cumsum(0) behind the first 0",
+        observed=f"samples of {few(found.sizes)} rows are shifted by {few(found.shifts)}; their "
+        f"rows begin at {few(right)}",
+        cause="the shift is not a cumulative sum: from the third sample on, indices refer to "
+        "other samples",
+        because=f"{found.table} holds the rows of the samples one after another, and {found.path} "
+        "is each sample's own plus one number",
+        fix=f"take the cumulative sum at {line_ref(place)}: sizes[:-1].cumsum(0) after a leading 0",
     )

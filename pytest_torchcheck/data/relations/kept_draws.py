@@ -214,23 +214,23 @@ def kept(part: Part, found: Kept, *, promised: bool) -> Finding:
     """Random items that are drawn once: where augmentation is promised, every epoch sees the first draw."""
     make = violated if promised and found.certain and part.plan.declared else suspicious
     place = found.stored or (found.held.location if found.held is not None else None)
-    again = f"; unless {line_ref(found.renewed)} renews it" if found.renewed is not None else ""
+    again = f"; unless {line_ref(found.renewed)} refreshes it" if found.renewed is not None else ""
     return make(
         "augmentation-fixed" if promised else "sample-drawn-once",
         f"{part.prefix}items of {part.name} are drawn once, and {found.name} keeps them"
         + (
-            ": every epoch sees the first draw, where random augmentation is promised"
+            ": every epoch uses the first draw, although random augmentation is promised"
             if promised
             else " for all epochs"
         ),
         culprits=(
-            dataset_culprit(part, found.name, "keeps what was drawn", place),
+            dataset_culprit(part, found.name, "keeps the drawn value", place),
             *(
                 (
                     Culprit(
                         kind="call",
                         name=found.drawn.text,
-                        detail="draws what is kept",
+                        detail="draws the kept value",
                         location=found.drawn,
                     ),
                 )
@@ -239,13 +239,14 @@ def kept(part: Part, found: Kept, *, promised: bool) -> Finding:
             ),
         ),
         location=place,
-        observed=(
-            f"{found.items} items were read {_READS + 1} times; the first reading draws, the "
-            "others are equal to it and draw nothing"
-        )
+        observed=f"{found.items} items were read {_READS + 1} times; the first read draws, the "
+        "others are equal to it and draw nothing"
         if found.held is not None
-        else f"{found.items} items were read again and again, and are equal; without the cache they differ",
+        else (
+            f"{found.items} items were read repeatedly and are equal; without the cache they differ"
+        ),
         cause=f"{found.name} is filled after the random augmentation" + again,
-        because=f"{line_ref(place)} stores what was drawn",
-        fix=f"at {line_ref(place)} keep what is not random, and augment what is taken out of {found.name}",
+        because=f"{line_ref(place)} stores the drawn value",
+        fix=f"at {line_ref(place)} keep only values that are not random, and augment the values "
+        f"read from {found.name}",
     )

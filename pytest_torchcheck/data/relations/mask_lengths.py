@@ -134,10 +134,11 @@ def mask_too_long(part: Part, found: LongMask) -> Finding:
             ),
         ),
         location=place,
-        observed=f"a sample of {found.own} positions has {found.own} by itself, and "
-        f"{found.own + found.extra} are marked in a batch; "
-        f"so it is in all {found.samples} samples with room for it",
-        cause="the mask is longer than the sample: a comparison with its length that includes the length",
-        because=f"{found.path} was made of the same samples together and one by one",
-        fix=f"compare with < at {line_ref(place)}: position < length",
+        observed=f"a sample of {found.own} positions has {found.own} alone, and "
+        f"{found.own + found.extra} are marked in a batch; the same holds for all "
+        f"{found.samples} samples with padding",
+        cause="the mask is longer than the sample: the comparison with the length includes the "
+        "length itself",
+        because=f"{found.path} was computed for the same samples together and one by one",
+        fix=f"use < at {line_ref(place)}: position < length",
     )

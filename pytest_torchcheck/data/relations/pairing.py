@@ -157,20 +157,20 @@ def labels_mixed(part: Part, found: Pairing) -> Finding:
     put = sources.assigned_name(moved) if moved is not None else ""
     return violated(
         "collate-mixes-labels",
-        f"{part.prefix}{name} gives {len(found.mixed)} of {found.count} samples another label than they have",
+        f"{part.prefix}{name} gives {len(found.mixed)} of {found.count} samples a wrong label",
         culprits=(
-            *((Culprit(kind="call", name=put or moved.text, detail="put in another order here", location=moved),) if moved else ()),
+            *((Culprit(kind="call", name=put or moved.text, detail="reordered here", location=moved),) if moved else ()),
             Culprit(kind="function", name=name, detail="collate function", location=place),
             Culprit(kind="dataset", name=f"{part.prefix}{found.path}", detail="labels", location=found.returned),
         ),
         location=moved or place,
-        observed=(f"sample {first} by itself has the label {found.own}; its row in a batch of "
+        observed=(f"sample {first} alone has the label {found.own}; its row in a batch of "
             f"{found.count} has {found.got}"),
-        cause="the labels are put in another order than the inputs, or are moved against them"
-        + (f": {put or 'what'} is ordered anew by itself" if moved else ""),
-        because="rows were found again by their inputs, and the same samples were collated one by one"
-        + (f"; the one line that changes an order is {line_ref(moved)}" if moved else ""),
-        fix=(f"put inputs and labels in one order at {line_ref(moved)}: order the list of "
+        cause="the labels are in a different order than the inputs, or shifted against them"
+        + (f": {put or 'what'} alone is reordered" if moved else ""),
+        because="rows were matched by their inputs, and the same samples were collated one by one"
+        + (f"; the only line that changes an order is {line_ref(moved)}" if moved else ""),
+        fix=(f"use the same order for inputs and labels at {line_ref(moved)}: sort the list of "
             "samples, then take both from it")
         if moved
         else f"build inputs and labels from one list of samples at {line_ref(place)}",

@@ -205,12 +205,15 @@ def replayed_in_vain(part: Part, found: Replay) -> Finding:
     """A transform is meant to be repeated, and draws anew."""
     return violated(
         "transform-not-repeated",
-        f"{part.prefix}{found.call} repeats nothing: the transform draws from {found.other}, not from {found.name}",
+        (
+            f"{part.prefix}{found.call} has no effect: the transform draws from {found.other}, not "
+            f"from {found.name}"
+        ),
         culprits=(
             Culprit(
                 kind="call",
                 name=found.call,
-                detail=f"nothing drew from {found.name} since",
+                detail=f"no draw from {found.name} since",
                 location=found.location,
             ),
             Culprit(
@@ -221,11 +224,11 @@ def replayed_in_vain(part: Part, found: Replay) -> Finding:
             ),
         ),
         location=found.location,
-        observed=f"sample {found.index}: the state of {found.name} is what it was, before the call and after it",
-        cause=f"what is to be transformed alike (image and mask) is transformed by other draws of {found.other}",
+        observed=f"sample {found.index}: the state of {found.name} is unchanged before and after "
+        "the call",
+        cause="image and mask, which must be transformed alike, are transformed with different "
+        f"draws from {found.other}",
         because=f"{line_ref(found.drawn)} draws from {found.other} before {line_ref(found.location)} and after it",
-        fix=(
-            f"set back {found.other} at {line_ref(found.location)}, or draw the transform's "
-            "parameters once and apply them to both"
-        ),
+        fix=f"restore {found.other} at {line_ref(found.location)}, or draw the transform's "
+        "parameters once and apply them to both",
     )

@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     from ..plan import Part
 
 _NEAR = 1e-3
-"""Relative difference of the range of floats that other kernels or other threads may make, with a wide margin."""
+"""Relative difference of ranges of floats that other kernels or threads may cause, with a wide
+margin."""
 
 Told = list[list[Any]]
-"""Of every leaf that can be compared: path, dtype, digest, lowest and highest value. Plain, for JSON."""
+"""For every comparable leaf: path, dtype, digest, lowest and highest value, as plain types for
+JSON."""
 
 
 def tell(sample: Any) -> Told:

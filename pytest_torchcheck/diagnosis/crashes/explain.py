@@ -29,8 +29,7 @@ def explain_error(
 ) -> Explanation:
     """Explain an exception that the user's code raised.
 
-    What can be told from the message, the traceback and the live objects in its frames is told
-    without
+    What can be told from the message, the traceback and the live objects in its frames is told without
     running anything. Where that is not enough, ``rerun`` is called: at most three times.
 
     Args:
@@ -38,8 +37,7 @@ def explain_error(
         phase: Where in a training step: ``build``, ``batch``, ``data``, ``forward``, ``loss``,
             ``backward`` or ``step``.
         model: The model, for the names of its modules, parameters and buffers.
-        batch: What it was called with: an object with ``args``, ``kwargs`` and ``targets``, or a
-            pair
+        batch: What it was called with: an object with ``args``, ``kwargs`` and ``targets``, or a pair
             of inputs and targets.
         rerun: Does again what failed. If it takes an argument named ``device``, it is called with
             ``device="cpu"`` where the device cannot be used any more (after a device-side assert).

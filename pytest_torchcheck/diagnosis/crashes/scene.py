@@ -37,8 +37,7 @@ class Scene:
         error: What was raised; its traceback is read.
         phase: Where in a training step.
         model: The model, for names.
-        batch: What the model was called with: an object with ``args``, ``kwargs`` and ``targets``,
-            or a
+        batch: What the model was called with: an object with ``args``, ``kwargs`` and ``targets``, or a
             pair of inputs and targets.
         rerun: Does again what failed. With an argument named ``device`` it can be asked for another
             device.

@@ -72,10 +72,9 @@ def worker(scene: Scene, match: re.Match[str]) -> Explanation | None:
         return _unequal(scene, sizes, name, getitem)
     return Explanation(
         code="worker-error",
-        summary=(
-            f"{name} raises {match[1]} in a DataLoader worker: "
-            f"{message.partition(': ')[2] or message}"
-        )[:180],
+        summary=f"{name} raises {match[1]} in a DataLoader worker: {message.partition(': ')[2] or message}"[
+            :180
+        ],
         observed=f"worker {match[2]}: {message}",
         cause=f"{match[1]} was raised while a sample was read",
         because="the worker's own traceback ends "
@@ -194,10 +193,8 @@ def pickling(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"sent to a worker: it is {shown}"
         ),
         observed=f"{path or what}: {scene.first_line}",
-        cause=(
-            "spawned workers receive a pickled copy, and pickle stores functions by their "
-            "importable name"
-        )
+        cause="spawned workers receive a pickled copy, and pickle stores functions by their "
+        "importable name"
         if "<l" in what or "lambda" in what
         else f"{what} holds an object of this process (a file, a lock, a socket, a generator)",
         because=scene.said,

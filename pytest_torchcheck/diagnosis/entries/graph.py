@@ -84,10 +84,8 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
         code="no-graph",
         summary="the loss has no graph: it does not depend on any trainable parameter",
         observed=observed,
-        cause=(
-            "between output and loss the tensor is detached, computed under no_grad, or "
-            "rebuilt (torch.tensor, .item(), NumPy)"
-        ),
+        cause="between output and loss the tensor is detached, computed under no_grad, or "
+        "rebuilt (torch.tensor, .item(), NumPy)",
         because=scene.said,
         fix=f"compute the loss from the model's output with torch functions only{on_line(place)}",
         culprits=(Culprit(kind="loss", name="loss", detail="grad_fn=None", location=place),),
@@ -138,10 +136,8 @@ def _no_second_graph(cut: Op, observed: str, scene: Scene) -> Explanation:
         cause="autograd.grad without create_graph=True gives a gradient without a graph"
         if plain
         else "the derivative does not depend on any trainable parameter",
-        because=(
-            f"the input of autograd.grad{on_line(at)} requires a gradient, its result does not; "
-            f"{scene.said}"
-        ),
+        because=f"the input of autograd.grad{on_line(at)} requires a gradient, its result does "
+        f"not; {scene.said}",
         fix=f"pass create_graph=True to autograd.grad{on_line(at)}"
         if plain
         else "train on a value that depends on the parameters",
@@ -224,10 +220,7 @@ def numpy_call(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause="NumPy records no gradient"
         + (": values computed from it cannot be trained" if training else ""),
         because=scene.said,
-        fix=(
-            f"use the torch function instead{on_line(place)}; .detach().numpy() is right only "
-            "for logging"
-        ),
+        fix=f"use the torch function instead{on_line(place)}; .detach().numpy() is right only for logging",
         culprits=scene.blame(),
         location=place,
     )
@@ -243,15 +236,11 @@ def unused(scene: Scene, match: re.Match[str]) -> Explanation | None:
         code="grad-unused",
         summary=f"{scene.at}: {which} given to autograd.grad is not part of the graph",
         observed=scene.values(),
-        cause=(
-            "the output does not depend on it: it was re-created or detached, or a different "
-            "tensor was used"
-        ),
+        cause="the output does not depend on it: it was re-created or detached, or a different "
+        "tensor was used",
         because=scene.quote(),
-        fix=(
-            "differentiate with respect to the tensor that the output was computed "
-            f"from{on_line(place)}"
-        ),
+        fix="differentiate with respect to the tensor that the output was computed "
+        f"from{on_line(place)}",
         culprits=scene.blame(),
         location=place,
     )

@@ -134,9 +134,7 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
         ),
         observed=observed,
         cause=cause,
-        because=(
-            f"in a second run {_word(op)}{line} took it from version {expected} to {expected + 1}"
-        )
+        because=f"in a second run {_word(op)}{line} took it from version {expected} to {expected + 1}"
         + (f", and {saving} saved it on line {saver.line}" if saver and saving else ""),
         fix=fix,
         culprits=culprits,
@@ -310,15 +308,12 @@ def view(scene: Scene, match: re.Match[str]) -> Explanation | None:
     return Explanation(
         code=code,
         summary=f"{scene.at} writes to a tensor{shown} that cannot be modified in place{made}",
-        observed=(
-            f"{_word(op) if op is not None else 'an in-place operation'} on a tensor{shown}{made}"
-        ),
+        observed=f"{_word(op) if op is not None else 'an in-place operation'} on a "
+        f"tensor{shown}{made}",
         cause=cause,
         because=scene.said,
-        fix=(
-            f"write x = x.clone() before the change{line}, or use an operation that returns a "
-            "new tensor"
-        ),
+        fix=f"write x = x.clone() before the change{line}, or use an operation that returns a new "
+        "tensor",
         culprits=(*scene.blame(), *(mode.culprits if mode is not None else ())),
         location=place,
     )

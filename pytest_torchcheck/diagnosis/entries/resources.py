@@ -26,10 +26,7 @@ _ADVICE = {
     "forward": "a smaller batch with gradient accumulation, activation checkpointing or autocast",
     "loss": "a smaller batch, or the loss in chunks of the batch",
     "backward": "a smaller batch, gradient accumulation or activation checkpointing",
-    "step": (
-        "an optimizer with less state (SGD, 8-bit or fused Adam), or "
-        "zero_grad(set_to_none=True) before it"
-    ),
+    "step": "an optimizer with less state (SGD, 8-bit or fused Adam), or zero_grad(set_to_none=True) before it",
     "build": "a smaller model, or building on the meta device",
 }
 
@@ -105,9 +102,7 @@ def out_of_memory(scene: Scene, match: re.Match[str]) -> Explanation | None:
     batch = scene.batch_size()
     return Explanation(
         code="out-of-memory",
-        summary=(
-            f"{scene.at} runs out of memory on {scene.device} in the {scene.phase} phase{how_much}"
-        ),
+        summary=f"{scene.at} runs out of memory on {scene.device} in the {scene.phase} phase{how_much}",
         observed=f"{what} asked for {format_bytes(asked)}"
         if asked is not None
         else f"{what} could not be allocated",
@@ -133,10 +128,7 @@ def device_assert(scene: Scene, match: re.Match[str]) -> Explanation | None:
         found = explain_scene(again)
         if found is not None:
             return found.replace(
-                because=(
-                    f"{found.because}; CUDA reported {kind}, and the same batch on the CPU "
-                    "raised this"
-                ),
+                because=f"{found.because}; CUDA reported {kind}, and the same batch on the CPU raised this",
                 evidence={**found.evidence, "cuda_message": scene.first_line},
             )
         return Explanation(
@@ -154,19 +146,12 @@ def device_assert(scene: Scene, match: re.Match[str]) -> Explanation | None:
         )
     return Explanation(
         code="device-assert",
-        summary=(
-            f"{kind} on CUDA in the {scene.phase} phase: most likely an index or label out of range"
-        ),
+        summary=f"{kind} on CUDA in the {scene.phase} phase: most likely an index or label out of range",
         observed=scene.first_line,
-        cause=(
-            "likely an index out of range in an Embedding, gather or class loss; kernels run "
-            "asynchronously, so the line of the message is not reliable"
-        ),
+        cause="likely an index out of range in an Embedding, gather or class loss; kernels run "
+        "asynchronously, so the line of the message is not reliable",
         because=scene.said + "; it could not be replayed on the CPU",
-        fix=(
-            "run the contract with devices=('cpu',), or set CUDA_LAUNCH_BLOCKING=1, to see the "
-            "exact line"
-        ),
+        fix="run the contract with devices=('cpu',), or set CUDA_LAUNCH_BLOCKING=1, to see the exact line",
         culprits=scene.blame(),
         location=scene.location,
     )
@@ -217,9 +202,7 @@ def library(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "the library could not be initialised: too little free memory for its workspace, "
             "or an earlier CUDA error"
         ),
-        "EXECUTION_FAILED": (
-            "a kernel failed: an index out of range before it, wrong sizes, or too little memory"
-        ),
+        "EXECUTION_FAILED": "a kernel failed: an index out of range before it, wrong sizes, or too little memory",
         "INTERNAL_ERROR": "most often too little free memory, or an earlier CUDA error",
         "NOT_SUPPORTED": (
             "the library has no kernel for this layout, dtype or size: often a tensor that is "
@@ -235,11 +218,8 @@ def library(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=scene.first_line,
         cause=f"likely {cause}",
         because=scene.said,
-        fix=(
-            "run the contract with devices=('cpu',): an error of sizes or indices then names "
-            "its line"
-        )
-        + ("; make the operand contiguous()" if status == "NOT_SUPPORTED" else ""),
+        fix="run the contract with devices=('cpu',): an error of sizes or indices then names its "
+        "line" + ("; make the operand contiguous()" if status == "NOT_SUPPORTED" else ""),
         culprits=scene.blame(),
         location=scene.location,
     )

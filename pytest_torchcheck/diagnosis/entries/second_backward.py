@@ -62,17 +62,14 @@ def second_backward(scene: Scene, match: re.Match[str]) -> Explanation | None:
     return Explanation(
         code="second-backward",
         summary=f"{scene.at} runs backward a second time through the same graph",
-        observed=(
-            f"backward was called {len(calls)} times, on lines {listed([str(n) for n in lines])}"
-        )
+        observed=f"backward was called {len(calls)} times, on lines "
+        f"{listed([str(n) for n in lines])}"
         if len(calls) > 1
         else scene.values(),
         cause="two backward calls share a part of the graph: the first one frees it",
         because=scene.quote(),
-        fix=(
-            f"add the losses and call backward once{on_line(place)}, or detach inputs that the "
-            "second loss must not train"
-        ),
+        fix=f"add the losses and call backward once{on_line(place)}, or detach inputs that the "
+        "second loss must not train",
         culprits=scene.call_culprit(),
         location=place,
     )
@@ -90,10 +87,8 @@ def _kept_graph(
     line = on_line(first.location)
     return Explanation(
         code="second-backward",
-        summary=(
-            f"{first.root} carries the graph of an earlier "
-            f"{'step' if shared is None else 'backward'} into backward"
-        ),
+        summary=f"{first.root} carries the graph of an earlier "
+        f"{'step' if shared is None else 'backward'} into backward",
         observed=f"{scene.phase}: backward reaches a graph that is already freed"
         + (f"; {first.name} has grad_fn={first.grad_fn}" if first.grad_fn else ""),
         cause=f"{first.root} is kept{line} with its graph and used again "

@@ -23,10 +23,7 @@ def one_value(scene: Scene, match: re.Match[str]) -> Explanation | None:
     boolean = match[0].startswith("Boolean")
     return Explanation(
         code="tensor-as-scalar",
-        summary=(
-            f"{scene.at} uses a tensor of several elements as one "
-            f"{'truth value' if boolean else 'number'}"
-        ),
+        summary=f"{scene.at} uses a tensor of several elements as one {'truth value' if boolean else 'number'}",
         observed=scene.values(),
         cause="`if`, `and`, `or`, `not` and `in` need one truth value"
         if boolean
@@ -55,10 +52,7 @@ def distribution(scene: Scene, match: re.Match[str]) -> Explanation | None:
     nan = broken > 0 or "nan" in scene.message.lower().split("found invalid values")[-1]
     return Explanation(
         code="distribution-parameters",
-        summary=(
-            f"{scene.at}: {name} of a distribution is "
-            f"{'not finite' if nan else 'outside its domain'}"
-        ),
+        summary=f"{scene.at}: {name} of a distribution is {'not finite' if nan else 'outside its domain'}",
         observed=(
             f"{name} {describe(value)}{_range(value, broken)}"
             if isinstance(value, torch.Tensor)

@@ -36,10 +36,8 @@ def changed_inputs(subject: Subject, changed: list[str], *, train: bool) -> Iter
         ]
         + ([alias.culprit(changed[0])] if alias is not None else []),
         location=location or sources.of_object(type(subject.model).forward),
-        observed=(
-            f"{counted(len(changed), 'input')} {have(changed, 'differs')} after a forward in "
-            f"{'train' if train else 'eval'} mode"
-        ),
+        observed=f"{counted(len(changed), 'input')} {have(changed, 'differs')} after a forward in "
+        f"{'train' if train else 'eval'} mode",
         cause="an operation writes to a tensor that the caller passed" + (f" ({op})" if op else ""),
         because="the values before and after the call are not bit-equal",
         fix=alias.fix

@@ -28,10 +28,7 @@ def inference_graph(subject: Subject, paths: Sequence[str], total: int, kept: Ke
         kept: What was seen.
     """
     summary = f"{paths[0]} carries a graph under no_grad"
-    observed = (
-        f"{len(paths)} of {total} outputs have a grad_fn; {format_bytes(kept.kept_bytes)} are "
-        "saved for backward"
-    )
+    observed = f"{len(paths)} of {total} outputs have a grad_fn; {format_bytes(kept.kept_bytes)} are saved for backward"
     culprits = [Culprit(kind="output", name=path, detail="has a grad_fn") for path in paths]
     known = kept.derivatives.get(paths[0])
     if known is None:
@@ -43,10 +40,8 @@ def inference_graph(subject: Subject, paths: Sequence[str], total: int, kept: Ke
             observed=observed,
             cause="the forward enables gradients itself, so inference retains activations",
             because="the call ran under torch.no_grad() and its output still has a grad_fn",
-            fix=(
-                "enable gradients only around the code that needs them, and return the output "
-                "detached in eval mode"
-            ),
+            fix="enable gradients only around the code that needs them, and return the output "
+            "detached in eval mode",
         )
     line = f" on line {known.location.line}" if known.location is not None else ""
     who = "the forward" if known.within else "the loss"
@@ -69,9 +64,7 @@ def inference_graph(subject: Subject, paths: Sequence[str], total: int, kept: Ke
         observed=observed,
         cause=f"{who} computes a derivative{line}, which needs gradients enabled; in evaluation "
         "too, the output keeps its graph",
-        because=(
-            "the call ran under torch.no_grad() in eval mode, and its output still has a grad_fn"
-        ),
+        because="the call ran under torch.no_grad() in eval mode, and its output still has a grad_fn",
         fix=("pass create_graph=self.training" + line + ", and " if connected else "")
         + "return the output detached (.detach()) when not self.training",
     )

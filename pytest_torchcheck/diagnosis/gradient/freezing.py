@@ -79,7 +79,7 @@ def seen_off(subject: Subject) -> dict[str, Location]:
 
 def _seen(subject: Subject) -> tuple[dict[str, Location], dict[str, Location]]:
     """Return, by parameter, the lines that switch gradients off, and on again, as the model is built; cached."""
-    if "switches observed" not in subject.cache:
+    if "switches seen" not in subject.cache:
         found: tuple[dict[str, Location], dict[str, Location]] = {}, {}
         if subject.contract.is_factory:
             watch = _Switches()
@@ -90,16 +90,15 @@ def _seen(subject: Subject) -> tuple[dict[str, Location], dict[str, Location]]:
                     place = switched.get(id(parameter_), (None, None))[1]
                     if place is not None and sources.rank(place.file):
                         lines[name] = place
-        subject.cache["switches observed"] = found
-    known: tuple[dict[str, Location], dict[str, Location]] = subject.cache["switches observed"]
+        subject.cache["switches seen"] = found
+    known: tuple[dict[str, Location], dict[str, Location]] = subject.cache["switches seen"]
     return known
 
 
 def switched_on(subject: Subject, name: str) -> Location | None:
     """Return the user's line that switches a parameter's gradient on again, so that an optimizer steps with it on.
 
-    This is seen as the model is built, as the optimizer is made, or in a step; None where it is
-    not.
+    This is seen as the model is built, as the optimizer is made, or in a step; None where it is not.
     """
     if subject.named_parameters()[name].requires_grad:
         return _seen(subject)[1].get(name)
@@ -132,10 +131,8 @@ def switched_on(subject: Subject, name: str) -> Location | None:
 def switched_off(subject: Subject, name: str) -> list[Location]:
     """Return the lines that may switch a parameter's gradient off, the likeliest first.
 
-    The line that was seen to do it is the only one. Else a line of a class that owns the parameter
-    comes
-    first; then those of the user's files that hold the model's classes and the contract's
-    functions,
+    The line that was seen to do it is the only one. Else a line of a class that owns the parameter comes
+    first; then those of the user's files that hold the model's classes and the contract's functions,
     first of all those with a text that stands in the name, and none that leaves it on by what it
     says of the name.
 
@@ -287,9 +284,7 @@ def off(subject: Subject, names: Iterable[str]) -> Iterator[Finding]:
         because = f"{first}.requires_grad is False in the newly built model"
         chosen = sorted({at.line for place in places[:1] for at in deciding(place)})
         if chosen:
-            because += (
-                f"; this is decided on line{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))}"
-            )
+            because += f", decided on line{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))}"
         fix = (
             f"call requires_grad_(True) on {first if one else 'them'}, or drop "
             f"{'it' if one else 'them'} from Trainable(...)"
@@ -309,10 +304,7 @@ def off(subject: Subject, names: Iterable[str]) -> Iterator[Finding]:
             )
         culprits = [parameter(subject, name, "requires_grad=False") for name in group]
         if alias is not None:
-            cause = (
-                f"{alias.name} and {alias.other} are the same module: freezing one freezes the "
-                "other"
-            )
+            cause = f"{alias.name} and {alias.other} are the same module: freezing one freezes both"
             because = f"model.{alias.name} is model.{alias.other}; {first}.requires_grad is False"
             fix = f"make {alias.other} a copy: copy.deepcopy of {alias.name}"
             location = alias.location or location
@@ -361,14 +353,11 @@ def nothing_trainable(subject: Subject) -> Finding:
             *culprits_of(places),
         ],
         location=places[0] if places else sources.of_parameter(subject.model, open_ones[0]),
-        observed=(
-            f"requires_grad is False for all {len(names)} parameters; the contract declares {said}"
-        ),
+        observed=f"requires_grad is False for all {len(names)} parameters; the contract declares "
+        f"{said}",
         cause="every parameter is frozen, so the loss has no graph and no step can train the model",
         because=f"{open_ones[0]}.requires_grad is False in the newly built model",
-        fix=(
-            "freeze only the parameters that must not train, or call requires_grad_(True) on "
-            "the others afterwards"
-        ),
+        fix="freeze only the parameters that must not train, or call requires_grad_(True) on the "
+        "others afterwards",
         evidence={"parameters": list(names)},
     )

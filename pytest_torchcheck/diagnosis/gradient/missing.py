@@ -91,10 +91,7 @@ def _missing(
         f"{names_text(names)} {have(names)} no gradient ({len(names)} of {total} parameters)",
         culprits=culprits,
         location=location,
-        observed=(
-            f"backward ran over {1 + looks()} batches and seeds and after steps; the gradient "
-            "is always None"
-        ),
+        observed=f"backward ran over {1 + looks()} batches and seeds and after steps; the gradient is always None",
         cause=cause,
         because=(cut.fact if cut is not None else "") or "its gradient is None after backward",
         fix=fix
@@ -157,10 +154,8 @@ def not_reparameterised(subject: Subject, stop: GraphCut) -> Finding:
     owners = sorted({name.split(".")[0] for name in names})
     return violated(
         "sample-not-reparameterised",
-        (
-            f"{names_text(owners)} receives no gradient through its random sample: "
-            f"{stop.op.name if stop.op else 'normal'} has no gradient"
-        ),
+        f"{names_text(owners)} receives no gradient through its random sample: "
+        f"{stop.op.name if stop.op else 'normal'} has no gradient",
         culprits=[
             *(
                 Culprit(
@@ -174,10 +169,8 @@ def not_reparameterised(subject: Subject, stop: GraphCut) -> Finding:
             *(parameter(subject, name, "no gradient through the sample") for name in names[:8]),
         ],
         location=stop.location,
-        observed=(
-            f"{len(names)} parameters determine the mean or deviation of a sample that passes "
-            "through trainable layers"
-        ),
+        observed=f"{len(names)} parameters set the mean or deviation of a sample that enters "
+        "trainable layers",
         cause="the value is sampled without reparameterisation",
         because=stop.fact,
         fix="reparameterise on this line: mean + std * torch.randn_like(std), or rsample()",

@@ -132,8 +132,7 @@ def idle(flag: Flag) -> Finding:
         observed=f"{flag.parameters} parameters {still}",
         cause=("requires_grad is an attribute of tensors; on a module it is a new attribute that "
             "nothing reads"),
-        because=f"vars({first}) holds requires_grad={flag.value}, and every parameter of "
-            f"{'these' if many else 'it'} "
+        because=f"vars({first}) holds requires_grad={flag.value}, and every parameter of {'these' if many else 'it'} "
         f"has requires_grad={not flag.value}",
         fix=f"call {first if first != 'the model' else 'model'}.requires_grad_({flag.value}){at}",
     )  # fmt: skip

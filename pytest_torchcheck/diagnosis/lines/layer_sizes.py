@@ -1,7 +1,6 @@
 """Which line decides a size: from a module back through the constructors that handed the number down.
 
-``nn.Embedding(max_length, dim)`` says nothing of the number; the line ``Encoder(...,
-max_length=20)``
+``nn.Embedding(max_length, dim)`` says nothing of the number; the line ``Encoder(..., max_length=20)``
 one class further up does. The classes' source is parsed, nothing is run.
 """
 

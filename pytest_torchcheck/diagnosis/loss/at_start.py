@@ -28,26 +28,20 @@ def hot_start(subject: Subject, used: Consumed, uniform: float, gain: float) -> 
     tied = _is_table(subject, used.weight)
     return (violated if tied else suspicious)(
         "loss-at-start",
-        f"the first cross entropy is {used.entropy:.2f}, far above the {uniform:.2f} of a "
-        "uniform guess: "
+        f"the first cross entropy is {used.entropy:.2f}, far above the {uniform:.2f} of a uniform guess: "
         f"{used.weight} is initialised too large",
         culprits=[
             Culprit(kind="parameter", name=used.weight, detail=f"gain {gain:.2f}", location=place)
         ],
         location=place,
         observed=f"logits have a standard deviation of {used.spread:.2f} over {used.classes} classes",
-        cause=(
-            f"the weight that computes the logits scales a unit input by {gain:.2f}; usual is "
-            "below 1"
-        ),
+        cause=f"the weight that computes the logits scales a unit input by {gain:.2f}; usual is "
+        "below 1",
         because=f"{used.weight} {list(weight.shape)} has an RMS of "
         f"{float(weight.detach().float().square().mean().sqrt()):.3g} "
         f"at fan-in {weight[0].numel()}"
         + (", and it is the weight of an nn.Embedding too" if tied else ""),
-        fix=(
-            "initialise it smaller, e.g. "
-            f"nn.init.normal_({submodule(subject.model, used.weight)}, std=0.02)"
-        )
+        fix=f"initialise it smaller, e.g. nn.init.normal_({submodule(subject.model, used.weight)}, std=0.02)"
         + ("" if tied else ", unless this is intended"),
     )
 

@@ -103,10 +103,8 @@ def recreated(subject: Subject) -> Finding:
         culprits=[culprit(subject, "a leaf")],
         observed="loss.is_leaf is True and it requires a gradient",
         cause="the loss is rebuilt from its value, which cuts the graph",
-        because=(
-            "its grad_fn is None: torch.tensor(...) and requires_grad_() cut the graph without "
-            "an error"
-        ),
+        because="its grad_fn is None: torch.tensor(...) and requires_grad_() cut the graph "
+        "without an error",
         fix="return the computed tensor itself",
     )
 
@@ -192,20 +190,14 @@ def broadcast(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Find
     names = ("output", "target") if output_is_longer else ("target", "output")
     return violated(
         "loss-broadcast",
-        (
-            f"output {list(seen.output)} and target {list(seen.target)} broadcast to "
-            f"{list(seen.result)} in the loss"
-        ),
+        f"output {list(seen.output)} and target {list(seen.target)} broadcast to {list(seen.result)} in the loss",
         culprits=[
             culprit(
                 subject, f"{seen.op.name} of {list(seen.output)} and {list(seen.target)}", place
             )
         ],
         location=place,
-        observed=(
-            f"{seen.op.name}: {list(seen.output)} against {list(seen.target)} gives "
-            f"{list(seen.result)}"
-        ),
+        observed=f"{seen.op.name}: {list(seen.output)} against {list(seen.target)} gives {list(seen.result)}",
         cause="every sample is compared with the targets of all samples",
         because="both were broadcast: neither has the shape of the result",
         fix=f"make the shapes equal: {names[0]}.squeeze({axis}), or {names[1]}.unsqueeze({axis})",
@@ -217,17 +209,13 @@ def stretched(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Find
     place = seen.op.location or _producer_line(evidence) or subject.contract.location
     return suspicious(
         "loss-stretched",
-        (
-            f"output {list(seen.output)} and target {list(seen.target)} have different shapes "
-            f"in {seen.op.name}"
-        ),
+        f"output {list(seen.output)} and target {list(seen.target)} have different shapes in {seen.op.name}",
         culprits=[culprit(subject, f"{list(seen.output)} against {list(seen.target)}", place)],
         location=place,
         observed=f"{seen.op.name} broadcasts to {list(seen.result)}",
         cause="one side is repeated to fit the other, which may not be intended",
-        because=(
-            f"{math.prod(seen.output)} outputs are compared with {math.prod(seen.target)} targets"
-        ),
+        because=f"{math.prod(seen.output)} outputs are compared with {math.prod(seen.target)} "
+        "targets",
         fix="write target.expand_as(output), or output.expand_as(target), if this is intended",
     )
 

@@ -36,10 +36,7 @@ def too_few_outputs(subject: Subject, classes: int, used: Consumed) -> Finding:
         location=place,
         observed=f"logits {list(used.shape)}; Labels(classes={classes})",
         cause=f"labels {used.classes} and above have no output",
-        because=(
-            "the class dimension is smaller than the number of classes; on CUDA this is a "
-            "device-side assert"
-        ),
+        because="the class dimension is smaller than the number of classes; on CUDA this is a device-side assert",
         fix=widened(head, f"{classes} outputs"),
     )
 
@@ -117,19 +114,13 @@ def beyond_the_classes(subject: Subject, used: Consumed, labels: Alignable) -> F
         ),
         culprits=[_ctc_call(subject, used, f"{labels.classes} classes"), *made],
         location=used.place or declared_loss_line(subject),
-        observed=(
-            f"{labels.counted} labels from {labels.low} to {labels.top}; {labels.classes} "
-            "classes, the blank included"
-        ),
-        cause=(
-            "labels have no output: one is missing for the blank, or padding values are "
-            "counted as labels"
-        ),
+        observed=f"{labels.counted} labels from {labels.low} to {labels.top}; {labels.classes} "
+        "classes, the blank included",
+        cause="labels have no output: one is missing for the blank, or padding values are "
+        "counted as labels",
         because="ctc_loss reads memory outside log_probs for them, without an error",
-        fix=(
-            "give the head an output for every label and one for the blank, and exclude "
-            "padding through target_lengths"
-        ),
+        fix="give the head an output for every label and one for the blank, and exclude padding "
+        "through target_lengths",
     )
 
 
@@ -157,10 +148,8 @@ def counted(subject: Subject, path: str, ignore: int, share: float, largest: flo
             )
         ],
         location=line,
-        observed=(
-            f"{share:.0%} of the ignored positions of {path} receive a gradient, up to "
-            f"{largest:.3g}"
-        ),
+        observed=f"{share:.0%} of the ignored positions of {path} receive a gradient, up to "
+        f"{largest:.3g}",
         cause="the loss does not use this ignore_index, or averages before masking",
         because="the loss's gradient at an ignored position must be exactly zero",
         fix=f"pass ignore_index={ignore} to the loss, or mask before the mean",
@@ -196,10 +185,8 @@ def shifted(subject: Subject, path: str, shift: int, share: float) -> Finding:
             *made,
         ],
         location=line,
-        observed=(
-            f"at {share:.0%} of the positions of {path} the gradient of the loss favours "
-            f"ids[t{shift:+d}]"
-        ),
+        observed=f"at {share:.0%} of the positions of {path} the gradient of the loss favours "
+        f"ids[t{shift:+d}]",
         cause="logits and targets are not aligned"
         if shift < 1
         else "logits and targets are shifted twice",

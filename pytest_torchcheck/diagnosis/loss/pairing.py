@@ -35,14 +35,10 @@ def misplaced(
         location=place,
         observed="; ".join(shown),
         cause="output and targets are given one shape by a reshape that reorders one of them",
-        because=(
-            "the offset between a target and the outputs that it affects differs from one "
-            "target to the next"
-        ),
-        fix=(
-            "move the class axis with movedim or transpose; view and reshape only keep the "
-            "order of the elements"
-        ),
+        because="the offset between a target and the outputs that it affects differs from one "
+        "target to the next",
+        fix="move the class axis with movedim or transpose; view and reshape only keep the order "
+        "of the elements",
     )
 
 

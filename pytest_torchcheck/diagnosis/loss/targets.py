@@ -107,10 +107,8 @@ def unread(
             Culprit(kind="loss", name="loss", detail="over a part of the batch", location=place),
         ],
         location=place,
-        observed=(
-            f"changing the targets of sample {', '.join(map(str, samples[:4]))} leaves the loss "
-            "and its gradient bit-equal"
-        ),
+        observed=f"changing the targets of sample {', '.join(map(str, samples[:4]))} leaves the "
+        "loss and its gradient bit-equal",
         cause="the loss is computed over a part of the samples",
         because="the targets of the other samples change it, one by one, under the same seed",
         fix="compute the loss over every sample: check slices and indices of the batch dimension",
@@ -142,9 +140,8 @@ def ignored(
             Culprit(kind="loss", name="loss", detail="ignores its targets", location=place),
         ],
         location=place,
-        observed=(
-            "changed targets, even unreadable ones, leave the loss bit-equal for the same output"
-        )
+        observed="changed targets, even unreadable ones, leave the loss bit-equal for the same "
+        "output"
         if loss is not None
         else (
             "other targets, and targets that nothing can read, leave the result of the "
@@ -177,10 +174,8 @@ def of_other_samples(
         observed=shown,
         cause="output and targets are in a different order along the batch dimension",
         because="a target changes the gradient of other samples' outputs, but not of its own",
-        fix=(
-            "keep the order of the samples: do not roll, flip or transpose the batch dimension "
-            "of only one of the two"
-        ),
+        fix="keep the order of the samples: do not roll, flip or transpose the batch dimension "
+        "of only one of the two",
     )
 
 
@@ -202,17 +197,10 @@ def shared(
             Culprit(kind="target", name=path, detail="affects other samples too", location=place),
         ],
         location=place,
-        observed=(
-            f"changing {path}[{sample}] changes the gradient of the outputs of {len(others)} "
-            f"other samples, including sample {others[0]}"
-        ),
-        cause=(
-            "outputs or targets are averaged, normalised or reduced over the batch before they "
-            "are compared"
-        ),
+        observed=f"changing {path}[{sample}] changes the gradient of the outputs of {len(others)} "
+        f"other samples, including sample {others[0]}",
+        cause="outputs or targets are averaged, normalised or reduced over the batch before they "
+        "are compared",
         because="the loss is one call of a criterion that has a separate term for each sample",
-        fix=(
-            "reduce after the criterion, not before it: check dim= of mean, sum and "
-            "log_softmax on this line"
-        ),
+        fix="reduce after the criterion, not before it: check dim= of mean, sum and log_softmax on this line",
     )

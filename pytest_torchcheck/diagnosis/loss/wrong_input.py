@@ -133,19 +133,13 @@ def labels_as_numbers(subject: Subject, classes: int, used: Consumed) -> Finding
         f"{function} compares the output with class indices as if they were quantities",
         culprits=[culprit(subject, f"{function} of class indices", place)],
         location=place,
-        observed=(
-            f"output {list(used.shape)} against labels of the same shape, all integers below "
-            f"{classes}"
-        ),
-        cause=(
-            "a regression loss gives the classes an order and distances that their indices do "
-            "not have"
-        ),
+        observed=f"output {list(used.shape)} against labels of the same shape, all integers below "
+        f"{classes}",
+        cause="a regression loss gives the classes an order and distances that their indices do "
+        "not have",
         because=f"the targets are declared as Labels(classes={classes})",
-        fix=(
-            f"give the model {classes} outputs and use cross_entropy, or declare the targets as "
-            "Ints if their order is intended"
-        ),
+        fix=f"give the model {classes} outputs and use cross_entropy, or declare the targets as "
+        "Ints if their order is intended",
     )
 
 
@@ -203,15 +197,10 @@ def arguments_swapped(subject: Subject, used: Consumed) -> Finding:
         f"{function} receives the targets first and the output second",
         culprits=[culprit(subject, f"{function}(targets, output)", place)],
         location=place,
-        observed=(
-            f"input {list(used.shape)}: only 0 and 1, as the targets of the batch; target: a "
-            "tensor that requires a gradient"
-        ),
+        observed=f"input {list(used.shape)}: only 0 and 1, as the targets of the batch; target: a "
+        "tensor that requires a gradient",
         cause="the output is used as the targets, and the targets as the output",
-        because=(
-            "the first argument was computed from the batch's targets, the second one from the "
-            "model's output"
-        ),
+        because="the first argument was computed from the batch's targets, the second one from the model's output",
         fix=f"write {function}(output, targets){line}",
     )
 

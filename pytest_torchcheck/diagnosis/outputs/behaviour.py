@@ -48,10 +48,7 @@ def impure(subject: Subject, changed: list[str], *, once: bool = False) -> Findi
         ]
         + [*(place.settings if place else ())],
         location=place.location if place else sources.of_parameter(subject.model, changed[0]),
-        observed=(
-            f"{counted(len(changed), 'saved tensor')} {have(changed, 'differs')} after one "
-            "forward in eval mode"
-        ),
+        observed=f"{counted(len(changed), 'saved tensor')} {have(changed, 'differs')} after one forward in eval mode",
         cause=(
             "the first forward initialises them, in either mode"
             if once
@@ -60,10 +57,7 @@ def impure(subject: Subject, changed: list[str], *, once: bool = False) -> Findi
         + (f" ({place.ran})" if place and place.ran else ""),
         because=(place.fact if place else "the values before and after are not bit-equal")
         + ("; a second forward, of another batch, changes none of them" if once else ""),
-        fix=(
-            "initialise them when the model is built, or declare promises.MayChange(..., "
-            "reason=...)"
-        )
+        fix="initialise them when the model is built, or declare promises.MayChange(..., reason=...)"
         if once
         else "update only while self.training, or declare promises.MayChange(..., reason=...)",
         evidence={"buffers": list(changed)},
@@ -114,10 +108,8 @@ def stuck_mode(subject: Subject, names: list[str]) -> Finding:
             for n in names
         ],
         location=place,
-        observed=(
-            f"{counted(len(names), 'module')} with dropout or running statistics "
-            f"{have(names, 'keeps')} training=True"
-        ),
+        observed=f"{counted(len(names), 'module')} with dropout or running statistics "
+        f"{have(names, 'keeps')} training=True",
         cause="an overridden train() skips them",
         because="module.training is True after model.eval()",
         fix="call super().train(mode) in train() and return self",
@@ -137,10 +129,8 @@ def train_overridden(subject: Subject, names: tuple[str, ...]) -> Finding:
         location=place,
         observed=f"the signature is train{inspect.signature(cls.train)}",
         cause="Module.eval() calls self.train(False), which this class uses for something else",
-        because=(
-            "torch.nn.Module.train takes one argument, mode: bool = True; the checks set the "
-            "mode themselves"
-        ),
+        because="torch.nn.Module.train takes one argument, mode: bool = True; the checks set the "
+        "mode themselves",
         fix="rename the method, for instance to fit",
     )
 
@@ -189,10 +179,8 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
             f"the training forward draws from {source}, which torch.manual_seed does not seed",
             culprits=[Culprit(kind="call", name=source, detail=place.op, location=place.location)],
             location=place.location,
-            observed=(
-                f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the "
-                "same torch seed"
-            ),
+            observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the "
+            "same torch seed",
             cause=f"{source} has its own global state",
             because=place.fact.replace("this line draws", "a function called on this line draws")
             if by_library
@@ -204,18 +192,13 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
     if (shared := _global_generator(subject)) is not None:
         return suspicious(
             "numpy-random" if shared == "numpy" else "python-random",
-            (
-                f"the training forward draws from {shared}'s global generator, which "
-                "torch.manual_seed does not seed"
-            ),
+            f"the training forward draws from {shared}'s global generator, which torch.manual_seed does not seed",
             culprits=[
                 Culprit(kind="call", name=f"{shared}.random" if shared == "numpy" else shared)
             ],
             location=forward_line(subject),
-            observed=(
-                f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the "
-                "same torch seed"
-            ),
+            observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the "
+            "same torch seed",
             cause=f"code outside your files draws from {shared}, which has its own global state",
             because=f"the state of {shared}'s global generator differs before and after one forward",
             fix=f"seed {shared} too if runs must be repeatable",
@@ -232,16 +215,14 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
         if place
         else [Culprit(kind="output", name=moved[0], detail="differs")],
         location=place.location if place else forward_line(subject),
-        observed=(
-            f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the same seed"
-        ),
+        observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the "
+        "same seed",
         cause="a value depends on uninitialised memory, time, hash order or a separate generator",
         because=place.fact
         if place and place.fact
         else "same input, same seed, same weights: a different output",
-        fix=(
-            "seed every generator from torch.initial_seed(), and replace torch.empty by torch.zeros"
-        ),
+        fix="seed every generator from torch.initial_seed(), and replace torch.empty by "
+        "torch.zeros",
     )
 
 
@@ -385,10 +366,8 @@ def _out_of_range(subject: Subject, batch: Batch, output: Any) -> Finding | None
             where = forward_line(subject)
             return violated(
                 "output-range",
-                (
-                    f"{path} ranges from {low:.4g} to {high:.4g}; the contract declares "
-                    f"{allowed[0]:g} to {allowed[1]:g}"
-                ),
+                f"{path} ranges from {low:.4g} to {high:.4g}; the contract declares "
+                f"{allowed[0]:g} to {allowed[1]:g}",
                 culprits=[
                     Culprit(
                         kind="output", name=path, detail=f"{low:.4g}..{high:.4g}", location=where

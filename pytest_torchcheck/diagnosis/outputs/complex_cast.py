@@ -89,14 +89,10 @@ def _made_real(
         ),
         location=place,
         observed=f"{counted(len(names), 'complex buffer')}; after .to(torch.{word}) {said}",
-        cause=(
-            ".to(dtype) converts complex buffers to the real dtype too; .double() and .half() "
-            "leave them unchanged"
-        ),
-        because=(
-            f"{names[0]} is {cast.get_buffer(names[0]).dtype} after .to(torch.{word}), and its "
-            "imaginary part was not zero"
-        ),
+        cause=".to(dtype) converts complex buffers to the real dtype too; .double() and .half() "
+        "leave them unchanged",
+        because=f"{names[0]} is {cast.get_buffer(names[0]).dtype} after .to(torch.{word}), and "
+        "its imaginary part was not zero",
         fix=f"register torch.view_as_real of it{line}, and use torch.view_as_complex in forward",
     )
 

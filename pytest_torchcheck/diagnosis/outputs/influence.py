@@ -59,10 +59,8 @@ def ignored(subject: Subject, paths: list[str]) -> Finding:
         ]
         + without,
         location=place,
-        observed=(
-            "its gradient is None or zero, and changing it leaves every output bit-equal in "
-            "either mode"
-        ),
+        observed="its gradient is None or zero, and changing it leaves every output bit-equal in "
+        "either mode",
         cause="the forward does not use it, or overwrites it before use"
         if lost is None
         else LOSSES_OF_VALUES.get(lost.kind, "its values are lost on the way"),
@@ -177,10 +175,7 @@ def recomputed(
         because=found.fact
         if found is not None
         else "the same step without checkpointing gives different values",
-        fix=(
-            "keep preserve_rng_state=True, use_reentrant=False, and no side effects inside the "
-            "checkpointed function"
-        ),
+        fix="keep preserve_rng_state=True, use_reentrant=False, and no side effects inside the checkpointed function",
         evidence={"gaps": dict(gradients), "missing": list(missing)},
     )
 

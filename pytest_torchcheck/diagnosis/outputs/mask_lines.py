@@ -80,8 +80,7 @@ def leaking_line(
 def _masks(trace: Trace, op: Op, model: torch.nn.Module) -> tuple[Culprit, ...]:
     """Return what makes the mask that an operation, or what it read, was given.
 
-    A value that depends on no input and no parameter is a constant of the forward; one that equals
-    a
+    A value that depends on no input and no parameter is a constant of the forward; one that equals a
     buffer (or the corner of one) was made where the buffer is.
     """
     step = next((step for step in trace.steps if step.op is op), None)
@@ -184,10 +183,7 @@ def _either(op: str, prepared: str) -> tuple[str, str]:
     )
     return (
         cause,
-        (
-            "compare the dim of the softmax with the dimension of the keys, and the mask with "
-            "a lower triangle"
-        ),
+        "compare the dim of the softmax with the dimension of the keys, and the mask with a lower triangle",
     )
 
 

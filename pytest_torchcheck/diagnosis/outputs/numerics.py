@@ -79,10 +79,8 @@ def edge(subject: Subject, batch: Batch, what: str, trouble: Trouble, *, status:
         summary=f"{trouble} {'become' if trouble.several else 'becomes'} NaN or inf for {what}",
         culprits=tuple(culprits_of(found, trouble.gradients)),
         location=place,
-        observed=(
-            f"{batch.describe()[:200]}: {trouble} {'are' if trouble.several else 'is'} not "
-            "finite; on an ordinary batch all are finite"
-        ),
+        observed=f"{batch.describe()[:200]}: {trouble} {'are' if trouble.several else 'is'} not "
+        "finite; on an ordinary batch all are finite",
         cause=f"{op} makes the first {word}: {cause}"
         + (", in the backward" if found and found.phase == "backward" else ""),
         because=evidence_of(found),

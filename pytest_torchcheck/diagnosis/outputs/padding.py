@@ -67,14 +67,8 @@ def lengthening_line(
     divides = name.rpartition(".")[2].strip("_").removeprefix("true_") in _DIVISIONS
     return replace(
         place,
-        cause=(
-            f"{place.ran} computes with {what}: {short:.4g}, and {long:.4g} with {extra} more "
-            "padded positions"
-        ),
-        fix=(
-            f"divide by the number of real positions{line} (mask.sum(dim), at least 1), not by "
-            "the length"
-        )
+        cause=f"{place.ran} computes with {what}: {short:.4g}, and {long:.4g} with {extra} more padded positions",
+        fix=f"divide by the number of real positions{line} (mask.sum(dim), at least 1), not by the length"
         if divides
         else f"compute that number{line} from the mask or the lengths, not from the padded size",
         settings=_sizes(place.location),
@@ -103,10 +97,8 @@ def _over_filled(place: Place, found: Lengthened) -> Place:
     )
     return replace(
         place,
-        fact=(
-            f"{place.fact}; at the padded ones it read {found.filled:g}, from "
-            f"{found.filler.name}{on_line(made.location)}"
-        ),
+        fact=f"{place.fact}; at the padded ones it read {found.filled:g}, from "
+        f"{found.filler.name}{on_line(made.location)}",
         settings=(made,),
         fix=fix if largest else place.fix,
     )

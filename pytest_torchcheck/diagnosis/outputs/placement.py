@@ -116,10 +116,8 @@ def _attribute(subject: Subject, mixture: Mixture, stray: Stray, evidence: Porta
             "tensor-placed-by-hand",
             f"{stray.name} does not move with the model; it is placed by hand",
             cause=f"{stray.name} is {what}, neither parameter nor buffer",
-            because=(
-                f"line {hand.line} handles devices ({hand.text}), so it may be on the right "
-                "device on a GPU"
-            ),
+            because=f"line {hand.line} handles devices ({hand.text}), so it may be on the right "
+            "device on a GPU",
             fix=f'write self.register_buffer("{holding.word}", ..., persistent=False){line}',
             **fields,
         )
@@ -130,10 +128,8 @@ def _attribute(subject: Subject, mixture: Mixture, stray: Stray, evidence: Porta
             "module-placed-by-hand",
             f"{holding.path} does not move with the model: it is not registered",
             cause=cause,
-            because=(
-                "it receives no gradient, like a helper network that is hidden on purpose and "
-                "moved by hand"
-            ),
+            because="it receives no gradient, like a helper network that is hidden on purpose "
+            "and moved by hand",
             fix=fix,
             **fields,
         )
@@ -234,13 +230,9 @@ def _fixed(subject: Subject, mixture: Mixture, stray: Stray) -> Finding:
             ),
             _call(mixture),
         ],
-        observed=(
-            "it uses the CPU while the model's tensors are treated as GPU tensors; "
-            f"{_where(mixture)} combines them"
-        ),
-        cause=(
-            f"self.{stale[0]} is set when the model is built, and model.to(...) does not change it"
-        )
+        observed="it uses the CPU while the model's tensors are treated as GPU tensors; "
+        f"{_where(mixture)} combines them",
+        cause=f"self.{stale[0]} is set when the model is built, and model.to(...) does not change it"
         if stale
         else "the device comes from a global or an attribute that does not follow model.to(...)",
         because=f"line {stale[1].line} sets it once: {stale[1].text}"
@@ -311,9 +303,8 @@ def meta_finding(evidence: Portability) -> Finding:
             location=evidence.meta.location,
             observed=evidence.meta.message,
             cause="a tensor on this line is not on the device of the model",
-            because=(
-                "the run on meta raised this; the simulated GPU run could not identify the tensor"
-            ),
+            because="the run on meta raised this; the simulated GPU run could not identify the "
+            "tensor",
             fix="create every tensor of this line on the device of the input",
         )
     return explained(known, "suspicious")

@@ -134,10 +134,8 @@ def told_by(
         module=view.op.module,
         fact=view.shown,
         settings=(culprit,) if culprit.location not in (None, view.op.location) else (),
-        cause=(
-            f"{view.op.name} reads {read} in memory order: it does not move dimensions, and "
-            f"scatters the {what} of dimension {dim}"
-        ),
+        cause=f"{view.op.name} reads {read} in memory order: it does not move dimensions, and "
+        f"scatters the {what} of dimension {dim}",
         fix=mend,
     )
 
@@ -168,10 +166,7 @@ def _unshifted(found: Unshifted) -> Place:
         )
         if made
         else (),
-        cause=(
-            f"the indices{f' {named}' if named else ''} of every sample point to the rows of "
-            "the first one"
-        ),
+        cause=f"the indices{f' {named}' if named else ''} of every sample point to the rows of the first one",
         fix=f"add i * {found.block} to the indices of sample i{merged}",
     )
 

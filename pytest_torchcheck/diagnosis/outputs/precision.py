@@ -27,14 +27,10 @@ def digits_lost(
         f"{path} has no correct digit in {dtype}",
         culprits=[Culprit(kind="output", name=path, detail=f"relative error {worst:.2g}")],
         location=sources.of_object(type(subject.model).forward),
-        observed=(
-            f"relative error {worst:.2g} against float64; rounding only weights and inputs to "
-            f"{dtype} changes it by {noise:.2g}"
-        ),
-        cause=(
-            f"an intermediate result loses its digits in {dtype} (a long sum, a difference of "
-            "large numbers, a counter)"
-        ),
+        observed=f"relative error {worst:.2g} against float64; rounding only weights and inputs "
+        f"to {dtype} changes it by {noise:.2g}",
+        cause=f"an intermediate result loses its digits in {dtype} (a long sum, a difference of "
+        "large numbers, a counter)",
         because=f"the error is {worst / max(noise, 1e-30):.3g} times that of rounding the weights",
         fix="compute sums, means, norms and positions in float32",
         evidence=evidence,
@@ -81,15 +77,10 @@ def overflow(
             f"relative error {error:.2g} against float64; an intermediate value is inf, and "
             "dividing by it makes the output finite"
         ),
-        cause=(
-            f"{dtype} holds magnitudes up to {limit:g}, and {op} exceeds it, or divides by a "
-            "value rounded to 0"
-        ),
+        cause=f"{dtype} holds magnitudes up to {limit:g}, and {op} exceeds it, or divides by a "
+        "value rounded to 0",
         because=(found.fact + then) if found is not None else "the same step in float64 is finite",
-        fix=(
-            f"compute this operation in float32{f', line {place.line}' if place else ''}, or "
-            "scale its input down"
-        ),
+        fix=f"compute this operation in float32{f', line {place.line}' if place else ''}, or scale its input down",
         evidence={"result": found.result, "kernel": found.kernel, "count": found.count}
         if found is not None
         else {},

@@ -45,10 +45,7 @@ def future(
         if place
         else [Culprit(kind="input", name=path, detail="the future leaks", location=line)],
         location=line,
-        observed=(
-            f"{path} changed after position {position}: outputs up to it moved by {gap:.3g} "
-            "(relative)"
-        ),
+        observed=f"{path} changed after position {position}: outputs up to it moved by {gap:.3g} (relative)",
         cause=(place.cause if place else "")
         or "an operation reads later positions"
         + (f" ({place.ran if place.module else f'{place.op} in forward'})" if place else ""),
@@ -101,15 +98,11 @@ def padding(
             location=laid.location,
             module=place.module if place else "",
             module_class=place.module_class if place else "",
-            fact=(
-                f"the mask is {list(laid.shape)} where it is applied to the scores "
-                f"{list(laid.scores)} of every query and key"
-            ),
+            fact=f"the mask is {list(laid.shape)} where it is applied to the scores "
+            f"{list(laid.scores)} of every query and key",
             cause="the mask hides padded queries, but every query still reads padded keys",
-            fix=(
-                "give the mask the size of the keys in its last "
-                f"dimension{on_line(laid.location)}: mask[:, None, None, :]"
-            ),
+            fix="give the mask the size of the keys in its last "
+            f"dimension{on_line(laid.location)}: mask[:, None, None, :]",
             settings=(
                 Culprit(
                     kind="call", name=laid.op, detail="they are combined here", location=laid.met

@@ -52,10 +52,8 @@ def random_in_eval(subject: Subject, moved: list[str], gap: float) -> Finding:
         observed=observed,
         cause="random numbers are drawn in eval mode; this is correct for a model that samples",
         because=place.fact if place else "same input, eval mode, another seed: a different output",
-        fix=(
-            "declare promises.Stochastic(reason=...) if the model samples, otherwise draw only "
-            "if self.training"
-        ),
+        fix="declare promises.Stochastic(reason=...) if the model samples, otherwise draw only "
+        "if self.training",
     )
 
 

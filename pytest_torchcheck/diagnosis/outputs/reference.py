@@ -75,10 +75,8 @@ def differs(
             f"the outputs differ from those of {type(other).__name__} with the same weights",
             culprits=[Culprit(kind="module", name=type(subject.model).__name__, location=place)],
             location=place,
-            observed=(
-                "no submodule of both versions receives the same inputs and gives a different "
-                "output"
-            ),
+            observed="no submodule of both versions receives the same inputs and gives a "
+            "different output",
             cause="the code between the submodules differs, or a submodule has another name",
             because="outputs in eval mode were compared with the same weights and inputs",
             fix="compare the code of the two versions between the submodules of the table (-v)",

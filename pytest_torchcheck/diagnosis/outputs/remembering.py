@@ -34,19 +34,14 @@ def remembers(subject: Subject, moved: list[str]) -> Finding:
         f"{names_text(moved)} depends on earlier evaluations: {what} is kept from them",
         culprits=named or [Culprit(kind="output", name=moved[0], detail="differs")],
         location=place or sources.of_object(type(subject.model).forward),
-        observed=(
-            "after another batch of the same sizes, the base batch gives other values than alone"
-        ),
+        observed="after another batch of the same sizes, the base batch gives other values than "
+        "alone",
         cause=f"{what} is computed from the data of one call and used in the next",
-        because=(
-            f"with {guilty} restored between the two calls, the outputs equal those of the "
-            "batch alone"
-        )
+        because=f"with {guilty} restored between the two calls, the outputs equal those of the "
+        "batch alone"
         if guilty
         else f"the same batch twice gives equal outputs, and a call changes {what}",
-        fix=(
-            f"compute {what} in each call, or cache it by all that its values depend on, not by "
-            "a shape alone"
-        ),
+        fix=f"compute {what} in each call, or cache it by all that its values depend on, not by a "
+        "shape alone",
         evidence={"outputs": list(moved), "kept": list(kept)},
     )

@@ -48,12 +48,10 @@ def mixed(
             "samples are normalised over the batch in eval mode",
             culprits=[] if place is None else place.culprits(),
             location=None if place is None else place.location,
-            observed=(
-                f"{path} of the first sample changes by {gap:.3g} (relative) with the other samples"
-            ),
-            cause=(
-                "a normalisation without running statistics uses batch statistics in eval mode too"
-            ),
+            observed=f"{path} of the first sample changes by {gap:.3g} (relative) with the other "
+            "samples",
+            cause="a normalisation without running statistics uses batch statistics in eval mode "
+            "too",
             because="track_running_stats is False",
             fix="drop track_running_stats=False, so that eval mode uses running statistics",
         )
@@ -63,10 +61,8 @@ def mixed(
         f"{path} of one sample depends on the other samples of the batch",
         culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="mixed")],
         location=place.location if place else forward_line(subject),
-        observed=(
-            f"only the other samples of {size} changed, yet {path} of the first one moved by "
-            f"{gap:.3g} (relative)"
-        ),
+        observed=f"only the other samples of {size} changed, yet {path} of the first one moved by "
+        f"{gap:.3g} (relative)",
         cause=(place.cause if place else "")
         or "an operation mixes the batch dimension with another one"
         + (f" ({place.ran})" if place and place.op else ""),
@@ -74,10 +70,7 @@ def mixed(
         if place and place.fact
         else "same shapes, same seed, eval mode: only the other samples differed",
         fix=(place.fix if place else "")
-        or (
-            "operate per sample on this line: check the dim argument, and reshape or view "
-            "across the batch"
-        ),
+        or "operate per sample on this line: check the dim argument, and reshape or view across the batch",
         evidence={"gaps": dict(gaps)},
     )
 
@@ -115,10 +108,7 @@ def placed(
         if place and place.fact
         else "each sample kept its input; only the order differed",
         fix=(place.fix if place else "")
-        or (
-            "index that dimension by sequence position, not by sample: check batch-first "
-            "against time-first"
-        ),
+        or "index that dimension by sequence position, not by sample: check batch-first against time-first",
         evidence={"gaps": dict(gaps)},
     )
 
@@ -139,8 +129,7 @@ def other_dim(subject: Subject, dim: int, gaps: dict[str, float]) -> Finding:
         cause=f"the inputs are time-first, or a layer wrongly uses dimension {dim} as the batch",
         because=f"permuting entries along dimension {dim} permutes the outputs, and entry 0 keeps "
         "its output when all others are replaced",
-        fix=f"declare batch_dim={dim}; or, if dimension {subject.contract.batch_dim} is the "
-        "batch, check "
+        fix=f"declare batch_dim={dim}; or, if dimension {subject.contract.batch_dim} is the batch, check "
         "batch_first and the dim arguments",
     )
 
@@ -183,13 +172,9 @@ def fixed_size(
         observed=f"the batch has {size} samples; without the last one the {error.phase} raises "
         f"{type(error.error).__name__}: {said}",
         cause=f"line {place.line} contains {size} where the batch size is needed",
-        because=(
-            f"the model runs with {size} samples, but neither with {size - 1} nor with {2 * size}"
-        ),
-        fix=(
-            "take the size from the input, such as "
-            f"x.shape[{subject.contract.batch_dim or 0}], instead of {size}"
-        ),
+        because=f"the model runs with {size} samples, but neither with {size - 1} nor with "
+        f"{2 * size}",
+        fix=f"take the size from the input, such as x.shape[{subject.contract.batch_dim or 0}], instead of {size}",
         evidence={"sizes": dict(batch.sizes)},
     )
 

@@ -67,13 +67,9 @@ def unseeded_generators(subject: Subject, names: list[str]) -> Finding:
         location=place or sources.of_own_class(subject.model),
         observed=f"of two models that were built under one seed, each holds {shown} in another state",
         cause="a generator that the model makes takes its seed from the system, not from torch",
-        because="with the state that the other model's has, and nothing else changed, the training "
-        "forward "
+        because="with the state that the other model's has, and nothing else changed, the training forward "
         "gives another output",
-        fix=(
-            "seed every generator from torch.initial_seed() where the model makes "
-            f"it{on_line(place)}"
-        ),
+        fix=f"seed every generator from torch.initial_seed() where the model makes it{on_line(place)}",
     )
 
 
@@ -97,15 +93,11 @@ def _explain(
         culprits=culprits,
         location=place or sources.of_object(made_by),
         observed=observed,
-        cause=(
-            "a generator is created without a seed or seeded from the clock, or is not reset "
-            "between calls"
-        ),
+        cause="a generator is created without a seed or seeded from the clock, or is not reset "
+        "between calls",
         because=f"{name} is the first value that differs between two runs with the same seed"
         if name
         else "the seeds of torch, random and NumPy were equal",
-        fix=(
-            "draw from torch's generator, which is seeded, or create a generator seeded with "
-            "torch.initial_seed()"
-        ),
+        fix="draw from torch's generator, which is seeded, or create a generator seeded with "
+        "torch.initial_seed()",
     )

@@ -32,10 +32,7 @@ def explain_lost(
             location=sources.of_object(type(subject.model).forward),
             observed=observed,
             cause="the output depends on a value that is not a parameter, buffer or attribute",
-            because=(
-                "two instances with equal state dicts give different outputs for equal inputs "
-                "and seeds"
-            ),
+            because="two instances with equal state dicts give different outputs for equal inputs and seeds",
             fix="keep every random or learned value in a parameter or a persistent buffer",
         )
     return _loses(lost, confirmed, subject, observed, distance)
@@ -51,17 +48,11 @@ def _loses(
     word = first.name.rpartition(".")[2]
     cause, fix = {
         "buffer": (
-            (
-                f"{first.name} is a buffer with persistent=False, and its values differ "
-                "between instances"
-            ),
+            f"{first.name} is a buffer with persistent=False, and its values differ between instances",
             f'register_buffer("{word}", ..., persistent=True)',
         ),
         "tensor": (
-            (
-                f"{first.name} is a plain tensor, neither parameter nor buffer, and its values "
-                "differ between instances"
-            ),
+            f"{first.name} is a plain tensor, neither parameter nor buffer, and its values differ between instances",
             f'write self.register_buffer("{word}", ...)',
         ),
         "parameter": (
@@ -84,10 +75,7 @@ def _loses(
     # its own
     meant = all(each.kind == "parameter" and each.name not in trained for each in lost)
     if given := all(given_to_init(subject.model, each.name) for each in lost):
-        cause = (
-            f"{first.name} is an argument of __init__, and the two instances received different "
-            "values"
-        )
+        cause = f"{first.name} is an argument of __init__ that differs between the two instances"
         fix = f"build the model with the same {word} before loading; or {fix}"
     made = suspicious if meant or given else violated
     return made(

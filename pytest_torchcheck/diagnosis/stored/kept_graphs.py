@@ -64,10 +64,7 @@ def copied_after_training(subject: Subject, names: Collection[str]) -> Finding |
     line = f" on line {place.line}" if place else ""
     return made(
         "copy-after-training",
-        (
-            "after a training step the model cannot be copied: "
-            f"{listed([h.path for h in guilty])} keeps its graph"
-        ),
+        f"after a training step the model cannot be copied: {listed([h.path for h in guilty])} keeps its graph",
         culprits=[
             Culprit(kind="tensor", name=h.path, location=places.get(h.attribute) or h.location)
             for h in guilty
@@ -75,10 +72,8 @@ def copied_after_training(subject: Subject, names: Collection[str]) -> Finding |
         location=place,
         observed=f"copy.deepcopy(model) after one step: {said}",
         cause=f"the forward keeps {first.path} with the graph that computed it",
-        because=(
-            "with it detached at the end of the forward, a step gives the same weights: its "
-            "graph is not used"
-        )
+        because="with it detached at the end of the forward, a step gives the same weights: its "
+        "graph is not used"
         if idle
         else (
             f"{first.path}.grad_fn is not None after the step, and the newly built model can be "
@@ -131,18 +126,11 @@ def held_by_cache(twin: nn.Module) -> Finding | None:
             f"a copy of {type(twin).__name__} is never freed: {name} caches it",
             culprits=[Culprit(kind="call", name=name, detail="lru_cache", location=place)],
             location=place,
-            observed=(
-                "a copy and its parameters stay alive after one forward and the last use of "
-                "the copy"
-            ),
-            cause=(
-                f"functools.lru_cache keeps the arguments of {name}, including self, for the "
-                "whole process"
-            ),
-            because=(
-                f"the cache of {name} holds {thing.cache_info().currsize} entries, and the "
-                "copy in one of them"
-            ),
+            observed="a copy and its parameters stay alive after one forward and the last use of "
+            "the copy",
+            cause=f"functools.lru_cache keeps the arguments of {name}, including self, for the "
+            "whole process",
+            because=f"the cache of {name} holds {thing.cache_info().currsize} entries, and the copy in one of them",
             fix="cache in an attribute of the instance, or cache a function of plain numbers",
         )
     return None

@@ -196,10 +196,7 @@ def longer_graph(
         f"{name} keeps the graph of every training step",
         culprits=[replace(first, detail=f"{nodes[-1]} nodes"), *others],
         location=place,
-        observed=(
-            f"the graph behind {name} has {', '.join(map(str, nodes))} nodes after "
-            f"{len(nodes)} steps"
-        ),
+        observed=f"the graph behind {name} has {', '.join(map(str, nodes))} nodes after {len(nodes)} steps",
         cause=f"the new value is computed{at} from the old one, with gradients"
         if kept
         else "the argument is kept with its graph"

@@ -78,18 +78,12 @@ def _what(name: str) -> str:
         return "peak memory of a training step is"
     if name in ("forward", "loss", "backward", "optimizer"):
         return f"peak memory of the {name} phase is"
-    return (
-        f"{name.replace('_', ' ')} of a training step "
-        f"{'takes' if name == 'optimizer_state' else 'take'}"
-    )
+    return f"{name.replace('_', ' ')} of a training step {'takes' if name == 'optimizer_state' else 'take'}"
 
 
 def _observed(profile: MemoryProfile, broken: Mapping[str, tuple[int, int]]) -> str:
     limits = ", ".join(
-        (
-            f"{'peak' if name == 'total' else name.replace('_', ' ')} {measured} bytes of "
-            f"{allowed} allowed"
-        )
+        f"{'peak' if name == 'total' else name.replace('_', ' ')} {measured} bytes of {allowed} allowed"
         for name, (measured, allowed) in broken.items()
     )
     parts = ", ".join(
@@ -103,10 +97,7 @@ def _fits(found: LargestBatch | None) -> str:
     if found is None:
         return ""
     if found.size == 0:
-        return (
-            f"; no {found.symbol} fits: {found.symbol}=1 takes "
-            f"{format_bytes(found.profile.peak_bytes)}"
-        )
+        return f"; no {found.symbol} fits: {found.symbol}=1 takes {format_bytes(found.profile.peak_bytes)}"
     return f"; {found.symbol}={found.size} would fit ({format_bytes(found.profile.peak_bytes)})"
 
 
@@ -195,10 +186,7 @@ def with_live_tensors(finding: Finding, subject: Subject, sizes: Mapping[str, in
     )
     return finding.replace(
         because=(
-            (
-                f"{format_bytes(profile.peak_bytes)} of tensors were live then, in "
-                f"{profile.peak_phase}: {largest}"
-            )
+            f"{format_bytes(profile.peak_bytes)} of tensors were live then, in {profile.peak_phase}: {largest}"
             if moment is not None
             else (
                 f"a whole step needs {format_bytes(profile.peak_bytes)} of tensors, most in "
@@ -251,8 +239,7 @@ def grows_too_fast(growth: Growth, declared: float) -> Finding:
         else f"a larger {symbol} creates more tensors",
         because=f"the peaks are {'exactly' if growth.exact else 'to 1 %'} {growth.law}"
         + (
-            (f"; {fastest.describe()} at {symbol}={growth.sizes[-1]} is "
-                f"{format_bytes(fastest.bytes)}")
+            f"; {fastest.describe()} at {symbol}={growth.sizes[-1]} is {format_bytes(fastest.bytes)}"
             if fastest is not None
             else ""
         ),

@@ -205,10 +205,8 @@ def _square(
         cause=f"a tensor over all pairs of {symbol} is created: its size is quadratic in {symbol}",
         because=f"{len(found)} tensors at the peak have {symbol}={sizes[symbol]} twice in their "
         f"shape, {format_bytes(total)} in total; the largest is {largest.describe()}",
-        fix=(
-            "use scaled_dot_product_attention for attention, or work in chunks, so that the "
-            "pairs never exist all at once"
-        )
+        fix="use scaled_dot_product_attention for attention, or work in chunks, so that the "
+        "pairs never exist all at once"
         if "softmax" in largest.op
         or "bmm" in largest.op
         or largest.shape[-1:] == largest.shape[-2:-1] != ()
@@ -292,10 +290,8 @@ def _unused(subject: Subject, tracked: Tracked, holdings: Sequence[Holding]) -> 
     yield Cause(
         bytes=excess,
         cause=f"{largest.name} is never used: it received no gradient",
-        because=(
-            f"{len(idle)} trainable parameters received no gradient in two steps; they take "
-            f"{format_bytes(excess)}"
-        ),
+        because=f"{len(idle)} trainable parameters received no gradient in two steps; they take "
+        f"{format_bytes(excess)}",
         fix=f"remove {largest.name}, or use it",
         culprit=Culprit(
             kind="parameter", name=largest.name, detail="never used", location=largest.location
@@ -328,10 +324,8 @@ def general_cause(everything: MemoryProfile, name: str) -> Cause:
         cause=f"a step uses more memory than declared, most of it on one line ({category})"
         if total > 0.3 * everything.peak_bytes
         else "a step uses more memory than declared, on many lines",
-        because=(
-            f"tensors of this line take {format_bytes(total)} of "
-            f"{format_bytes(everything.peak_bytes)} at the peak"
-        )
+        because=f"tensors of this line take {format_bytes(total)} of "
+        f"{format_bytes(everything.peak_bytes)} at the peak"
         + (f", the largest {largest.describe()}" if largest is not None else ""),
         fix=advice(largest),
         culprit=Culprit(

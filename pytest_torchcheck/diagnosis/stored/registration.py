@@ -36,10 +36,7 @@ def unregistered(attribute: str, group: list[Holding]) -> Finding:
         held = held if len(group) > 1 else "holds a module that trains but is not registered"
         value = getattr(first.owner, first.name, None)
         kinds = {"list": "nn.ModuleList", "tuple": "nn.ModuleList", "dict": "nn.ModuleDict"}
-        fix = (
-            f"make {attribute} an "
-            f"{kinds.get(type(value).__name__, 'attribute of its own, assigned to self')}"
-        )
+        fix = f"make {attribute} an {kinds.get(type(value).__name__, 'attribute of its own, assigned to self')}"
     elif first.kind == "parameter":
         held = f"holds {len(group)} parameters that are not registered"
         held = held if len(group) > 1 else "holds a parameter that is not registered"
@@ -58,17 +55,13 @@ def unregistered(attribute: str, group: list[Holding]) -> Finding:
             Culprit(kind="module" if h.kind == "module" else "tensor", name=h.path, location=place)
             for h in group
         ],
-        observed=(
-            f"{listed(names)}: {count} tensors receive a gradient; parameters() and "
-            "state_dict() hold none of them"
-        ),
+        observed=f"{listed(names)}: {count} tensors receive a gradient; parameters() and "
+        "state_dict() hold none of them",
         cause=f"nn.Module does not look into a {first.via}, so optimizers, .to(), eval() and "
         "checkpoints miss its contents"
         if first.via != "attribute"
         else "only an nn.Parameter is registered as a parameter; this is a plain tensor",
-        because=(
-            f"after backward {names[0]} has a gradient, and model.parameters() does not contain it"
-        ),
+        because=f"after backward {names[0]} has a gradient, and model.parameters() does not contain it",
         fix=f"{fix}{line}",
         evidence={"paths": list(names), "tensors": count},
     )
@@ -93,14 +86,10 @@ def _replaced(attribute: str, group: list[Holding], held: str, same: SameName) -
         observed=f"{listed(names)} train; parameters() and state_dict() hold none of their tensors",
         cause=f"line {same.registered.line} registers each of them, and line {at} gives several "
         f"the same name{told}; a later module replaces the earlier one of that name",
-        because=(
-            "every iteration of the loop registers the module that it appends, and modules() "
-            f"does not contain {names[0]}"
-        ),
-        fix=(
-            f"use a different name in each iteration on line {at} (number the modules), or keep "
-            "them in an nn.ModuleList"
-        ),
+        because="every iteration of the loop registers the module that it appends, and modules() "
+        f"does not contain {names[0]}",
+        fix=f"use a different name in each iteration on line {at} (number the modules), or keep "
+        "them in an nn.ModuleList",
         evidence={"paths": names},
     )
 
@@ -138,10 +127,8 @@ def made_in_forward(subject: Subject) -> Iterator[Finding]:
             culprits=[Culprit(kind="module", name=stranger.kind, location=stranger.location)],
             location=place,
             observed=f"{stranger.kind} ran{line}; it is in neither modules() nor any attribute",
-            cause=(
-                "the layer is created in forward, so its weights are random in every call and "
-                "never trained"
-            )
+            cause="the layer is created in forward, so its weights are random in every call and "
+            "never trained"
             if stranger.fleeting
             else "the layer is held by a global or a closure",
             because="it no longer existed after the step"
@@ -210,8 +197,7 @@ def repeated(subject: Subject, name: str, container: nn.Module, keys: list[str])
             )
         ],
         "location": written.location if written else sources.of_assignment(owner, attribute),
-        "observed": f"{len(keys)} of {len(order)} entries hold the same {count} parameters; separate "
-        "layers would hold "
+        "observed": f"{len(keys)} of {len(order)} entries hold the same {count} parameters; separate layers would hold "
         f"{count * len(keys)}",
         "because": f"{entry} and {name + '.' if name else ''}{keys[1]} have the same parameters"
         + (", and each receives the other's output" if chained else ""),
@@ -225,10 +211,7 @@ def repeated(subject: Subject, name: str, container: nn.Module, keys: list[str])
         "copied": "copy.copy creates a new module that shares the old one's parameters",
         "named": "the list repeats one module instead of copying it",
     }.get(kind, "one module is added to the container many times")
-    summary = (
-        f"{where} lists one {type(module).__name__} {len(keys)} times: the layers share their "
-        "weights"
-    )
+    summary = f"{where} lists one {type(module).__name__} {len(keys)} times: the layers share their weights"
     if certain:
         return violated("module-repeated", summary, cause=cause, **fields)
     return suspicious("module-repeated", summary, cause=f"{cause}; this may be intended", **fields)

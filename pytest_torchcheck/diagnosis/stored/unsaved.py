@@ -105,8 +105,7 @@ def _unsaved(guilty: list[Piece], parted: _Parted, *, alone: bool, confirmed: bo
             for p in guilty
         ],
         location=place,
-        observed=f"after one training forward and a restart from its checkpoint, {parted.path} "
-        "differs by "
+        observed=f"after one training forward and a restart from its checkpoint, {parted.path} differs by "
         f"{parted.distance:.3g}" + (" in training mode" if parted.mode == "training" else ""),
         cause=f"{first.name} is "
         + {

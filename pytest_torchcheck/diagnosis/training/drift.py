@@ -55,10 +55,7 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
         cause = f"{shared[0]} and {name} are the same tensor: training one changes the other"
         place = sources.of_parameter(subject.model, shared[0]) or place
     because = f"requires_grad is {trainable}, and {'an' if held else 'no'} optimizer holds it"
-    fix = (
-        f"call requires_grad_(False) on it and keep it out of the optimizer, or drop {name!r} "
-        "from Frozen(...)"
-    )
+    fix = f"call requires_grad_(False) on it and keep it out of the optimizer, or drop {name!r} from Frozen(...)"
     further = [] if entry is None else [entry]
     if thawed is not None:
         place = thawed
@@ -102,10 +99,7 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
                 location=sources.of_parameter(subject.model, whole),
             )
         )
-        fix = (
-            f"call requires_grad_(False) on {whole} and keep it out of the optimizer, or drop "
-            "it from Frozen(...)"
-        )
+        fix = f"call requires_grad_(False) on {whole} and keep it out of the optimizer, or drop it from Frozen(...)"
     idle = dropped_result(subject.model, name) if trainable and not writes and not thawed else None
     if idle is not None:
         place, because = idle.location, f"{because}; {idle.why}"
@@ -226,24 +220,17 @@ def statistics(subject: Subject, names: list[str]) -> Finding:
     )
     return violated(
         "frozen-statistics",
-        (
-            f"{names_text(names)} of a frozen part {'drifts' if len(names) == 1 else 'drift'} "
-            "during training"
-        ),
+        f"{names_text(names)} of a frozen part {'drifts' if len(names) == 1 else 'drift'} during training",
         culprits=[
             Culprit(kind="buffer", name=name, detail="changed by training steps", location=place)
             for name in names
         ],
         location=place,
         observed=f"{len(names)} buffers differ after a few training steps",
-        cause=(
-            f"{type(owner).__name__} {owner_name} runs in training mode, so it updates its "
-            "statistics"
-        ),
-        because=(
-            f"{owner_name}.training is True after model.train(); freezing weights does not "
-            "freeze statistics"
-        ),
+        cause=f"{type(owner).__name__} {owner_name} runs in training mode, so it updates its "
+        "statistics",
+        because=f"{owner_name}.training is True after model.train(); freezing weights does not "
+        "freeze statistics",
         fix="keep the frozen part in eval mode: override train() to call .eval() on it",
         evidence={"buffers": list(names)},
     )

@@ -142,10 +142,7 @@ def fading(
     first, last = chain[0], chain[-1]
     return made(
         "signal-vanishes" if fades else "signal-explodes",
-        (
-            f"the signal {'vanishes' if fades else 'explodes'} over {len(chain)} layers, from "
-            f"{first.name} to {last.name}"
-        ),
+        f"the signal {'vanishes' if fades else 'explodes'} over {len(chain)} layers, from {first.name} to {last.name}",
         culprits=[
             Culprit(
                 kind="module",
@@ -159,20 +156,12 @@ def fading(
         cause=f"each layer {'shrinks' if fades else 'magnifies'} the differences between samples: "
         "the initialisation does not suit the nonlinearity, or normalisation or residual "
         "paths are missing",
-        because=(
-            f"the spread changes from {first.spread:.2g} after {first.name} to "
-            f"{last.spread:.2g} after {last.name}"
-        ),
+        because=f"the spread changes from {first.spread:.2g} after {first.name} to "
+        f"{last.spread:.2g} after {last.name}",
         fix=_rectify(chain, squashed)
-        + (
-            "initialise with the gain of the nonlinearity (nn.init.kaiming_normal_), add "
-            "normalisation or residual paths"
-        )
+        + "initialise with the gain of the nonlinearity (nn.init.kaiming_normal_), add normalisation or residual paths"
         if fades
-        else (
-            "initialise with a smaller std (nn.init.kaiming_normal_), or normalise between the "
-            "layers"
-        ),
+        else "initialise with a smaller std (nn.init.kaiming_normal_), or normalise between the layers",
         evidence=evidence,
     )
 
@@ -254,18 +243,13 @@ def dead(subject: Subject, found: Rectified) -> Finding:
             )
         ],
         location=found.location,
-        observed=(
-            f"{found.zeros:.2%} of {found.size} outputs are exactly zero, in each of three batches"
-        ),
-        cause=(
-            "its input is negative nearly everywhere: check biases, scale or sign of the layer "
-            "before it"
-        ),
+        observed=f"{found.zeros:.2%} of {found.size} outputs are exactly zero, in each of three "
+        "batches",
+        cause="its input is negative nearly everywhere: check biases, scale or sign of the layer "
+        "before it",
         because="its input is not zero, but its output is",
-        fix=(
-            "initialise the bias of the layer before it at 0, or check the sign and scale of "
-            "its weights"
-        ),
+        fix="initialise the bias of the layer before it at 0, or check the sign and scale of its "
+        "weights",
         evidence={"zeros": found.zeros, "size": found.size},
     )
 
@@ -284,10 +268,8 @@ def affine(subject: Subject, called: list[str], pairs: list[tuple[str, str]]) ->
         location=place,
         observed="f((x + y) / 2) equals (f(x) + f(y)) / 2 for two batches x and y",
         cause=f"there is no nonlinearity between {first} and {second}, nor anywhere else",
-        because=(
-            "only an affine function maps the midpoint of two inputs to the midpoint of their "
-            "outputs"
-        ),
+        because="only an affine function maps the midpoint of two inputs to the midpoint of "
+        "their outputs",
         fix=f"put an activation between {first} and {second}",
     )
 
@@ -304,9 +286,8 @@ def collapsed(subject: Subject, pairs: list[tuple[str, str]]) -> Finding:
             for name in (second, first)
         ],
         location=place,
-        observed=(
-            f"{second} directly receives the output of {first}, which does not reduce the dimension"
-        ),
+        observed=f"{second} directly receives the output of {first}, which does not reduce the "
+        "dimension",
         cause="an activation is missing, or one of the layers is superfluous",
         because="the composition of two linear maps is one linear map",
         fix=f"put an activation between {first} and {second}, or remove one of them",

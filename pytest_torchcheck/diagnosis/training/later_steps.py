@@ -40,25 +40,19 @@ def stops(subject: Subject, names: list[str]) -> Finding:
         ],
         location=guilty.location if guilty is not None else place,
         observed=f"bit-equal after each of the steps 2 to {STEPS}, at a learning rate above 0",
-        cause=(
-            f"{guilty.name} is computed in the first forward and used in all later ones, so its "
-            "inputs are trained only once"
-        )
+        cause=f"{guilty.name} is computed in the first forward and used in all later ones, so its "
+        "inputs are trained only once"
         if guilty is not None
         else "the first step changes the model, the optimizer or the step itself",
-        because=(
-            f"with {guilty.name} restored after each step, {'it changes' if one else 'they change'} "
-            "in later steps too"
-        )
+        because=f"with {guilty.name} restored after each step, "
+        f"{'it changes' if one else 'they change'} in later steps too"
         if guilty is not None
         else (
             f"the first step changes {'it' if one else 'them'}; each later one on the same batch "
             "does not"
         ),
-        fix=(
-            f"compute {guilty.name} in each forward, or freeze the parameters that it is "
-            "computed from"
-        )
+        fix=f"compute {guilty.name} in each forward, or freeze the parameters that it is computed "
+        "from"
         if guilty is not None
         else (
             "do the same in each step: look for values cached, compiled or reassigned in the "
@@ -85,10 +79,8 @@ def frozen_by_train(subject: Subject, names: list[str]) -> Finding:
         "called, and the step does not call it",
         culprits=[parameter(subject, name, "changes as built") for name in names[:8]],
         location=setters[0] if setters else sources.of_own_class(subject.model),
-        observed=(
-            "changed by two steps on the model as the factory returns it; unchanged after "
-            "model.train()"
-        ),
+        observed="changed by two steps on the model as the factory returns it; unchanged after "
+        "model.train()",
         cause="an overridden train() freezes it, but the constructor does not",
         because="a new module is already in training mode, so a loop need not call train()",
         fix="freeze it in __init__ too, or call model.train() before the first step",

@@ -27,8 +27,7 @@ class LeftOut:
     Attributes:
         location: The line.
         words: What the line does, as a clause.
-        culprits: It and the other lines that give the optimizer parameters, and the one that makes
-            it.
+        culprits: It and the other lines that give the optimizer parameters, and the one that makes it.
         fix: The edit, where another one than to add the parameter there is called for.
     """
 

@@ -97,13 +97,10 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
             ),
         ],
         location=place,
-        observed=(
-            f"{len(names)} trainable parameters are missing from "
-            f"{', '.join(coverage.optimizers)}{foreign}"
-        ),
-        cause=(
-            "the optimizer was built over another instance of the model: a copy, or one built again"
-        )
+        observed=f"{len(names)} trainable parameters are missing from "
+        f"{', '.join(coverage.optimizers)}{foreign}",
+        cause="the optimizer was built over another instance of the model: a copy, or one built "
+        "again"
         if copied
         else (
             "the parameter was replaced after the optimizer was built, or the optimizer "
@@ -175,26 +172,17 @@ def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
                 ),
             ],
             location=place,
-            observed=(
-                f"{len(names)} parameters are held by more than one of "
-                f"{', '.join(coverage.optimizers)}"
-            ),
-            cause=(
-                "both optimizers apply the gradient of the same backward pass, so it is "
-                "applied twice"
-            )
-            + why,
-            because=(
-                "within one step, both optimizers stepped with gradients of the same backward pass"
-            ),
+            observed=f"{len(names)} parameters are held by more than one of "
+            f"{', '.join(coverage.optimizers)}",
+            cause="both optimizers apply the gradient of the same backward pass, so it is "
+            "applied twice" + why,
+            because="within one step, both optimizers stepped with gradients of the same "
+            "backward pass",
             fix=spent.fix if spent is not None else "give each parameter to one optimizer only",
         )
     return violated(
         "optimizer-twice",
-        (
-            f"{names_text(names)} {'stands' if len(names) == 1 else 'stand'} in the optimizer "
-            "more than once"
-        ),
+        f"{names_text(names)} {'stands' if len(names) == 1 else 'stand'} in the optimizer more than once",
         culprits=[
             *used,
             *(
@@ -296,10 +284,7 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
         location=place,
         observed=f"max|after - before| = 0 over {len(made.losses)} steps"
         if line is None
-        else (
-            f"{rebound[0]} is another tensor after "
-            f"{'the first step' if not made.rebound[rebound[0]] else 'a step'}"
-        ),
+        else f"{rebound[0]} is another tensor after {'the first step' if not made.rebound[rebound[0]] else 'a step'}",
         cause=cause,
         because=because,
         fix=fix,
@@ -324,8 +309,7 @@ def _own_step_cause(
         else "the declared training step does not apply the gradients"
     )
     because = (
-        f"a plain forward, loss and backward gives {names[0]} a gradient of norm "
-        f"{first.stats[names[0]].norm:.3g}, "
+        f"a plain forward, loss and backward gives {names[0]} a gradient of norm {first.stats[names[0]].norm:.3g}, "
         f"and the step leaves it bit-equal"
     )
     fix = "order the calls as zero_grad, forward, backward, step"
@@ -370,9 +354,6 @@ def no_match(subject: Subject, promise: str, globs: list[str]) -> Finding:
     """Say that globs of a promise match nothing."""
     names = [name for name, _ in subject.model.named_parameters()]
     return inconclusive(
-        (
-            f"{promise}({', '.join(map(repr, globs))}) matches no parameter or buffer; there "
-            f"are: {names_text(names, 6)}"
-        ),
+        f"{promise}({', '.join(map(repr, globs))}) matches no parameter or buffer; there are: {names_text(names, 6)}",
         code="no-match",
     )

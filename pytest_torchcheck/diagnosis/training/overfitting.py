@@ -71,8 +71,7 @@ def _blind(subject: Subject, found: Outputs) -> dict[str, Any] | None:
             "location": counting[0].location if counting else place,
             "cause": "the model gives different samples the same output"
             + (": it does not follow the order of their entries" if counting else ""),
-            "because": f"{same.path} is equal for all {same.size} samples, {weights}; no two of them "
-            "have "
+            "because": f"{same.path} is equal for all {same.size} samples, {weights}; no two of them have "
             "equal inputs, and their targets differ" + (f"; {fact}" if fact else ""),
             "fix": (
                 "make the output depend on what distinguishes the samples (order, position, an "
@@ -214,15 +213,11 @@ def constant(subject: Subject, loss: float, moved: float, shown: dict[str, Any])
         f"the loss stays at {loss:.4g}{guess}, regardless of the model's output",
         culprits=[Culprit(kind="loss", name="loss", detail="constant", location=place)],
         location=place,
-        observed=(
-            f"loss {loss:.6g}; the same to six digits after random changes of the output with a "
-            f"deviation of {moved:g}"
-        ),
+        observed=f"loss {loss:.6g}; the same to six digits after random changes of the output "
+        f"with a deviation of {moved:g}",
         cause="the output is rounded, replaced or multiplied by almost zero before the loss",
-        because=(
-            "replacing the output by random values does not change the loss, and its gradient "
-            "is zero"
-        ),
+        because="replacing the output by random values does not change the loss, and its "
+        "gradient is zero",
         fix="pass the model's output to the loss unchanged",
         evidence=shown,
     )
@@ -238,8 +233,7 @@ def crawling(own: Attempt, best: Attempt, place: Location | None, shown: dict[st
         observed=f"loss {own.losses[0]:.6g} -> {own.losses[-1]:.6g} in {len(own.losses)} steps at a "
         f"learning rate of {own.rates[0]:g}: less than 0.01% of the distance to the floor",
         cause="the learning rate is too low for this model and loss",
-        because=f"{best.name} learns the same batch: {best.losses[0]:.4g} -> {best.losses[-1]:.4g} "
-        "in "
+        because=f"{best.name} learns the same batch: {best.losses[0]:.4g} -> {best.losses[-1]:.4g} in "
         f"{len(best.losses)} steps",
         fix="raise the learning rate of the declared optimizer",
         evidence=shown,
@@ -281,10 +275,7 @@ def _out_of_reach(subject: Subject) -> tuple[Culprit, float] | None:
             culprit = Culprit(
                 kind="module" if name else "call",
                 name=name or maker.op.name,
-                detail=(
-                    f"{maker.op.name} gives {low:g} to {high:g}, and {outside:.0%} of {path} "
-                    "lie outside"
-                ),
+                detail=f"{maker.op.name} gives {low:g} to {high:g}, and {outside:.0%} of {path} lie outside",
                 location=place or maker.op.location,
             )
             return culprit, outside
@@ -322,8 +313,7 @@ def _contradiction(subject: Subject) -> Culprit | None:
     return Culprit(
         kind="input",
         name=next(iter(inputs)),
-        detail=f"the inputs of samples {first} and {second} differ by "
-        f"{float(apart[first, second]):.1g} of their size, "
+        detail=f"the inputs of samples {first} and {second} differ by {float(apart[first, second]):.1g} of their size, "
         f"and their targets differ; {rows} of {size} samples have such a twin",
         location=place,
     )

@@ -63,13 +63,11 @@ def groups_overlap(scene: Scene) -> Explanation | None:
     )  # fmt: skip
     return Explanation(
         code="optimizer-parameters",
-        summary=(f"{shown} {'stands' if len(shared) == 1 else 'stand'} in two groups of the "
-            "optimizer"),
+        summary=f"{shown} {'stands' if len(shared) == 1 else 'stand'} in two groups of the optimizer",
         observed=(f"{words[other]} holds {len(first)} parameters, {words[number]} {len(latest)}; "
             f"{len(shared)} are in both"),
         cause=cause,
-        because=(f"by identity, {shown} of the model {'is' if len(shared) == 1 else 'are'} in both; "
-            f"{scene.said}"),
+        because=f"by identity, {shown} of the model {'is' if len(shared) == 1 else 'are'} in both; {scene.said}",
         fix=fix,
         culprits=(
             *(spent.culprits if spent is not None else ()),

@@ -49,12 +49,9 @@ def rows_stay_equal(subject: Subject, name: str, dim: int) -> Finding:
         observed=f"the slices of {name} {shape} along dimension {dim} are equal, and so are those "
         "of its gradient on two "
         f"batches, and the slices after {STEPS} steps",
-        cause=(
-            "all rows start with the same values, and the model treats them alike, so they "
-            "never differ"
-        ),
-        because=(
-            "equal rows with equal gradients get equal updates: together they act as a single row"
-        ),
+        cause="all rows start with the same values, and the model treats them alike, so they "
+        "never differ",
+        because="equal rows with equal gradients get equal updates: together they act as a "
+        "single row",
         fix=f"initialise {name} at random{line}: nn.init.trunc_normal_(..., std=0.02)",
     )

@@ -168,9 +168,7 @@ def _told(unmet: list[_Unmet], named: Mapping[int, str]) -> Finding:
         f"({', '.join(map(repr, sorted(first.texts)[:4]))}); {len(names)} contain one of "
         "them",
         cause="`in` looks up the whole name in the collection, which holds parts of names",
-        because=(
-            f"{names[0]} is in a group with the same options as parameters that have no such part"
-        ),
+        because=f"{names[0]} is in a group with the same options as parameters that have no such part",
         fix=f"use {met} on line {test.location.line}",
         evidence={"parameters": names},
     )

@@ -30,7 +30,8 @@ def clips(trace: Trace) -> Iterator[Finding]:
                 culprits=(call(event, f"norm {event.norm:.4g} against {event.limit:g}"),),
                 location=event.place,
                 observed=f"gradient norm {event.norm:.4g} at the clipping, limit {event.limit:g}",
-                cause="the threshold is compared with scaled gradients, so that nearly everything is clipped away",
+                cause="the threshold is compared with scaled gradients, so almost all of the "
+                "gradient is clipped",
                 because=f"no scaler.unscale_ ran before {at(event.place)}",
                 fix=f"call scaler.unscale_(optimizer) before {at(event.place)}",
             )
@@ -45,16 +46,16 @@ def clips(trace: Trace) -> Iterator[Finding]:
         where = f"after {stepped.name}()" if stepped is not None else "before backward"
         yield violated(
             "clip-after-step" if stepped is not None else "clip-before-backward",
-            f"{event.name} runs {where}: it clips nothing that is applied",
+            f"{event.name} runs {where}: the clipped gradients are not applied",
             culprits=(call(event, where), *((call(stepped),) if stepped is not None else ())),
             location=event.place,
-            observed="no gradient that it clips is applied afterwards"
+            observed="no clipped gradient is applied afterwards"
             + (
                 f"; {stepped.name}() ran with norm {stepped.norm:.4g}"
                 if stepped is not None
                 else ""
             ),
-            cause="the clipping does not stand between backward and step",
+            cause="clipping is not between backward and step",
             because=f"{at(event.place)} ran {where}"
             + (f" at {at(stepped.place)}" if stepped is not None else ""),
             fix="clip after backward and before the optimizer's step",
@@ -64,7 +65,7 @@ def clips(trace: Trace) -> Iterator[Finding]:
 
 def clips_nothing(clip: Clip) -> Finding:
     """Explain a clipping that was given no parameter: most often an iterator that something else has used up."""
-    word = "an iterator with nothing left" if clip.used_up else "empty"
+    word = "an exhausted iterator" if clip.used_up else "empty"
     itself = clip.reader is not None and clip.place is not None and clip.reader == clip.place
     by = f": {at(clip.reader)} reads it first" if clip.reader is not None and not itself else ""
     by = " in an earlier call" if itself else by
@@ -75,27 +76,27 @@ def clips_nothing(clip: Clip) -> Finding:
     spent = next((u for u in near if u.tested), None)
     return violated(
         "clip-nothing",
-        f"{clip.name} is given no parameter: {clip.given} is {word}",
+        f"{clip.name} receives no parameters: {clip.given} is {word}",
         culprits=(
             call(clip, "0 parameters"),
             *(spent.culprits if spent is not None else ()),
             *(
                 Culprit(kind="call", name=clip.given, detail=detail, location=place)
-                for detail, place in (("made here", clip.made), ("read here first", clip.reader))
+                for detail, place in (("created here", clip.made), ("read here first", clip.reader))
                 if place is not None and place != clip.place
             ),
         ),
         location=spent.made if spent is not None else clip.made or clip.place,
         observed=f"0 parameters at {at(clip.place)}, while the gradients have norm {clip.norm:.4g}",
-        cause=f"an iterator gives its elements once, and they were taken before{by}"
+        cause=f"an iterator yields its elements only once, and they were consumed earlier{by}"
         if clip.used_up
         else spent.cause
         if spent is not None
         else "there is nothing in it",
-        because=f"{clip.given} gave nothing when {at(clip.place)} ran",
+        because=f"{clip.given} was empty when {at(clip.place)} ran",
         fix=f"keep a list{repair}: list(...)"
         if clip.used_up
         else spent.fix
         if spent is not None
-        else f"give {clip.name} model.parameters()",
+        else f"pass model.parameters() to {clip.name}",
     )

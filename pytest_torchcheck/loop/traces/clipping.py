@@ -13,7 +13,7 @@ from .clip_calls import clips_nothing
 from .wording import at, call
 
 _SHRUNK = 0.5
-"""Of the clipped norm: below it, something has divided the gradients after the clipping."""
+"""Share of the clipped norm below which the gradients were divided after clipping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,21 +74,21 @@ def _rescaled(trace: Trace, place: int, step: OptimizerStep) -> Finding | None:
     factor = meant / step.norm if step.norm else math.inf
     return violated(
         "clip-before-unscale",
-        f"{last.name} clips gradients that are divided by {factor:.4g} afterwards: every step is that much too short",
+        (
+            f"{last.name} clips gradients that are later divided by {factor:.4g}: every "
+            "step is too "
+            "small by this factor"
+        ),
         culprits=(
             call(last, f"norm {last.norm:.4g} against {last.limit:g}"),
             call(step, f"norm {step.norm:.4g}"),
         ),
         location=last.place,
-        observed=(
-            f"norm {last.own:.4g} before the clipping, {meant:.4g} after it, {step.norm:.4g} "
-            f"when {step.name}() ran"
-        ),
-        cause="scaled gradients are clipped, and unscaled afterwards",
-        because=(
-            f"between {at(last.place)} and {at(step.place)} the gradient shrank by "
-            f"{factor:.4g}, and no backward ran"
-        ),
+        observed=f"norm {last.own:.4g} before clipping, {meant:.4g} after it, {step.norm:.4g} "
+        f"when {step.name}() ran",
+        cause="gradients are clipped before they are unscaled",
+        because=f"between {at(last.place)} and {at(step.place)} the gradient shrank by "
+        f"{factor:.4g}, and no backward ran",
         fix=f"unscale the gradients before {at(last.place)}",
     )
 
@@ -119,11 +119,11 @@ def _unclipped(
         if clip.scaled:
             code, cause = (
                 "clip-before-unscale",
-                "scaled gradients are clipped, and unscaled afterwards",
+                "gradients are clipped before they are unscaled",
             )
-            fix = "call scaler.unscale_(optimizer) before the clipping"
+            fix = "call scaler.unscale_(optimizer) before clipping"
         elif not clip.pending:
-            code, cause = "clip-after-step", "the clipping does not stand between backward and step"
+            code, cause = "clip-after-step", "clipping is not between backward and step"
             fix = f"move {at(place)} after backward and before {at(step.place)}"
         elif clip.by == "value":
             code, cause = "clip-by-value", "elements are clipped, not the norm"
@@ -141,19 +141,19 @@ def _unclipped(
         elif len(clips) > 1:
             code, cause = (
                 "clip-piecewise",
-                f"{len(clips)} clippings bound parts, not the total norm",
+                f"{len(clips)} calls clip parts of the gradient, not the total norm",
             )
             fix = "clip all parameters in one call"
         elif clip.limit > limit:
             code, cause = (
                 "clip-limit",
-                f"the threshold is {clip.limit:g} where {limit:g} is promised",
+                f"the threshold is {clip.limit:g}, but {limit:g} is promised",
             )
             fix = f"clip_grad_norm_(parameters, {limit:g})"
         else:
             code, cause = (
                 "clip-undone",
-                "the gradients grow again between the clipping and the step",
+                "the gradients grow again between clipping and step",
             )
             fix = f"clip last, right before {at(step.place)}"
     return violated(

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Others may have no memory to compare."""
+"""Other types may have no memory to compare."""
 
 
 def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -122,13 +122,11 @@ def _finding(place: Location, names: tuple[str, ...]) -> Finding:
     container, filled = kept_as_it_is(place)
     moved = filled is not None and re.search(r"\.(cpu|to)\(", filled.text) is not None
     make = suspicious if moved else violated  # from another device it would be a copy
-    keeps = (
-        f"{container or 'what is copied back'} holds the weights themselves and no copies of them"
-    )
+    keeps = f"{container or 'the source of the copy'} holds the weights themselves, not copies"
     return make(
         "state-loaded-itself",
         (f"{place.text} copies {few(names)} onto "
-            f"{'itself' if len(names) == 1 else 'themselves'}: nothing is brought back"),
+            f"{'itself' if len(names) == 1 else 'themselves'}: nothing is restored"),
         culprits=(
             *(
                 [Culprit(kind="tensor", name=container, detail="keeps the weights themselves", location=filled)]
@@ -136,12 +134,13 @@ def _finding(place: Location, names: tuple[str, ...]) -> Finding:
                 else ()
             ),
             Culprit(kind="call", name="copy_", detail="copies them onto themselves", location=place),
-            *(Culprit(kind="parameter", name=name, detail="not brought back") for name in names[:3]),
+            *(Culprit(kind="parameter", name=name, detail="not restored") for name in names[:3]),
         ),
         location=filled or place,
-        observed=(f"{len(names)} parameters that were exchanged for a forward have the exchanged "
-            f"values after {at(place)} too"),
-        cause=f"{keeps}: when the weights were overwritten, so was what was kept",
+        observed=(f"{len(names)} parameters that were replaced for a forward keep the replaced "
+            "values "
+            f"after {at(place)}"),
+        cause=f"{keeps}: overwriting the weights overwrote the kept values too",
         because=f"at {at(place)} source and destination are the same memory",
         fix=f"keep copies{f' at {at(filled)}' if filled is not None else ''}: p.detach().clone()",
         evidence={"parameters": list(names)},

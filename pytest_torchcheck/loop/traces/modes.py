@@ -26,7 +26,7 @@ _EVALUATES = re.compile(r"(?i)valid|eval|test|score|metric|accuracy")
 _IS_EVALUATION = re.compile(
     r"(?i)(^|_)(val|valid|validate|validation|eval|evaluate|evaluation)(_|$)"
 )
-"""Names that leave no doubt; a score or a test may be taken in training mode on purpose."""
+"""Unambiguous names; a score or a test may use training mode on purpose."""
 
 
 def mode_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
@@ -140,7 +140,7 @@ def _stuck(
                 location=setter.place if setter else None,
             ),
             *(
-                Culprit(kind="module", name=n, detail="in eval mode while it trains")
+                Culprit(kind="module", name=n, detail="in eval mode during training")
                 for n in sorted(layers)[:3]
             ),
         ),
@@ -148,7 +148,7 @@ def _stuck(
         observed=f"{len(stuck)} modules ({few(layers)}) were in training mode "
         f"{'before the step' if not number else 'in the first call'} "
         f"and train in eval mode in call {number}",
-        cause="dropout is off and statistics stand still after the first evaluation",
+        cause="dropout is off and statistics are not updated after the first evaluation",
         because=f"{name}() ran at {at(setter.place if setter else None)}"
         + (f", and {at(place)} returns without train()" if place else ""),
         fix=f"call {restore} before {at(place)}"
@@ -184,17 +184,20 @@ def _trains_in_eval(subject: Subject, trace: Trace) -> Iterator[Finding]:
     restore = setter.name.removesuffix(".eval")
     yield suspicious(
         "trains-in-eval",
-        f"every step trains in eval mode: {few(tuple(acting))} {'does' if len(acting) == 1 else 'do'} not act",
+        (f"every step trains in eval mode: {few(tuple(acting))} "
+        f"{'does' if len(acting) == 1 else 'do'} no effect"),
         culprits=(
             Culprit(kind="call", name=setter.name, detail="before the training forward", location=setter.place),
-            *(Culprit(kind="module", name=name, detail="in eval mode while it trains") for name in acting[:3]),
+            *(Culprit(kind="module", name=name, detail="in eval mode during training") for name in acting[:3]),
         ),
         location=setter.place,
-        observed=(f"the forward that is trained runs in eval mode in each of {len(seen)} calls; the "
-            "model came in training mode"),
-        cause="dropout is off and statistics stand still in training",
-        because=f"{setter.name}() ran at {at(setter.place)}, before the forward at {at(forward.place)}",
-        fix=f"call {restore}.train() at {at(setter.place)}, or put only what is to stand still into eval mode",
+        observed=(f"the training forward runs in eval mode in each of {len(seen)} calls; the model "
+            "was passed in training mode"),
+        cause="dropout is off and statistics are not updated in training",
+        because=(f"{setter.name}() ran at {at(setter.place)}, before the forward at "
+            f"{at(forward.place)}"),
+        fix=(f"call {restore}.train() at {at(setter.place)}, or set only the frozen modules to "
+            "eval mode"),
         evidence={"modules": acting},
     )  # fmt: skip
 
@@ -215,14 +218,14 @@ def _gradients_off(subject: Subject, trace: Trace) -> Iterator[Finding]:
     place = where_gradients_go_off(subject, before=trace.grad_left_off)
     yield violated(
         "gradients-left-off",
-        "the step leaves gradients switched off: nothing after it can train",
+        "the step leaves gradients disabled: no later step can train",
         culprits=(
             Culprit(kind="call", name="set_grad_enabled", detail="not undone", location=place),
         ),
         location=place,
         observed=f"torch.is_grad_enabled() is False after call {trace.grad_left_off} of the step",
-        cause="gradients are switched off for an evaluation and not switched on again",
-        because=f"they are off after {at(place)}",
+        cause="gradients are disabled for an evaluation and not enabled again",
+        because=f"they are disabled after {at(place)}",
         fix="use `with torch.no_grad():` around the evaluation",
     )
 
@@ -262,7 +265,8 @@ def _statistics(trace: Trace) -> Iterator[Finding]:
             ),
             location=event.place,
             observed=f"{len(event.statistics)} buffers changed in a forward without gradients",
-            cause="the evaluation does not call eval() first, so that its data moves the running statistics",
+            cause="the evaluation does not call eval() first, so its data changes the running "
+            "statistics",
             because=f"the model was in training mode at {at(event.place)}",
             fix=f"call {event.name}.eval() before {at(before)}, and {event.name}.train() after the evaluation",
         )

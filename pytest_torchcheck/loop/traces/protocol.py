@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def protocol_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     """Yield what is wrong with the order of a step's calls, each fact once."""
     early = tuple(_step_before_backward(trace))
-    # where every call steps first, what stands between backward and the next call's step is in its place
+    # where every call steps first, what stands between backward and the next call's step is in its
+    # place
     yield from early or _zero_grad_between(trace)
     yield from _zero_grad_missing(trace)
     yield from _loss_made_anew(subject, trace)
@@ -45,17 +46,21 @@ def _zero_grad_between(trace: Trace) -> Iterator[Finding]:
         )
         yield violated(
             "zero-grad-before-step",
-            f"{cleared.name}() clears the gradients between backward and {step.name}(): nothing is learnt from them",
+            (
+                f"{cleared.name}() clears the gradients between backward and {step.name}(): they "
+                "are never applied"
+            ),
             culprits=(
-                call(cleared, "clears gradients not applied yet"),
+                call(cleared, "clears gradients before they are applied"),
                 call(step, "finds no gradient"),
             ),
             location=cleared.place,
             observed=f"gradient norm {backward.norm:.4g} after backward, 0 when {step.name}() runs"
             if backward is not None
             else f"every gradient is None or 0 when {step.name}() runs",
-            cause="zero_grad stands between backward and step",
-            because=f"it ran at {at(cleared.place)}, after {at(backward.place if backward else None)} "
+            cause="zero_grad is between backward and step",
+            because=f"it ran at {at(cleared.place)}, after "
+            f"{at(backward.place if backward else None)} "
             f"and before {at(step.place)}",
             fix=f"move {cleared.name}() before the forward, or after {step.name}()",
         )
@@ -101,12 +106,13 @@ def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
                 *(Culprit(kind="parameter", name=n, detail="stale gradient") for n in (sorted(step.stale)[:4] if part else ())),
             ),
             location=named or place,
-            observed=f"in call {step.step} of the step, the gradients of {len(step.stale)} of {len(held)} parameters "
-            f"({few(step.stale)}) still hold an earlier pass; norm {step.norm:.4g}, "
-                f"{earlier.norm:.4g} in call {earlier.step}",
-            cause="gradients add up from step to step" + (f": {at(named)} names zero_grad and does not call it" if named is not None else ""),
-            because=f"what {at(earlier.place)} had applied was still there when {at(latest.place)} added to it{seen}",
-            fix=f"write the parentheses at {at(named)}: {wanted}()" if named is not None
+            observed=f"in call {step.step} of the step, the gradients of {len(step.stale)} of "
+                f"{len(held)} parameters ({few(step.stale)}) still contain an earlier pass; "
+                f"norm {step.norm:.4g}, {earlier.norm:.4g} in call {earlier.step}",
+            cause="gradients accumulate from step to step" + (f": {at(named)} names zero_grad and does not call it" if named is not None else ""),
+            because=(f"gradients applied at {at(earlier.place)} were not cleared before "
+                f"{at(latest.place)} added more{seen}"),
+            fix=f"add the parentheses at {at(named)}: {wanted}()" if named is not None
             else f"call {wanted}() before the backward at {at(latest.place)}",
             evidence={"parameters": sorted(step.stale)},
         )  # fmt: skip
@@ -133,9 +139,9 @@ def _step_before_backward(trace: Trace) -> Iterator[Finding]:
     step, backward = wrong[0]
     never = len(wrong) > 1 and all(one.empty for one, _ in wrong)
     uses = (
-        "it finds no gradient, and nothing is learnt"
+        "it finds no gradient, so nothing is trained"
         if never
-        else "each update uses the gradients of the batch before"
+        else "each update uses the gradients of the previous batch"
     )
     found = "each time" if never else "in the first one"
     yield violated(
@@ -143,11 +149,9 @@ def _step_before_backward(trace: Trace) -> Iterator[Finding]:
         f"{step.name}() runs before {backward.name}(): {uses}",
         culprits=(call(step, "runs first"), call(backward, "runs afterwards")),
         location=step.place,
-        observed=(
-            f"{'in the one call' if len(wrong) == 1 else f'in all {len(wrong)} calls'} of the "
-            f"step {step.name}() came first; {found} it found no gradient"
-        ),
-        cause="the update stands before the backward pass",
+        observed=f"{'in the one call' if len(wrong) == 1 else f'in all {len(wrong)} calls'} of "
+        f"the step {step.name}() came first; {found} it found no gradient",
+        cause="the update is before the backward pass",
         because=f"{at(step.place)} ran before {at(backward.place)}",
         fix=f"move {step.name}() after {at(backward.place)}",
     )
@@ -169,7 +173,8 @@ def _loss_made_anew(subject: Subject, trace: Trace) -> Iterator[Finding]:
             ),
             location=place or backward.place,
             observed=f"{backward.name}() changed the gradient of {len(backward.touched)} parameters",
-            cause="the loss is made anew from its value (torch.tensor, .item(), .data), which cuts it from the model",
+            cause="the loss is rebuilt from its value (torch.tensor, .item(), .data), which cuts "
+            "the graph",
             because=f"{name} requires a gradient but has grad_fn=None after {at(place)}",
             fix="call backward on the loss that the loss function returned",
         )
@@ -212,7 +217,7 @@ def _leak(
         "gradient-leak",
         (
             f"{step.name}() also applies the gradients of {leaking.name}() at "
-            f"{at(leaking.place)}, which was {other.name}()'s"
+            f"{at(leaking.place)}, which belong to {other.name}()"
         ),
         culprits=(
             call(leaking, f"leaves gradients in the parameters of {owner}"),
@@ -223,14 +228,14 @@ def _leak(
             ),
         ),
         location=leaking.place,
-        observed=f"{len(names)} parameters of {owner} ({few(names)}) hold the passes of {at(leaking.place)} and "
-        f"{at(own.place)}; norm {step.norm:.4g}",
-        cause=f"the first pass reaches the parameters of {owner}, and nothing clears them before the second",
-        because=f"{other.name}() had applied that pass at {at(other.place)} before {at(own.place)} ran",
-        fix=(
-            f"call {owner}.zero_grad() before {at(own.place)}, or detach() what {owner}'s "
-            f"model made for {at(leaking.place)}"
-        ),
+        observed=f"{len(names)} parameters of {owner} ({few(names)}) contain the passes of "
+        f"{at(leaking.place)} and {at(own.place)}; norm {step.norm:.4g}",
+        cause=f"the first pass reaches the parameters of {owner}, and nothing clears them before "
+        "the second",
+        because=f"{other.name}() had applied that pass at {at(other.place)} before "
+        f"{at(own.place)} ran",
+        fix=f"call {owner}.zero_grad() before {at(own.place)}, or detach() the output of "
+        f"{owner}'s model for {at(leaking.place)}",
         evidence={"parameters": sorted(names)},
     )
 
@@ -249,23 +254,26 @@ def _counted_twice(trace: Trace) -> Iterator[Finding]:
             first = earlier.name.rpartition(".")[0]
             yield violated(
                 "loss-counted-twice",
-                f"{later.name}() adds the gradient of {first} a second time: it had its own backward pass",
+                (
+                    f"{later.name}() adds the gradient of {first} a second time, after its own "
+                    "backward pass"
+                ),
                 culprits=(
                     call(later, f"goes through {first} again"),
-                    call(earlier, "its gradients are still there"),
+                    call(earlier, "its gradients are not cleared"),
                     *(
                         Culprit(kind="parameter", name=name, detail="holds both gradients")
                         for name in sorted(names)[:4]
                     ),
                 ),
                 location=later.place,
-                observed=f"{len(names)} parameters ({few(names)}) hold both passes when {step.name}() runs; norm "
-                f"{earlier.norm:.4g} after the first, {later.norm:.4g} after the second",
-                cause=f"{first} is a term of the second loss, and nothing clears its gradient in between",
-                because=(
-                    f"the graph of the pass at {at(later.place)} holds the tensor that "
-                    f"{at(earlier.place)} started from"
-                ),
+                observed=f"{len(names)} parameters ({few(names)}) contain both passes when "
+                f"{step.name}() runs; norm {earlier.norm:.4g} after the first, "
+                f"{later.norm:.4g} after the second",
+                cause=f"{first} is a term of the second loss, and nothing clears its gradient in "
+                "between",
+                because=f"the graph of the pass at {at(later.place)} contains the tensor on which "
+                f"{at(earlier.place)} was called",
                 fix=f"call backward once, on the sum: drop {earlier.name}() at {at(earlier.place)}",
                 evidence={"parameters": sorted(names)},
             )
@@ -289,7 +297,8 @@ def _scaled(trace: Trace) -> Iterator[Finding]:
             ),
             location=step.place,
             observed=f"gradient norm {step.norm:.4g} at the step, {step.norm / factor:.4g} unscaled",
-            cause=f"the loss is scaled, and the optimizer is stepped directly instead of by {scaler}.step",
+            cause="the loss is scaled, but the optimizer is stepped directly instead of through "
+            f"{scaler}.step",
             because=f"no {scaler}.unscale_ and no {scaler}.step ran before {at(step.place)}",
             fix=f"{scaler}.step(optimizer); {scaler}.update()",
         )
@@ -305,14 +314,16 @@ def _loads_itself(trace: Trace) -> Iterator[Finding]:
         keeps = Culprit(kind="tensor", name=kept, detail="is kept without a copy", location=line)
         yield violated(
             "state-loaded-itself",
-            f"{event.name} is given the module's own tensors: it changes nothing",
+            f"{event.name} receives the module's own tensors: it changes nothing",
             culprits=(call(event, "its own state"), *([] if line is None else [keeps])),
             location=event.place,
-            observed=f"{event.own} of the {event.tensors} tensors given are the module's own, in the same memory",
-            cause="state_dict() gives the tensors themselves and no copies: this is the module's own state, now or as "
-            "it was kept earlier",
-            because=f"each tensor given at {at(event.place)} starts at the address of the one that it is to replace",
-            fix="give it the other network's state_dict(); where a state is kept for later, "
-            "keep copy.deepcopy(module.state_dict())",
+            observed=f"{event.own} of the {event.tensors} tensors passed are the module's own, in "
+            "the same memory",
+            cause="state_dict() returns the tensors themselves, not copies: this is the module's "
+            "own state, current or kept from earlier",
+            because=f"each tensor passed at {at(event.place)} has the address of the one that it "
+            "should replace",
+            fix="pass the other network's state_dict(); to keep a state for later, use "
+            "copy.deepcopy(module.state_dict())",
         )
         return

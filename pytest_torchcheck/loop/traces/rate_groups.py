@@ -106,21 +106,17 @@ def left_behind(subject: Subject, trace: Trace) -> Finding | None:
             Culprit(
                 kind="optimizer",
                 name="param_groups",
-                detail=f"group {number} is left out",
+                detail=f"group {number} is not set",
                 location=where,
             ),
             *(Culprit(kind="parameter", name=name, detail=f"in group {number}") for name in first),
         ),
         location=where,
-        observed=(
-            f"over {len(steps)} steps the rate of group 0 goes from {groups[0][0]:g} to {groups[0][-1]:g}; "
-            f"that of group {number} is {default:g} throughout"
-        ),
-        cause="the rate of the first group alone is set",
-        because=(
-            f"no rate of its own was given to group {number}, of {len(held[number])} parameters: "
-            f"{default:g} is the optimizer's lr"
-        ),
+        observed=f"over {len(steps)} steps the rate of group 0 goes from {groups[0][0]:g} to "
+        f"{groups[0][-1]:g}; that of group {number} is {default:g} throughout",
+        cause="only the rate of the first group is set",
+        because=f"no rate of its own was given to group {number}, of {len(held[number])} "
+        f"parameters: {default:g} is the optimizer's lr",
         fix=(f"on line {place.line} loop" if place is not None else "loop")
         + " over optimizer.param_groups and set the rate of each",
         evidence={"rates": [list(rates) for rates in groups]},

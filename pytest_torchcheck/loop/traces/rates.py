@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _TOLERANCE = 1e-6
 _VANISHED = 1e-2
-_OTHER_FUNCTION = "the schedule is another function than the one meant"
+_OTHER_FUNCTION = "the schedule differs from the declared function"
 _OTHER_BASE = (
-    "every rate is off by the same factor: the base rate, or the scale of the schedule's formula"
+    "every rate is off by the same factor: the base rate or the scale of the schedule is wrong"
 )
 _FORMULA = re.compile(r"lambda|schedul|lr|rate|warm|decay|cosine|anneal")
 
@@ -92,9 +92,10 @@ def _vanishing(trace: Trace) -> Iterator[Finding]:
         ),
         location=scheduler.place,
         observed=f"learning rates of {len(rates)} steps: {_listed(rates)}",
-        cause="a schedule meant for epochs is stepped with every batch, or decays much too fast",
-        because=f"{scheduler.name}() ran {len(stepped)} times in {trace.steps} steps, at {at(scheduler.place)}",
-        fix="step it once per epoch, or declare Schedule(lr) where it is meant so",
+        cause="a schedule intended for epochs is stepped with every batch, or decays much too fast",
+        because=f"{scheduler.name}() ran {len(stepped)} times in {trace.steps} steps, at "
+        f"{at(scheduler.place)}",
+        fix="step it once per epoch, or declare Schedule(lr) if this is intended",
     )
 
 
@@ -159,11 +160,17 @@ def schedule_finding(
         place = setting.location
         if setting.loads:
             cause = (
-                f"load_state_dict puts the learning rate that was saved, {setting.after:g}, "
-                f"over the one of before, {setting.before:g}"
+                f"load_state_dict replaces the learning rate {setting.before:g} by the saved "
+                f"one, {setting.after:g}"
             )
-            because = f"the rate was {setting.before:g} before {at(place)} and is {setting.after:g} after it"
-            fix = f"set group['lr'] of every param_group after {at(place)}, or load the moments (state) alone"
+            because = (
+                f"the rate was {setting.before:g} before {at(place)} and is {setting.after:g} "
+                "after it"
+            )
+            fix = (
+                f"set group['lr'] of every param_group after {at(place)}, or load only the "
+                "moments (state)"
+            )
     culprits = [
         Culprit(kind="scheduler", name=e.name, detail=f"{len(stepped)} calls", location=e.place)
         for e in stepped[:1]
@@ -193,10 +200,11 @@ def schedule_finding(
         ]
     return violated(
         "schedule-differs",
-        f"step {n} runs with learning rate {rates[n]:g} where {expected[n]:g} is meant",
+        f"step {n} uses learning rate {rates[n]:g} instead of {expected[n]:g}",
         culprits=tuple(culprits),
         location=place if stepped or constant or setting is not None else step.place or place,
-        observed=f"{len(wrong)} of {len(rates)} steps differ; used {_listed(rates)}; meant {_listed(expected)}",
+        observed=f"{len(wrong)} of {len(rates)} steps differ; used {_listed(rates)}; declared "
+        f"{_listed(expected)}",
         cause=cause,
         because=because,
         fix=fix,
@@ -245,13 +253,16 @@ def _relation(
     if follows(lambda n: n + 1):
         return (
             "the schedule runs one step ahead: the scheduler steps before the optimizer",
-            f"the rate of step n is the one meant for n + 1; {name}() runs{where or ' with every step'}",
+            (
+                f"the rate of step n is the one declared for n + 1; {name}() "
+                f"runs{where or ' with every step'}"
+            ),
             f"move {name}() after the optimizer's step",
         )
     if follows(lambda n: n - 1, 1):
         return (
             "the schedule runs one step behind",
-            "the rate of step n is the one meant for n - 1",
+            "the rate of step n is the one declared for n - 1",
             "start the schedule at the first step (its initial step, or last_epoch)",
         )
     return _stretched(follows, name, stepped, trace, where, rates, far)
@@ -270,9 +281,9 @@ def _stretched(
     for times in (2, 3, 4, 5, 8, 10, 16, 32):
         if follows(lambda n, times=times: n * times):
             return (
-                f"the schedule advances {times} places per step",
+                f"the schedule advances {times} positions per step",
                 (
-                    f"the rate of step n is the one meant for {times} * n; {name}() ran "
+                    f"the rate of step n is the one declared for {times} * n; {name}() ran "
                     f"{len(stepped)} times in {trace.steps} calls"
                 ),
                 f"step it once per optimizer step{where}"
@@ -282,20 +293,20 @@ def _stretched(
         if follows(lambda n, times=times: n // times):
             return (
                 f"the schedule advances once in {times} steps, as if per epoch",
-                f"the rate of step n is the one meant for n // {times}",
+                f"the rate of step n is the one declared for n // {times}",
                 "step the scheduler with every batch",
             )
     ratios = [a / b for a, b in zip(rates, far, strict=False) if b]
     if len(ratios) >= 2 and ratios[0] and all(close(r, ratios[0], ratios[0]) for r in ratios):
         return (
             _OTHER_BASE,
-            f"used / meant is {ratios[0]:.6g} at all {len(ratios)} steps",
-            "correct the lr that the optimizer is made with, or let the schedule return a factor of it",
+            f"used / declared is {ratios[0]:.6g} at all {len(ratios)} steps",
+            "correct the lr of the optimizer, or make the schedule return a factor of it",
         )
     return (
         _OTHER_FUNCTION,
         (
-            f"no shift or stretch of the meant rates gives the used ones; {name} "
+            f"no shift or stretch of the declared rates gives the used ones; {name} "
             f"{'runs' + where if stepped else 'is not stepped'}"
         ),
         "correct the schedule's formula or its length",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MOST_CALLS = 20_000
 _LENGTHS = {"OneCycleLR": "total_steps", "CosineAnnealingLR": "T_max"}
-"""Schedules that are one arc over the whole training, and where they keep its length."""
+"""Schedules that span the whole training once, and the attribute with their length."""
 _OTHER = {"step": "epoch", "epoch": "step"}
 _EACH = {"step": "with every step", "epoch": "with every epoch"}
 
@@ -102,26 +102,26 @@ def ahead_findings(one: Ahead, place: Location | None) -> Iterator[Finding]:
     }  # fmt: skip
     told = f"{one.calls} calls of its step, {_EACH[one.interval]}: from {planned[0]:g} to {planned[-1]:g}, at most {reached:g}"
     fits = f"stepped {_EACH[_OTHER[one.interval]]} ({one.otherwise} calls)"
-    fix = f'return {{"scheduler": ..., "interval": "{_OTHER[one.interval]}"}} or make its length that of {one.calls} calls'
+    fix = f'return {{"scheduler": ..., "interval": "{_OTHER[one.interval]}"}} or set its length to {one.calls} calls'
     if one.error and len(one.rates) <= one.calls:
         yield violated(
             "schedule-differs",
             f"{one.name} raises after {len(one.rates) - 1} of its {one.calls} calls: it is stepped {_EACH[one.interval]}",
-            observed=told, cause=f"its length is not that of the training {_EACH[one.interval]}",
+            observed=told, cause=f"its length differs from that of the training {_EACH[one.interval]}",
             because=f"it said: {one.error[:160]}", fix=fix, **common,
         )  # fmt: skip
     elif one.is_of_other:
         yield violated(
             "schedule-differs",
-            f"{one.name} is made for {one.length} calls and gets {one.planned_calls}: it is stepped {_EACH[one.interval]}",
+            f"{one.name} expects {one.length} calls but receives {one.planned_calls}: it steps {_EACH[one.interval]}",
             observed=told, cause=f"its length is that of a schedule {_EACH[_OTHER[one.interval]]}",
-            because=f"{one.length} calls are what it gets {fits.partition(' (')[0]}", fix=fix, **common,
+            because=f"it receives {one.length} calls {fits.partition(' (')[0]}", fix=fix, **common,
         )  # fmt: skip
     elif one.interval == "epoch" and reached < 0.1 * peak:
         yield violated(
             "schedule-differs",
-            f"{one.name} never gets beyond {reached:g} of {peak:g} in the whole training: it is stepped with every epoch",
-            observed=told, cause="a warm-up that is meant for steps is stepped once per epoch",
+            f"{one.name} never exceeds {reached:g} of {peak:g} in the whole training: it steps every epoch",
+            observed=told, cause="a warm-up intended for steps is stepped once per epoch",
             because=f"{fits}, it would reach {max(other):g}", fix=fix, **common,
         )  # fmt: skip
     elif (
@@ -132,15 +132,15 @@ def ahead_findings(one: Ahead, place: Location | None) -> Iterator[Finding]:
     ):
         yield suspicious(
             "schedule-differs",
-            f"{one.name} changes the learning rate by less than 1 % in the whole training: it is stepped with every epoch",
-            observed=told, cause="a schedule that is meant for steps is stepped once per epoch",
+            f"{one.name} changes the rate by less than 1 % in the whole training: it steps every epoch",
+            observed=told, cause="a schedule intended for steps is stepped once per epoch",
             because=f"{fits}, it would go from {other[0]:g} to {other[-1]:g}", fix=fix, **common,
         )  # fmt: skip
     elif one.interval == "step" and fallen is not None and fallen < 0.5 * len(planned):
         yield violated(
             "rate-vanishes",
-            f"{one.name} brings the learning rate below a thousandth of {peak:g} after {fallen} of {one.calls} steps",
-            observed=told, cause="a schedule that is meant for epochs is stepped with every batch",
+            (f"{one.name} is below a thousandth of {peak:g} after {fallen} of {one.calls} steps"),
+            observed=told, cause="a schedule intended for epochs is stepped with every batch",
             because=f"from call {fallen} on it stays below {1e-3 * peak:g}; {fits}, it would end at {other[-1]:g}",
             fix=fix, **common,
         )  # fmt: skip

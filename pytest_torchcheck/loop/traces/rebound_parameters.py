@@ -61,7 +61,7 @@ class Rebinding:
 
 
 _HARDLY = 1e-4
-"""Share of its size by which a parameter may move that is only brought into its range again."""
+"""Share of its size by which a parameter may change that is only brought back into its range."""
 
 
 def _hardly_moves(before: torch.Tensor, after: torch.Tensor) -> bool:

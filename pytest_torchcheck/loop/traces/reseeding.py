@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _STEPS = 6
 _WORDS = {"torch": "torch's generator", "numpy": "np.random", "random": "random"}
 _OWN = {
-    "numpy": "draw from a generator of its own: np.random.default_rng(seed)",
-    "random": "draw from a generator of its own: random.Random(seed)",
+    "numpy": "draw from a separate generator: np.random.default_rng(seed)",
+    "random": "draw from a separate generator: random.Random(seed)",
 }
 
 
@@ -166,7 +166,7 @@ def _finding(name: str, again: _Again, trace: Trace) -> Finding:
     caller = seed.caller if seed.caller != seed.location else None
     function = seed.location.function.rpartition("<locals>.")[2] if seed.location else ""
     culprits: list[Any] = [
-        Culprit(kind="call", name=seed.op, detail="sets one state in every step", location=seed.location),
+        Culprit(kind="call", name=seed.op, detail="sets the same state in every step", location=seed.location),
     ]  # fmt: skip
     if caller is not None:
         culprits.append(
@@ -176,7 +176,7 @@ def _finding(name: str, again: _Again, trace: Trace) -> Finding:
         Culprit(
             kind="call",
             name=draw.op or "a draw",
-            detail="gets the same numbers again",
+            detail="draws the same numbers again",
             location=draw.location,
         )
     )
@@ -187,21 +187,22 @@ def _finding(name: str, again: _Again, trace: Trace) -> Finding:
     make = violated if again.leaks else suspicious
     return make(
         "step-reseeds",
-        f"{seed.op} in the step makes training draw the same random numbers again in later steps",
+        (f"because of {seed.op} in the step, training draws the same random numbers again in "
+        "later steps"),
         culprits=tuple(culprits),
         location=seed.location,
         observed=(f"{alike} of {len(trace.generators)} steps, which began with different seeds, left "
-            f"{word} in one state"),
-        cause=(f"{function or 'the step'} seeds {word} for itself, and all that is drawn "
-            "afterwards follows from that seed")
+            f"{word} in the same state"),
+        cause=(f"{function or 'the step'} seeds {word}, and all later random numbers follow from "
+            "that seed")
         if again.leaks
-        else f"every step seeds {word} alike before it trains",
-        because=(f"after {at(seed.location)}, {at(draw.location)} draws from it with gradients on "
-            "before anything sets it again"),
-        fix=_OWN.get(name, "draw from a generator of its own (generator=torch.Generator().manual_seed(...))")
+        else f"every step seeds {word} with the same value before it trains",
+        because=(f"after {at(seed.location)}, {at(draw.location)} draws from it with gradients "
+            "enabled before it is set again"),
+        fix=_OWN.get(name, "draw from a separate generator (generator=torch.Generator().manual_seed(...))")
         + (
             ", or seed within `with torch.random.fork_rng():`"
             if name not in _OWN
-            else ", or put its state back"
+            else ", or restore its state"
         ),
     )  # fmt: skip

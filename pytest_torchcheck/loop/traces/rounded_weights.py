@@ -85,19 +85,18 @@ def rounding_findings(trace: Trace) -> Iterator[Finding]:
         make = violated if evaluates else suspicious
         yield make(
             "weights-rounded",
-            f"{event.name} rounds the weights that are trained: {few(event.rounded)} "
-            f"{'comes' if len(event.rounded) == 1 else 'come'} back with the digits of {event.dtype}",
+            f"{event.name} rounds the trained weights: {few(event.rounded)} "
+            f"{'comes' if len(event.rounded) == 1 else 'come'} back with the digits of "
+            f"{event.dtype}",
             culprits=(
                 Culprit(kind="call", name=event.name, detail=f"makes them {event.dtype}", location=event.place),
                 *(Culprit(kind="parameter", name=name, detail="rounded") for name in event.rounded[:3]),
             ),
             location=event.place,
             observed=f"{len(event.rounded)} float32 parameters hold only values of {event.dtype} "
-                "once they are float32 again, "
-            "and held others before",
-            cause="a module is converted in place: the model that is trained loses the low "
-                "digits of its weights, and with "
-            "them the small updates of the steps before",
+                "after conversion back to float32, and held others before",
+            cause="a module is converted in place: the trained model loses the low digits of its "
+                "weights, and with them the small updates of earlier steps",
             because=f"{at(event.place)} converts the parameters that the optimizer holds",
             fix=f"evaluate a copy, copy.deepcopy(model).to(torch.{event.dtype}), or under torch.autocast",
             evidence={"parameters": list(event.rounded)},

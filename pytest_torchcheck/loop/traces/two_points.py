@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..trace import OptimizerStep, Trace
 
 _PARALLEL = 0.99
-"""Cosine of the way that the weights went between the passes with the first gradient."""
+"""Cosine between the change of the weights between the passes and the first gradient."""
 
 
 def two_point_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
@@ -56,15 +56,17 @@ def _told(
     wanted = f"{step.name.rpartition('.')[0] or 'optimizer'}.zero_grad"
     return suspicious(
         "gradients-of-two-points",
-        f"{step.name}() applies the sum of two gradients, taken before and after the weights were moved uphill",
+        (f"{step.name}() applies the sum of two gradients, computed before and after the weights "
+        "moved uphill"),
         culprits=(
-            call(second, "adds to the gradient taken before the weights moved"),
+            call(second, "adds to the gradient computed before the weights moved"),
             Culprit(kind="call", name=wanted, detail="none between the two passes", location=second.place),
-            call(first, "its gradient is still there"),
+            call(first, "its gradient is not cleared"),
         ),
         location=second.place,
         observed=f"gradient norm {first.norm:.4g} after {at(first.place)}, {second.norm:.4g} after {at(second.place)}",
-        cause="nothing clears the gradients between the two passes, so that the second one adds to them",
+        cause=("the gradients are not cleared between the two passes, so the second one adds to "
+            "them"),
         because=f"between the passes the weights moved along the first gradient: cosine {cosine:.3g}",
         fix=f"call {wanted}() before the backward at {at(second.place)}, unless the sum is meant",
     )  # fmt: skip

@@ -51,18 +51,11 @@ def symmetric(subject: Subject) -> Iterator[Finding]:
             "units-equal",
             f"all {weight.shape[0]} units of {name} are equal and stay equal",
             culprits=[Culprit(kind="parameter", name=name, detail="equal rows", location=place)],
-            observed=(
-                f"the rows of {name} {list(weight.shape)} are equal, and so are the rows of "
-                "its gradient"
-            ),
-            cause=(
-                "a constant initialisation gives every unit the same weights, and nothing "
-                "makes them differ later"
-            ),
-            because=(
-                "equal weights with equal gradients get equal updates, so the layer acts as a "
-                "single unit"
-            ),
+            observed=f"the rows of {name} {list(weight.shape)} are equal, and so are the rows of its gradient",
+            cause="a constant initialisation gives every unit the same weights, and nothing "
+            "makes them differ later",
+            because="equal weights with equal gradients get equal updates, so the layer acts as "
+            "a single unit",
             fix=f"initialise {name} at random (nn.init.kaiming_uniform_)"
             + (f", line {place.line}" if place else ""),
         )
@@ -109,10 +102,8 @@ def _copies(subject: Subject) -> Iterator[Finding]:
         observed=f"{len(names)} weights are equal in pairs, and so are their gradients",
         cause="one layer was copied for several branches, and nothing makes the branches differ",
         because="equal weights with equal gradients get equal updates, so the branches act as one",
-        fix=(
-            f"construct {branch.name} again instead of copying it, or initialise each branch "
-            "separately"
-        ),
+        fix=f"construct {branch.name} again instead of copying it, or initialise each branch "
+        "separately",
     )
 
 

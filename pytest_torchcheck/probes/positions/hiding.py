@@ -60,8 +60,7 @@ def find_hiding(
         side: Where those others stand.
 
     Returns:
-        The mask; None where there is none between the scores and that operation, or where it is
-        right.
+        The mask; None where there is none between the scores and that operation, or where it is right.
     """
     step = next((step for step in trace.steps if step.op is op), None)
     if step is None:

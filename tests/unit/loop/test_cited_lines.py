@@ -63,7 +63,7 @@ def test_a_call_without_parentheses_is_cited():
     assert found.code == "zero-grad-missing"
     assert found.location.line == line(named_only, "optimizer.zero_grad")
     assert "does not call it" in found.cause
-    assert "write the parentheses" in found.fix
+    assert "add the parentheses" in found.fix
 
 
 def by_block(model, inputs):

@@ -49,10 +49,7 @@ def _layout(module: Any, given: torch.Tensor, want: int, spatial: int) -> tuple[
     if given.dim() == spatial + 1 and want == 1:
         return (
             "the channel dimension is missing, so the batch is read as channels",
-            (
-                f"the input has {given.dim()} dimensions, and {spatial + 2} are needed with "
-                "batch and channels"
-            ),
+            f"the input has {given.dim()} dimensions, and {spatial + 2} are needed with batch and channels",
             ".unsqueeze(1)",
         )
     if given.dim() == spatial + 1 and given.shape[-1] == want:
@@ -73,10 +70,7 @@ def _taken_for_channels(
         return "", "", "", None
     lost = dimension_lost(input_fact(scene))
     place = lost.location if lost is not None else None
-    because = (
-        f"the input has {given.dim()} dimensions, the first of the batch's size {batch}; "
-        f"{spatial + 2} are needed"
-    )
+    because = f"the input has {given.dim()} dimensions, the first of the batch's size {batch}; {spatial + 2} are needed"
     if lost is None or place is None:
         change = f"call {scene.at} with a channel dimension in its input (.unsqueeze(1))"
         return (
@@ -109,10 +103,7 @@ def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
     common: dict[str, Any] = {
         "code": "channels",
         "summary": f"{name} expects {want} channels, got {got} (input {shape})",
-        "observed": (
-            f"{name} takes {want} channels; its input is "
-            f"{describe(given) if given is not None else shape}"
-        ),
+        "observed": f"{name} takes {want} channels; its input is {describe(given) if given is not None else shape}",
     }
     if given is not None:
         cause, because, change = _layout(module, given, want, spatial)
@@ -249,15 +240,10 @@ def too_small(scene: Scene, match: re.Match[str]) -> Explanation | None:
         summary=f"{name} needs maps of at least {kernel_words}, got {times(shape[2:] or shape)}",
         observed=f"input {shape}, kernel {kernel_words}"
         + (f"; the model's input is {model_input}" if model_input else ""),
-        cause=(
-            "the maps are smaller than the kernel: the input is too small for this many "
-            "strides and pools"
-        ),
+        cause="the maps are smaller than the kernel: the input is too small for this many "
+        "strides and pools",
         because=scene.said,
-        fix=(
-            "raise the smallest size of the input in the contract, or remove a stride or pool "
-            f"before {name}"
-        ),
+        fix=f"raise the smallest size of the input in the contract, or remove a stride or pool before {name}",
         culprits=scene.blame(f"input {shape}"),
         location=call,
     )

@@ -61,10 +61,8 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
         return Explanation(
             **common,
             cause=f"the input of {name} is not flattened",
-            because=(
-                f"{times(given.shape[1:])} = {want} numbers per sample, and they spread over "
-                f"{given.dim() - 1} dimensions"
-            ),
+            because=f"{times(given.shape[1:])} = {want} numbers per sample, and they spread over "
+            f"{given.dim() - 1} dimensions",
             fix=f"call {name} with .flatten(1) of its input{call_line}",
             culprits=scene.culprit(detail=f"takes {want} features"),
             location=call,
@@ -74,14 +72,8 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
         dimension = list(given.shape).index(want, first)
         return Explanation(
             **common,
-            cause=(
-                f"likely the dimensions of {name}'s input are swapped: a Linear layer works on "
-                "the last one"
-            ),
-            because=(
-                f"dimension {dimension} of its input has the {want} that it expects, the last "
-                f"one has {got}"
-            ),
+            cause=f"likely the dimensions of {name}'s input are swapped: a Linear layer works on the last one",
+            because=f"dimension {dimension} of its input has the {want} that it expects, the last one has {got}",
             fix=f"call {name} with .transpose({dimension}, -1) of its input{call_line}",
             culprits=scene.culprit(detail=f"takes {want} features"),
             location=call,
@@ -131,10 +123,7 @@ def _without_batch(
         f"that {name} takes",
         fix=f"keep the batch dimension on line {at.line}, or put it back with .unsqueeze(0)"
         if at is not None
-        else (
-            "give the model a batch: .unsqueeze(0) of a single sample, and a batch dimension "
-            "in the declared inputs"
-        ),
+        else "give the model a batch: .unsqueeze(0) of a single sample, and a batch dimension in the declared inputs",
         culprits=scene.call_culprit()
         if at is None
         else (
@@ -165,9 +154,8 @@ def _fixed_batch(
     holder = (place.function.rpartition("<locals>.")[2] if place is not None else "") or op.name
     return Explanation(
         **common,
-        cause=(
-            f"{op.name}{line} gives {rows} rows regardless of the batch: a batch size is hard-coded"
-        ),
+        cause=f"{op.name}{line} gives {rows} rows regardless of the batch: a batch size is "
+        "hard-coded",
         because=f"the batch has {batch} samples; {rows} rows of {given.shape[1]} hold as much as "
         f"{batch} of the "
         f"{given.numel() // batch} that {scene.module_name} takes",

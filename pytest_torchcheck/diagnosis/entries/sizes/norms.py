@@ -33,10 +33,7 @@ def one_value(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix = f"use batches of at least 2 (drop_last=True), or a GroupNorm for {name}"
     else:
         because += f": a batch of {shape[0]}"
-        fix = (
-            "use batches of at least 2 (drop_last=True in the DataLoader), or a LayerNorm for "
-            f"{name}"
-        )
+        fix = f"use batches of at least 2 (drop_last=True in the DataLoader), or a LayerNorm for {name}"
     return Explanation(
         code="norm-one-value",
         summary=f"{name} cannot normalise {what} in training mode (input {list(shape)})",

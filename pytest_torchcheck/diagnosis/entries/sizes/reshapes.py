@@ -207,14 +207,8 @@ def unpacking(scene: Scene, match: re.Match[str]) -> Explanation | None:
     dims = list(getattr(value, "shape", ())) if value is not None else []
     got = match[2] or (str(len(dims)) if dims else "more")
     if name:
-        cause = (
-            f"{name} has {got} dimensions{f' {dims}' if dims else ''}, and the line expects "
-            f"{match[1]}"
-        )
-        fix = (
-            f"give {name} {match[1]} dimensions before line {place.line}, or unpack as many as "
-            "there are"
-        )
+        cause = f"{name} has {got} dimensions{f' {dims}' if dims else ''}, and the line expects {match[1]}"
+        fix = f"give {name} {match[1]} dimensions before line {place.line}, or unpack as many as there are"
         code, what = "input-rank", f"{name}.shape"
     else:
         cause = f"the right side gives {got} values, and there are {match[1]} names on the left"
