@@ -15,8 +15,10 @@ from .record.modes import UnobservableError
 from .text.printable import message_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import FrameType
 
+    from .subject import Subject
     from .subject.errors import SubjectError
 
 _HERE: Final = os.path.dirname(os.path.realpath(__file__)) + os.sep
@@ -87,6 +89,22 @@ def unsupported_on(error: BaseException, device: str) -> str | None:
     if re.search(rf"\bnot (?:yet )?support.*\b{re.escape(device)}\b", said, re.IGNORECASE) is None:
         return None
     return f"torch cannot run this model on {device}: {said[:140]}"
+
+
+def unwritable_parameter(error: BaseException, subjects: Iterable[Subject]) -> str | None:
+    """Say which parameter no step can write to, where that is what an error of a step of ours comes from.
+
+    Args:
+        error: What this package's own step raised.
+        subjects: One of them took it.
+    """
+    if "inference tensor" not in message_of(error):
+        return None
+    models = [subject._model for subject in subjects if subject._model is not None]
+    names = [n for model in models for n, p in model.named_parameters() if p.is_inference()]
+    if not names:
+        return None
+    return f"{names[0]} was created under torch.inference_mode, so that no step can update it"
 
 
 def _is_own(frame: FrameType) -> bool:

@@ -263,7 +263,8 @@ def _gaps(
             continue
         x = trees.dense(first[path]).index_select(dim, of_a.to(first[path].device))
         y = trees.dense(second[path]).index_select(dim, of_b.to(second[path].device))
-        gaps[path] = 0.0 if trees.same(x, y) else trees.worst(x, y) / max(trees.scale(x), 1e-30)
+        largest = max(trees.scale(x), trees.scale(y), 1e-30)  # one of the two may be all zeros
+        gaps[path] = 0.0 if trees.same(x, y) else trees.worst(x, y) / largest
     return gaps
 
 

@@ -260,6 +260,11 @@ def _own_state_methods(model: nn.Module, keys: list[str]) -> list[str]:
     return []
 
 
+def _inference_tensors(model: nn.Module) -> list[str]:
+    named = (*model.named_parameters(), *model.named_buffers())
+    return [name for name, tensor in named if tensor.is_inference()]
+
+
 def _not_loaded(model: nn.Module, error: Exception) -> Finding:
     keys = [part.strip().strip('".') for part in str(error).split('"')[1::2]]
     own = _own_state_methods(model, keys[1:] or keys)
@@ -272,6 +277,20 @@ def _not_loaded(model: nn.Module, error: Exception) -> Finding:
             ),
             code="state-overridden",
         )
+    if made := _inference_tensors(model):
+        return violated(
+            "state-strict",
+            f"{type(model).__name__} cannot load any state_dict: {listed(made)} cannot be written to",
+            culprits=[
+                Culprit(kind="tensor", name=name, detail="is an inference tensor")
+                for name in made[:4]
+            ],
+            location=sources.of_parameter(model, made[0]) or sources.of_own_class(model),
+            observed=f"load_state_dict(strict=True) raised {type(error).__name__}",
+            cause="it was created under torch.inference_mode: nothing outside of that mode may write to it",
+            because=f"{made[0]}.is_inference() is True",
+            fix="build the model outside of torch.inference_mode(); torch.no_grad() makes ordinary tensors",
+        )
     return violated(
         "state-strict",
         f"{type(model).__name__} cannot load its own state_dict strictly",
@@ -281,7 +300,9 @@ def _not_loaded(model: nn.Module, error: Exception) -> Finding:
         ],
         location=sources.of_error(error),
         observed=message[:300],
-        cause="two instances of the model have different keys or shapes",
+        cause="two instances of the model have different keys or shapes"
+        if any(said in message for said in ("size mismatch", "Missing key", "Unexpected key"))
+        else "loading raises for the reason in its message",
         because=f"load_state_dict(strict=True) raised {type(error).__name__}",
         fix="register every parameter and buffer in __init__, with the same name and shape each time",
     )

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from .. import compiler, deadline, outcomes, sources, spending, verdicts
 from ..adapters import LoopUnavailableError
-from ..blame import compiled_by_itself, raised_by_observer, unsupported_on
+from ..blame import (
+    compiled_by_itself,
+    raised_by_observer,
+    unsupported_on,
+    unwritable_parameter,
+)
 from ..codes import folding
 from ..declared.names import UnknownNameError
 from ..findings import Finding, Location, Report
@@ -281,6 +286,8 @@ class Runner:
                 ),
             )
         except Exception as error:  # must be seen, and must not hide the other checks
+            if unwritable := unwritable_parameter(error, self._subjects.values()):
+                return (*_acting(found), verdicts.inconclusive(unwritable, code="not-measurable"))
             if os.environ.get("TORCHCHECK_DEBUG"):
                 raise
             return (*_acting(found), outcomes.internal(case.check.name, error, found))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from ... import sources
 from ...probes.gradient.provenance import find_cut, find_stops
 from ...runs.again import forward_and_loss
 
@@ -18,6 +20,10 @@ CAUSES = {
     "never-used": "no operation of the forward reads it",
     "frozen": "it does not require a gradient in this forward",
     "detach": "detach() cuts the graph",
+    "straight-through": (
+        "a straight-through estimator: the gradient of its result goes to the value that is added "
+        "without .detach(), and not to it"
+    ),
     "data": ".data detaches the values from the graph",
     "item": "the tensor is turned into a Python number and comes back as a constant",
     "numpy": "a round trip through NumPy cuts the graph",
@@ -44,6 +50,8 @@ FIXES = {
     "never-used": "use it in forward, or delete it",
     "frozen": "set requires_grad on it, or declare it: Frozen({names}, reason=...)",
     "detach": "drop .detach() on this line",
+    "straight-through": "train it by a term of the loss that reads it without this line (a codebook "
+    "loss), or by hand, and declare MayLackGradient({names}, reason=...)",
     "data": "drop .data on this line",
     "item": "keep the tensor: drop the conversion to a Python number on this line",
     "numpy": "replace NumPy by torch on this line",
@@ -71,6 +79,33 @@ _WRITTEN = {
     "derivative": "grad",
 }
 """By kind, what the line of an operation says where the operation is written there."""
+
+
+def kind_at(kind: str, location: Location | None) -> str:
+    """Return the kind of a cut, told from the line where that shows that it is meant.
+
+    ``z + (q - z).detach()`` gives the value of ``q`` and the gradient of ``z``: the same value stands
+    in the sum with its graph and without it.
+    """
+    if kind not in ("detach", "data") or location is None:
+        return kind
+    line = sources.statement(location.file, location.line)
+    nodes = list(ast.walk(line)) if line is not None else []
+    cut = [n.value for n in nodes if isinstance(n, ast.Attribute) and n.attr in ("detach", "data")]
+    within = {id(part) for value in cut for part in ast.walk(value)}
+    if not any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add | ast.Sub) for n in nodes):
+        return kind
+
+    def values(parts: list[ast.AST]) -> set[str]:
+        kinds = (ast.Name, ast.Attribute, ast.Subscript)
+        return {
+            ast.unparse(n) for n in parts if isinstance(n, kinds) and isinstance(n.ctx, ast.Load)
+        } - {"self"}
+
+    inside = values([part for part in nodes if id(part) in within])
+    calls = {id(n.func) for n in nodes if isinstance(n, ast.Call)}
+    outside = values([n for n in nodes if id(n) not in within and id(n) not in calls])
+    return "straight-through" if inside & outside else kind
 
 
 def fix_of(kind: str, location: Location | None, *, default: str = "") -> str:

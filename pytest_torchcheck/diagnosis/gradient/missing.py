@@ -15,7 +15,7 @@ from ...verdicts import suspicious, violated
 from ..loss.consumed import loss_line
 from . import cutting_lines as cutting
 from . import unused_results as unused
-from .cuts import CAUSES, fix_of
+from .cuts import CAUSES, fix_of, kind_at
 from .siblings import called_instead, read_instead
 from .zero import looks, place_of
 
@@ -61,6 +61,7 @@ def _missing(
             culprits.append(
                 Culprit(kind="call", name=op.name if op else "no_grad", location=cut.location)
             )
+    kind = kind_at(kind, location)
     cause = CAUSES.get(kind, "the graph between it and the loss is cut")
     if op is not None and kind in (
         "integer-cast",
@@ -84,8 +85,9 @@ def _missing(
         culprits += used
     if kind == "never-used" and (instead := _called_instead(subject, names[0])) is not None:
         cause, fix = _used_instead(cause, instead, culprits)
+    # a codebook behind a straight-through estimator may be trained by hand, and
     # the last bias of an energy has no influence on its derivative: correct models have it
-    judge = suspicious if kind == "differentiated" else violated
+    judge = suspicious if kind in ("differentiated", "straight-through") else violated
     return judge(
         "grad-none",
         f"{names_text(names)} {have(names)} no gradient ({len(names)} of {total} parameters)",

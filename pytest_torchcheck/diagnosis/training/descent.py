@@ -14,9 +14,10 @@ from ...probes.recorded.watch import Watch, name_of
 from ...runs.again import forward_and_loss
 from ...runs.losses.slopes import SURE, surrogates
 from ...verdicts import inconclusive, not_applicable, suspicious, violated
-from ..gradient.cuts import CAUSES, fix_of
+from ..gradient.cuts import CAUSES, fix_of, kind_at
 
 if TYPE_CHECKING:
+    from ...findings import Location
     from ...probes.gradient.provenance import GraphCut
     from ...probes.recorded.watch import Op
     from ...runs.losses.slopes import Descent
@@ -101,6 +102,10 @@ def _explicit(stops: tuple[GraphCut, ...], wrong: set[str]) -> GraphCut | None:
     return next(iter(behind or explicit), None)
 
 
+def _fix(cut: GraphCut, place: Location | None) -> str:
+    return fix_of(kind_at(cut.kind, place), place).format(names="...")
+
+
 def _cut(
     subject: Subject, found: Descent, cut: GraphCut, observed: str, shown: dict[str, Any]
 ) -> Finding:
@@ -123,9 +128,9 @@ def _cut(
         culprits=culprits,
         location=place,
         observed=observed,
-        cause=f"{CAUSES[cut.kind]}, and the loss uses what it gives",
+        cause=f"{CAUSES[kind_at(cut.kind, place)]}, and the loss uses what it gives",
         because=cut.fact,
-        fix=f"{fix_of(cut.kind, place)}; if the stop is meant, skip this check with that reason",
+        fix=f"{_fix(cut, place)}; if the stop is meant, skip this check with that reason",
         evidence=shown,
     )
 
