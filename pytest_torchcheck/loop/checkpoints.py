@@ -20,16 +20,23 @@ _KEPT_BYTES = 2**26
 
 
 CHECKPOINT = "checkpoint"
+STEPS = 3
+"""Steps that run anyway."""
+_SHORT = 2
+"""One up to a checkpoint that holds everything, and one behind it."""
 
 
-def keep_checkpoint(subject: Subject, model: nn.Module, made: Any) -> None:
+def keep_checkpoint(subject: Subject, model: nn.Module, made: Any) -> int:
     """Keep the states after the first of the steps that run anyway, for :func:`is_resumed`.
 
     Nothing is kept where the step is the user's own, whose closures may hold more than these states
     do, or where they are large.
+
+    Returns:
+        After how many steps a resumed run is compared with them.
     """
     if subject.contract.train_step is not None:
-        return
+        return STEPS
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -42,6 +49,46 @@ def keep_checkpoint(subject: Subject, model: nn.Module, made: Any) -> None:
             Exception
         ):  # a piece may refuse in its own words: the run that needs the states tells
             subject.cache.pop(CHECKPOINT, None)
+    return _SHORT if saves_all(subject, made) else STEPS
+
+
+_ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)
+_TORCHS_OWN = frozenset(vars(nn.Module()))
+
+
+def saves_all(subject: Subject, made: Any) -> bool:
+    """Say whether nothing is seen that a plain step could change and a checkpoint does not hold.
+
+    The optimizers are torch's own, without hooks or schedules; so is the loss; no module holds more than
+    tensors, plain values and functions of torch; and a watched step changed nothing outside of the state dict.
+    """
+    contract, watched = subject.contract, subject.cache.get("observation")
+    if contract.train_step is not None or schedulers_of(made):
+        return False
+    if watched is None or watched.changed or watched.strangers:
+        return False
+    return all(map(_is_torchs, (*optimizers_of(made), contract.loss))) and all(
+        key in _TORCHS_OWN or _is_plain(value)
+        for module in subject.model.modules()
+        for key, value in vars(module).items()
+    )
+
+
+def _is_torchs(thing: Any) -> bool:
+    """Say whether an optimizer without hooks, or a loss, is one of torch's."""
+    if isinstance(thing, torch.optim.Optimizer):
+        hooks = (thing._optimizer_step_pre_hooks, thing._optimizer_step_post_hooks)
+        return type(thing).__module__.startswith("torch.optim.") and not any(hooks)
+    home = thing if callable(thing) and hasattr(thing, "__name__") else type(thing)
+    return thing == "output" or str(home.__module__).startswith("torch.")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    if callable(value):
+        return str(getattr(value, "__module__", "") or "torch.").startswith("torch.")
+    return isinstance(value, (*_ATOMS, torch.Tensor))
 
 
 def copied(states: Any) -> Any:

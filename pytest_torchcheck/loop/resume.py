@@ -107,7 +107,7 @@ def is_resumed(subject: Subject) -> tuple[str, ...] | None:
         with subject.phase("step"):
             for name, thing in pieces_of(made).items():
                 thing.load_state_dict(states.pop(name))
-        _run(subject, model, made, 1, len(known.losses) - 1)
+        _run(subject, model, made, 1, known.end_after - 1)
         return held if checksums(model) == known.end else None
 
 

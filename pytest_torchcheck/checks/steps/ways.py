@@ -16,7 +16,6 @@ from pytest_torchcheck.loop.traces.rebound_parameters import where_rebound
 from pytest_torchcheck.subject.errors import SubjectError
 
 from ...codes import training as explain
-from ...runs.training.steps import STEPS as UPDATES
 from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory, untrainable
 from ...verdicts import inconclusive, not_applicable, passed
@@ -122,7 +121,9 @@ def resumed(subject: Subject) -> Iterator[Finding]:
     except SubjectError:
         held = None  # it is raised again, or is no matter of resuming
     if held is not None:
-        yield passed(f"1 + {UPDATES - 1} steps are equal bit for bit; saved: {', '.join(held)}")
+        yield passed(
+            f"1 + {trajectory(subject).end_after - 1} steps are equal bit for bit; saved: {', '.join(held)}"
+        )
         return
     found = resume.measure(subject)
     if not found.differing:

@@ -15,6 +15,8 @@ from ..double import jittered
 from .one_batch import FORWARD
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...batches import Batch
     from ...subject import Subject
     from .one_batch import Budget
@@ -103,7 +105,7 @@ def _chosen(
     return [values[row, place] for row, place in enumerate(places.tolist())], asked
 
 
-def _row(value: torch.Tensor, parameters: list[torch.Tensor], seed: int) -> torch.Tensor:
+def _row(value: torch.Tensor, parameters: Sequence[torch.Tensor], seed: int) -> torch.Tensor:
     """Return the gradient of one output by all parameters, folded where it is long."""
     found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
     total = sum(p.numel() for p in parameters)

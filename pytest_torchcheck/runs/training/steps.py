@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...functions.discovery import is_compiled
-from ...loop.checkpoints import keep_checkpoint
+from ...loop.checkpoints import STEPS, keep_checkpoint
 from ...loop.closures import carried_graphs
 from ...loop.traces.rebound_parameters import Rebinding, is_trained
 from ...objects import trees
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from ...batches import Batch
     from ...subject import Subject
-
-STEPS = 3
 
 
 _WARM_UP = 12  # further steps while every learning rate is still 0
@@ -79,8 +77,9 @@ class Trajectory:
         rebound: By parameter that a step puts another tensor in place of, which no optimizer holds:
             the first such step.
         carries: Whether tensors with a graph are held after the last step.
-        end: By parameter and buffer: checksum of its bits after ``STEPS`` steps. None where the
+        end: By parameter and buffer: checksum of its bits after ``end_after`` steps. None where the
             contract declares no optimizer, or the steps were not those that a user's loop would do.
+        end_after: How many steps ``end`` is of: fewer where a checkpoint is seen to hold everything.
         first_output: By path: digest of what the model returned in the first step, where that was
             the plain one.
         resting: Parameters that no step after the first wrote to, by torch's count of writes in place.
@@ -103,6 +102,7 @@ class Trajectory:
     rebound: dict[str, int] = field(default_factory=dict)
     carries: bool = False
     end: dict[str, int] | None = None
+    end_after: int = 0
     first_output: dict[str, int] | None = None
     reseeds: bool | None = None
     resting: frozenset[str] = frozenset()
@@ -247,6 +247,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
         live_bytes: list[int] = []
         hooks: list[int] = []
         warmed, step = False, 0
+        end, last = None, 0
         first_output: dict[str, int] = {}
         seeds: list[bool] = []
 
@@ -293,8 +294,9 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
             if subject.contract.train_step is None:
                 for scheduler in schedulers:
                     scheduler.step()
-            if exact and len(losses) == 1 and not warmed:
-                keep_checkpoint(subject, model, made)
+            if exact and not warmed:
+                last = last or keep_checkpoint(subject, model, made)
+                end = checksums(model) if len(losses) == last else end
             step += 1
             if step == STEPS and rates and max(rates) == 0.0 and len(rates) < STEPS + _WARM_UP:
                 step -= 1  # still warming up: one step more
@@ -304,7 +306,6 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
         carries = bool(
             carried_graphs(subject.contract.train_step, subject.contract.optimizer, model=model)
         )
-        end = checksums(model) if exact and len(losses) == STEPS and not warmed else None
         moved, sizes = {}, {}
         for name, parameter in model.named_parameters():
             before = subject.state.original(rebinding.before(name, parameter))
@@ -333,7 +334,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
     return Trajectory(
         losses=tuple(losses), error=error, moved=moved, sizes=sizes, buffers=buffers, live=frozenset(live),
         seen=frozenset(seen), rates=tuple(rates), warmed=warmed, coverage=coverage, modes=changed,
-        live_bytes=tuple(live_bytes), hooks=tuple(hooks), rebound=rebound, carries=carries, end=end, resting=resting,
+        live_bytes=tuple(live_bytes), hooks=tuple(hooks), rebound=rebound, carries=carries, end=None if warmed else end, end_after=last, resting=resting,
         first_output=first_output or None, reseeds=not all(seeds) if subject.kernel_exact and seeds else None,
     )  # fmt: skip
 

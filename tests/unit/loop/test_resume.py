@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from loop_bugs import Net, task
+from torch import nn
 
 from pytest_torchcheck import Contract
 from pytest_torchcheck.loop.resume import measure
@@ -173,3 +174,63 @@ def test_a_resumed_run_that_differs_in_its_last_bits_may_be_right(
     )  # fmt: skip
     (found,) = contract.check(["resume"]).findings
     assert found.status == status, str(found)
+
+
+class Thirds(nn.Module):
+    """Adds noise of its own size in every third step, by a count that no checkpoint holds."""
+
+    def __init__(self, held: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.held = held
+        if held:
+            self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        else:
+            self.count = 0
+
+    def forward(self, x):
+        if self.training:
+            self.count = self.count + 1
+        return self.layer(x) * (2.0 if int(self.count) % 3 == 2 else 1.0)
+
+
+@pytest.mark.parametrize(("held", "status"), [(True, "passed"), (False, "violated")])
+def test_what_happens_in_each_third_step_is_seen(held, status):
+    torch.manual_seed(0)
+    (found,) = (
+        Contract(
+            model=Thirds(held),
+            batch=((torch.randn(6, 4),), torch.arange(6) % 3),
+            loss=F.cross_entropy,
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        )
+        .check(["resume"])
+        .findings
+    )
+    assert found.status == status, str(found)
+
+
+def test_a_model_of_tensors_alone_is_resumed_for_one_step():
+    torch.manual_seed(0)
+    steps = []
+
+    def build(model):
+        made = torch.optim.Adam(model.parameters())
+        made.register_step_post_hook(lambda *_: steps.append(1))
+        return made
+
+    def summary(optimizer):
+        (found,) = (
+            Contract(
+                model=nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
+                batch=((torch.randn(6, 4),), torch.arange(6) % 3),
+                loss=F.cross_entropy,
+                optimizer=optimizer,
+            )
+            .check(["resume"])
+            .findings
+        )
+        return found.summary
+
+    assert summary(lambda model: torch.optim.Adam(model.parameters())).startswith("1 + 1 steps")
+    assert summary(build).startswith("1 + 2 steps")  # a hook may keep what no checkpoint holds
