@@ -17,7 +17,7 @@ class TorchcheckWarning(pytest.PytestWarning):
 _PREPARING: Final = ("markers", "fixtures", "declared")
 _WATCHING: Final = (
     "collection",
-    "models",
+    "collection.models",
     "versions.against",
     "versions.records",
     "versions.benchmarks",

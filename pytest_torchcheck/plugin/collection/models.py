@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from .. import sources
-from ..infer.target import TargetError, arguments_of, load, parse_target
-from ..late import Late
-from . import markers, options
-from .collection.items import ContractNode
+from ... import sources
+from ...infer.target import TargetError, arguments_of, load, parse_target
+from ...late import Late
+from .. import markers, options
+from .items import ContractNode
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from ..contracts import Contract
-    from ..infer.inference import Inferred
-    from ..runner import Case
-    from .options import Options
+    from ...contracts import Contract
+    from ...infer.inference import Inferred
+    from ...runner import Case
+    from ..options import Options
 
 _with_batch = Late("storage.artifacts:with_batch")
 
@@ -66,10 +66,10 @@ class NamedModel(pytest.Collector):
         return [node]
 
     def _contract(self) -> tuple[Contract, Inferred]:
-        from ..declared.limits import DeclarationError  # spares importing torch
-        from ..infer.code import parse_specs  # spares importing torch
-        from ..infer.inference import Uninferable, infer  # spares importing torch
-        from ..specs import SpecError  # spares importing torch
+        from ...declared.limits import DeclarationError  # spares importing torch
+        from ...infer.code import parse_specs  # spares importing torch
+        from ...infer.inference import Uninferable, infer  # spares importing torch
+        from ...specs import SpecError  # spares importing torch
 
         target = parse_target(self.text)
         try:
