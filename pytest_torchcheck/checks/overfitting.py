@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import sources
@@ -38,6 +39,7 @@ _CRAWL = 1.7e-6
 """Progress per step of a learning rate that is far too low: 100 000 steps would not suffice."""
 _GROWN = 10.0  # times its first value: a loss that has grown so much does not come down by itself
 _HALF = 0.5  # of the way: enough to say that a step which changes nothing is at fault
+_FELL = 0.05  # of the first loss: more than noise takes off it
 _SEEN = 8  # so many steps show what an optimizer does
 _GATHERED = 2.0  # times the gradient of one step: a step that has added up several
 _WITHIN = 0.9
@@ -161,6 +163,9 @@ def _not_learnt(
         )
     batch = small_batch(subject)
     found = outputs_in_double(subject, batch, budget)
+    if found.unmoved and best.finite and _fell(best):
+        # what is rounded or has a threshold may be equal at two weights, and follows them in training
+        found = replace(found, unmoved=False)
     lost = residual_lost(subject, batch, budget)
     wrong = explain.stuck(subject, observed, found, shown, lost=lost)
     if wrong is not None:
@@ -187,6 +192,11 @@ def _unreached(space: Tangent | None) -> str | None:
         f"{space.outputs} directions, and {space.share:.0%} of what the loss asks of them lies within these; "
         "see which parameters are trained, and which inputs reach them"
     )
+
+
+def _fell(attempt: Attempt) -> bool:
+    first, *later = attempt.finite
+    return bool(later) and first - min(later) > _FELL * abs(first)
 
 
 def _ended(best: Attempt, floor: Floor, space: Tangent | None) -> str:

@@ -165,6 +165,8 @@ def _sameness(
                 continue
             if not (_constant(values, axis) and _constant(others, axis)):
                 continue
+            if not (values.any() or others.any()):
+                continue  # neurons that do not fire, at these weights
             if not any(_differs(target, axis, values.shape[axis]) for target in targets):
                 continue
             if axis or (values.shape[0] == size and _inputs_differ(subject, batch)):

@@ -352,3 +352,38 @@ def test_a_signal_that_has_faded_to_zero(build) -> None:
 def test_a_layer_that_starts_at_zero_is_no_fading(zero_at: int | None) -> None:
     (found,) = look(deep(9, 1 / math.sqrt(8), zero_at=zero_at), "signal-propagation")
     assert found.status in ("passed", "inconclusive")
+
+
+# neurons that do not fire at first
+
+
+class Fires(torch.autograd.Function):
+    """A spike where a potential is above its threshold, with a smooth gradient in its place."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x > 0).to(x)
+
+    @staticmethod
+    def backward(ctx, slope):
+        (x,) = ctx.saved_tensors
+        return slope / (1 + x.abs()) ** 2
+
+
+class Spiking(nn.Module):
+    """Counts the spikes of neurons whose threshold is far away when they are built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        hidden = Fires.apply(self.first(x))
+        return torch.stack([Fires.apply(self.last(hidden) - 1.0 - k / 9) for k in range(9)]).mean(0)
+
+
+def test_neurons_that_do_not_fire_at_two_weights_follow_them_all_the_same() -> None:
+    torch.manual_seed(0)
+    found = look(Spiking, "overfit", batch=((X,), torch.arange(6) % 3), loss=F.cross_entropy)
+    assert statuses(found) <= {"passed", "inconclusive"}, str(found[0])
