@@ -60,6 +60,12 @@ CHECKS: tuple[Check, ...] = (
             cost="1 FB, shared; 2 F more where a module did not run or a result is not read",
             axes="once",
         ),
+        check(
+            "weighted-means",
+            "The weights of a softmax sum to one over the entries that they average.",
+            cost="1 FB, shared",
+            axes="once",
+        ),
     ),
     *family(
         "machines.devices",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterator
 
+    from ..probes.numbers.signal_facts import Averaging
     from ..probes.placement import Stray
     from ..subject import Subject
 
@@ -251,3 +252,27 @@ def _noting_calls(model: nn.Module, called: set[str]) -> Iterator[None]:
 def _acts(module: nn.Module) -> bool:
     """Say whether leaving the module out changes what the model computes: a dropout with p=0 does not count."""
     return not (isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0)
+
+
+def weighted_means(subject: Subject) -> Iterator[Finding]:
+    """Compare the dimension of each softmax with the one over which the product that takes its weights sums."""
+    if on_meta(subject):
+        yield inconclusive(
+            "the model's parameters are on meta, so it cannot be run", code="no-values"
+        )
+        return
+    seen = observe(subject).signals.averaging
+    if not seen:
+        yield not_applicable("no product takes the weights of a softmax as they are")
+        return
+    wrong = [one for one in seen if one.summed != one.normalised and _square(one)]
+    if wrong:
+        yield explain.softmax_axis(wrong)
+        return
+    yield passed(f"{len(seen)} products sum over the dimension over which their weights sum to one")
+
+
+def _square(product: Averaging) -> bool:
+    """Say whether weights are a square matrix in the two dimensions, so that their sizes do not tell them apart."""
+    last = {len(product.shape) - 1, len(product.shape) - 2}
+    return {product.summed, product.normalised} == last and len(set(product.shape[-2:])) == 1

@@ -26,6 +26,7 @@ explain_lost = One("diagnosis.stored.checkpoints:explain_lost", "state-lost", do
 drawn_anew = Each("diagnosis.stored.unsaved:drawn_anew", "state-lost")
 lost_by_training = Maybe("diagnosis.stored.unsaved:lost_by_training", "state-unsaved")
 
+softmax_axis = One("diagnosis.lines.softmax_axes:softmax_axis", "softmax-axis")
 unread_result = One("diagnosis.lines.unread_results:result", "result-unread")
 unread_rows = One("diagnosis.lines.unread_results:rows", "features-unread", doubtful=True)
 
@@ -50,6 +51,12 @@ ENTAILS = (
         "gradients-exist/* weights-update/*",
         "within",
         "a module that does not take part receives no gradient",
+    ),
+    rule(
+        "weighted-means/softmax-axis",
+        "causality/future-leak padding-invariance/padding-leak cached-steps/cache-differs",
+        "model",
+        "a softmax over the queries makes each position depend on the others",
     ),
     rule(
         "state-dict-roundtrip/state-grows",

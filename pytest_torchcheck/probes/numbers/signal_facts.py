@@ -82,6 +82,27 @@ class Squashed:
     size: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Averaging:
+    """A product of softmax weights with values.
+
+    Attributes:
+        module: Qualified name of the module in which it ran.
+        shape: Of the weights.
+        normalised: The dimension over which the softmax made them sum to one.
+        summed: The dimension over which the product sums.
+        softmax: The line of the softmax.
+        location: The line of the product.
+    """
+
+    module: str
+    shape: tuple[int, ...]
+    normalised: int
+    summed: int
+    softmax: Location | None
+    location: Location | None
+
+
 @dataclass(slots=True)
 class Signals:
     """What one step showed.
@@ -97,6 +118,7 @@ class Signals:
         chains: Pairs of linear modules of which the second, and nothing else, was given the very
             output of the first.
         unread: Functions whose results nothing read.
+        averaging: Products of softmax weights with values.
     """
 
     taps: list[Tap] = field(default_factory=list)
@@ -107,3 +129,4 @@ class Signals:
     chained: set[str] = field(default_factory=set)
     chains: list[tuple[str, str]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
+    averaging: list[Averaging] = field(default_factory=list)

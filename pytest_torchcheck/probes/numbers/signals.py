@@ -22,7 +22,8 @@ from ..recorded.watch import (
     unseen,
     version_of,
 )
-from .signal_facts import Rectified, Signals, Squashed, Tap
+from .averaging import WATCHED, Weights
+from .signal_facts import Averaging, Rectified, Signals, Squashed, Tap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -113,6 +114,7 @@ class SignalWatch(Watch):
         self.strangers: list[Seen] = []
         self._filled: dict[int, tuple[weakref.ref[Tensor] | None, Location | None]] = {}
         self._reads = Reads()
+        self._weights = Weights()
 
     def __exit__(
         self,
@@ -221,6 +223,8 @@ class SignalWatch(Watch):
         """Follow which layer's output a value was computed from, and count what rectifiers set to zero."""
         name = getattr(func, "__name__", "")
         outside = not in_backward()
+        if outside and name in WATCHED:
+            self._average(name, args, kwargs, result)
         if outside:
             source = None
             given = operands(args, kwargs)
@@ -270,6 +274,23 @@ class SignalWatch(Watch):
         if given is None or not readable(given):
             return None
         return not bool((given.detach() != 0).any())
+
+    def _average(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Note a product of softmax weights with values."""
+        if (found := self._weights.called(name, args, kwargs, result, self.locate)) is None:
+            return
+        weights, normalised, summed, line = found
+        if len(self.seen.averaging) < _MOST:
+            self.seen.averaging.append(
+                Averaging(
+                    module=self.scopes[-1].name if self.scopes else "",
+                    shape=tuple(weights.shape),
+                    normalised=normalised,
+                    summed=summed,
+                    softmax=line,
+                    location=self.locate(),
+                )
+            )
 
     def _squashed(self, name: str, args: Any, result: Tensor) -> None:
         given = next(tensors_in(args), None)
