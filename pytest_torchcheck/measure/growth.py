@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from pytest_torchcheck.declared.limits import DeclarationError
@@ -11,6 +11,8 @@ from pytest_torchcheck.probes.memory.fake import Unmeasurable
 from pytest_torchcheck.probes.memory.profile import NOWHERE, Holding, MemoryProfile
 from pytest_torchcheck.probes.memory.replay import build_profile, location_of
 
+from ..text.units import format_seconds
+from .clock import seconds_at, upper_power
 from .fit import Law, fit_power
 from .memory import attempt
 from .steps import FlopShare, Tracked, subject_for, track
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_torchcheck.probes.memory.tracker import MemoryTracker
     from pytest_torchcheck.subject import Subject
 
+    from ..declared.speeds import Kind
     from .plain_step import StepKind
 
 _POINTS = 6
@@ -51,6 +54,9 @@ class Growth:
         lines: Power and bytes of each line at the largest size, the fastest first.
         flops, flops_power: The same for floating-point operations.
         parameters: Elements of the parameters at each size; they should not depend on it.
+        seconds: Least time of a step at each size, where it was asked for.
+        time_power: The power by which it grows between the third largest size and the largest; calls and
+            Python keep it below that of the work at small sizes.
         fake: Whether nothing was allocated.
     """
 
@@ -68,6 +74,8 @@ class Growth:
     flops_power: float = 0.0
     flops_law: str = ""
     parameters: tuple[int, ...] = ()
+    seconds: tuple[float, ...] = ()
+    time_power: float = 0.0
     fake: bool = True
     profiles: tuple[MemoryProfile, ...] = field(default=(), repr=False)
 
@@ -76,6 +84,12 @@ class Growth:
         place = self.fastest.location if self.fastest is not None else None
         where = "" if place is None else f", {place.file}:{place.line}: {place.text}"
         rows = [f"memory  {self.law}", f"work    {self.flops_law}"]
+        if self.seconds:
+            work = upper_power(self.sizes, self.flops)
+            rows.append(
+                f"time    {self.symbol}^{self.time_power:g} up to {format_seconds(self.seconds[-1])}, where "
+                f"the work grows as {self.symbol}^{work:g}"
+            )
         if self.fastest is not None:
             rows.append(
                 f"fastest {self.fastest.describe()}, {self.symbol}^{self.fastest_power:g}{where}"
@@ -97,6 +111,8 @@ class Growth:
             "flops_power": self.flops_power,
             "flops_law": self.flops_law,
             "parameters": list(self.parameters),
+            "seconds": list(self.seconds),
+            "time_power": self.time_power,
             "fake": self.fake,
         }
 
@@ -112,8 +128,9 @@ def measure_growth(
     device: str = "cpu",
     dtype: str | None = None,
     seed: int = 0,
+    time: bool = False,
 ) -> Growth:
-    """Measure how memory and floating-point operations grow with one symbol.
+    """Measure how memory, floating-point operations and, if asked for, time grow with one symbol.
 
     Args:
         contract: The contract.
@@ -125,6 +142,7 @@ def measure_growth(
         device: Where to run for real.
         dtype: Name of the floating dtype; the contract's first one, else the model's own, by default.
         seed: Decides the batch.
+        time: Run the step for real at each size too, and time it.
 
     Raises:
         DeclarationError: There is no such symbol, or there are fewer than three sizes.
@@ -132,7 +150,12 @@ def measure_growth(
     """
     subject = subject_for(contract, device=device, dtype=dtype, seed=seed)
     try:
-        return grow(subject, symbol, sizes=sizes, at=at, step=step, fake=fake)
+        found = grow(subject, symbol, sizes=sizes, at=at, step=step, fake=fake)
+        if not time:
+            return found
+        kind: Kind = "training-step" if step == "training" else "inference"
+        seconds = seconds_at(subject, symbol, found.sizes, kind, at or {})
+        return replace(found, seconds=seconds, time_power=upper_power(found.sizes, seconds))
     finally:
         subject.close()
 

@@ -12,13 +12,14 @@ from ..state import isolated, seed_everything
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ..batches import Batch
     from ..declared.speeds import Kind
     from ..subject import Subject
 
 
 @contextlib.contextmanager
-def repeated(subject: Subject, kind: Kind) -> Iterator[Callable[[], Any]]:
-    """Give what is to be repeated on the base batch; the model is put back afterwards.
+def repeated(subject: Subject, kind: Kind) -> Iterator[Callable[..., Any]]:
+    """Give what is to be repeated, on the base batch or on one that is given; the model is put back afterwards.
 
     Args:
         subject: Whose model, on its device and dtype.
@@ -29,12 +30,12 @@ def repeated(subject: Subject, kind: Kind) -> Iterator[Callable[[], Any]]:
         SubjectError: The model cannot be built, or the batch not made.
     """
     with isolated(), subject.pristine(steps=True) as model:
-        batch = subject.batch().clone()
+        base = subject.batch().clone()
         seed_everything(subject.seed)
         model.train(kind != "inference")
         optimizer = subject.make_optimizer(model) if kind == "training-step" else None
 
-        def once() -> None:
+        def once(batch: Batch = base) -> None:
             if optimizer is not None:
                 subject.train_step(model, optimizer, batch)
             else:

@@ -280,7 +280,7 @@ def blocks(finding: Finding, *, verbosity: int = 1) -> Iterator[Block]:
     yield from _holders(evidence.get("holders"))
     yield from _memory_lines(evidence.get("lines"), limit)
     yield from _timeline(evidence.get("timeline"))
-    if stacks := evidence.get("flame"):
+    if isinstance(stacks := evidence.get("flame"), list):
         yield Flame(title="time by phase, module, line and kernel", stacks=stacks)
     if verbosity >= 2:
         yield from _others(evidence, limit)

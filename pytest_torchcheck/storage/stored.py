@@ -72,7 +72,7 @@ def read_state(
     if not isinstance(found, Mapping):
         raise StoredError(f"{shown} holds no state dict but {found!r:.40}")
     if not any(isinstance(value, torch.Tensor) for value in found.values()):
-        held = [name for name, value in found.items() if isinstance(value, Mapping)]
-        hint = f"; give key={held[0]!r}" if held else ""
+        inner = [name for name, value in found.items() if isinstance(value, Mapping)]
+        hint = f"; give key={inner[0]!r}" if inner else ""
         raise StoredError(f"{shown} holds no tensors, so that it is no state dict{hint}")
     return dict(found)
