@@ -82,7 +82,7 @@ MODELS: Final = (
     "torch_geometric.nn:MLP([8,16,4])",
     "monai.networks.nets:UNet(spatial_dims=2,in_channels=1,out_channels=2,channels=(4,8,16),strides=(2,2))",
     "monai.networks.nets:DenseNet121(spatial_dims=2,in_channels=1,out_channels=3)",
-    "monai.networks.nets:SegResNet(spatial_dims=3,init_filters=4,in_channels=1,out_channels=2)",
+    "monai.networks.nets:SegResNet(spatial_dims=3,init_filters=8,in_channels=1,out_channels=2)",
     "monai.networks.nets:AutoEncoder(spatial_dims=2,in_channels=1,out_channels=1,channels=(4,8),strides=(2,2))",
     (
         "monai.networks.nets:ViT(in_channels=1,img_size=(32,32),patch_size=(8,8),hidden_size=24,mlp_dim=32,num_layers=1,"
@@ -112,7 +112,7 @@ MODELS: Final = (
         "speechbrain.lobes.models.ECAPA_TDNN:ECAPA_TDNN(input_size=16,channels=[16,16,16,16,48],attention_channels=8,"
         "lin_neurons=12)"
     ),
-    "pytorch_tabnet.tab_network:TabNet(8,3)",
+    "ncps.torch:LTC(8,16,batch_first=True)",
     "mixture_of_experts:MoE(dim=16,num_experts=4)",
     "rotary_embedding_torch:RotaryEmbedding(dim=16)",
     "denoising_diffusion_pytorch:Unet(dim=8,dim_mults=(1,2),channels=3)",

@@ -138,8 +138,10 @@ def _of_axes(contract: Contract, output: str | None) -> Iterator[tuple[Promise, 
         if None in names:
             continue
         specs = {path: source.specs.get(path) for path in axes}
-        kept = None if output is None else symbol in output.split()
-        yield from _along(names, specs, kept=kept)
+        shape = None if output is None else output.split()
+        kept = None if shape is None else symbol in shape
+        place = shape.index(symbol) if shape and kept else 1
+        yield from _along(names, specs, kept=kept, place=place)
 
 
 def _key(path: str, positional: tuple[str, ...], keywords: Mapping[str, Any]) -> int | str | None:
@@ -150,13 +152,18 @@ def _key(path: str, positional: tuple[str, ...], keywords: Mapping[str, Any]) ->
 
 
 def _along(
-    names: Mapping[Any, int], specs: Mapping[str, TensorSpec | None], *, kept: bool | None
+    names: Mapping[Any, int],
+    specs: Mapping[str, TensorSpec | None],
+    *,
+    kept: bool | None,
+    place: int,
 ) -> Iterator[tuple[Promise, str]]:
     (first, dim), *others = names.items()
     given = "" if first == 0 else f", input={_quoted(first)}"
     if not others and kept is not False:
-        plain = dim == 1 and first == 0
-        yield Causal(dim=dim, input=first), "Causal()" if plain else f"Causal(dim={dim}{given})"
+        said = f"dim={dim}{given}" + (f", output_dim={place}" if place != 1 else "")
+        said = "" if said == "dim=1" else said
+        yield Causal(dim=dim, input=first, output_dim=place), f"Causal({said})"
     order = {True: (PermutationEquivariant,), False: (PermutationInvariant,), None: ()}[kept]
     for kind in order:
         if others:

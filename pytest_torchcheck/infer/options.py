@@ -178,6 +178,19 @@ def _options(
         if entry.kind == "features":
             yield _floats(f"B {entry.size}", entry.name)
             yield _floats(f"B T {entry.size}", entry.name, T=SPAN)
+    yield from _unusual(facts)
+
+
+def _unusual(facts: Facts) -> Iterator[Option]:
+    """Yield what few models take: features that only an argument says, channels last, choices of texts."""
+    for size in map(int, facts.all("features")[:3]):
+        yield _floats(f"B T {size}", f"{size} features", T=SPAN)
+        yield _floats(f"B {size}", f"{size} features")
+    for channels in map(int, facts.all("channels")[:1]):
+        yield _floats(f"B 32 32 {channels}", f"{channels} channels, last")
+    for vocab in map(int, facts.all("vocab")[:1]):
+        spec = Tokens("B C T", vocab=vocab, special=_special(facts, vocab))
+        yield Option(spec=spec, sizes={"C": (2, 4), "T": SPAN}, why="choices of texts")
 
 
 def _in_order(facts: Facts, entered: tuple[Entry, ...]) -> Iterator[tuple[str, Entry]]:
@@ -292,6 +305,13 @@ def _named(name: str, facts: Facts, entered: tuple[Entry, ...]) -> Iterator[Opti
         for count in (facts.value("num_classes"), facts.value("num_embeds_ada_norm")):
             if isinstance(count, int) and count > 1:
                 yield Option(spec=Labels("B", classes=count), why=why)
+    elif "categ" in name:
+        counts = facts.value("categories")
+        if isinstance(counts, tuple | list) and counts:
+            yield Option(spec=Ints(f"B {len(counts)}", high=min(map(int, counts))), why=why)
+    elif any(word in name for word in ("cont", "numer", "dense")):
+        if isinstance(count := facts.value("num_continuous"), int):
+            yield _floats(f"B {count}", why)
     elif name == "input_values":
         for length in (400, 1000, 4000):
             yield _floats(f"B {length}", why)

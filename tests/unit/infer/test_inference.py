@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_torchcheck import DeclarationError, Floats
+from pytest_torchcheck.infer.code import code_of
 from pytest_torchcheck.infer.inference import Uninferable, infer
 
 
@@ -238,3 +239,48 @@ def test_a_factory_that_raises_or_returns_something_else() -> None:
         infer(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     with pytest.raises(DeclarationError, match="it returned int"):
         infer(lambda: 3)  # type: ignore[arg-type, return-value]
+
+
+class Columns(nn.Module):
+    """A table of categories and numbers."""
+
+    def __init__(self, categories=(4, 6), num_continuous=3):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(count, 8) for count in categories)
+        self.numbers = nn.Linear(num_continuous, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x_categ, x_cont):
+        columns = [table(x_categ[:, i]) for i, table in enumerate(self.tables)]
+        return self.head(torch.tanh(sum(columns) + self.numbers(x_cont)))
+
+
+class ChannelsLast(nn.Module):
+    """Reads [B, H, W, C] and mixes it with coordinates before its first layer."""
+
+    def __init__(self, input_channels=3):
+        super().__init__()
+        self.read = nn.Linear(input_channels + 2, 8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, data):
+        batch, height, width, channels = data.shape
+        assert channels == self.read.in_features - 2
+        places = data.new_zeros(batch, height, width, 2)
+        return self.head(torch.relu(self.read(torch.cat([data, places], -1))).mean((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (Columns, '{"x_categ": Ints("B 2", high=4), "x_cont": "B 3"}'),
+        (ChannelsLast, '"B 32 32 3"'),
+    ],
+)
+def test_tables_and_images_with_channels_last(model, inputs):
+    arguments = (
+        {"categories": (4, 6), "num_continuous": 3} if model is Columns else {"input_channels": 3}
+    )
+    found = infer(model, arguments=arguments)
+    assert code_of(found.inputs) == inputs
+    assert found.contract(name="it").check(["backward"]).ok
