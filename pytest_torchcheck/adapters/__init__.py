@@ -9,9 +9,11 @@ package's own adapters, and those of third parties, are entry points of the grou
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from .base import (
@@ -45,6 +47,14 @@ BUILT_IN: Final = {
 """Those of this package, known also where it is not installed; an entry point of the same name takes the place of one."""
 
 
+_FRAMEWORKS: Final = {
+    "lightning": ("lightning", "pytorch_lightning"),
+    "transformers-trainer": ("transformers",),
+    "transformers": ("transformers", "peft"),
+}
+"""Packages without which no model is one of an adapter's: it is not imported where none is installed."""
+
+
 @functools.cache
 def adapters() -> Mapping[str, Adapter]:
     """Return every adapter by its name: those of third parties first, in the order of their names.
@@ -52,27 +62,40 @@ def adapters() -> Mapping[str, Adapter]:
     One that cannot be loaded is left out with a warning, so that it breaks no contract of another
     framework.
     """
+    made = {name: _loaded(name, place) for name, place in _places().items()}
+    return {name: adapter for name, adapter in made.items() if adapter is not None}
+
+
+@functools.cache
+def _places() -> Mapping[str, str]:
+    """Return where each adapter is, by its name, in the order in which they are asked."""
     found_elsewhere = {
         found.name: found.value
         for found in entry_points(group=GROUP)
         if BUILT_IN.get(found.name) != found.value
     }
-    places = {**BUILT_IN, **found_elsewhere}
     others = sorted(found_elsewhere)
-    made: dict[str, Adapter] = {}
-    for name in (*others, *(name for name in BUILT_IN if name not in others)):
-        place = places[name]
-        try:
-            adapter = _load(place)
-        except Exception as error:  # a third party's import may raise anything
-            warnings.warn(
-                f"pytest-torchcheck: the adapter {name!r} ({place}) cannot be loaded: "
-                f"{type(error).__name__}: {error}",
-                stacklevel=2,
-            )
-            continue
-        made[name] = adapter
-    return made
+    names = (*others, *(name for name in BUILT_IN if name not in others))
+    return {name: {**BUILT_IN, **found_elsewhere}[name] for name in names}
+
+
+@functools.cache
+def _loaded(name: str, place: str) -> Adapter | None:
+    """Return an adapter, or None with a warning where it cannot be loaded."""
+    try:
+        return _load(place)
+    except Exception as error:  # a third party's import may raise anything
+        warnings.warn(
+            f"pytest-torchcheck: the adapter {name!r} ({place}) cannot be loaded: "
+            f"{type(error).__name__}: {error}",
+            stacklevel=2,
+        )
+        return None
+
+
+@functools.cache
+def _is_installed(package: str) -> bool:
+    return package in sys.modules or find_spec(package) is not None
 
 
 def _load(place: str) -> Adapter:
@@ -95,7 +118,11 @@ def adapt(declared: Declared) -> Adapted | None:
     Raises:
         AdapterError: The adapter recognises the model, but the declaration does not suffice for it.
     """
-    for name, adapter in adapters().items():
-        if adapter.recognises(declared):
+    for name, place in _places().items():
+        needs = _FRAMEWORKS.get(name, ()) if BUILT_IN.get(name) == place else ()
+        if needs and not any(map(_is_installed, needs)):
+            continue
+        adapter = _loaded(name, place)
+        if adapter is not None and adapter.recognises(declared):
             return adapter.adapt(declared).named(name)
     return None

@@ -6,14 +6,10 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from .. import promises
-from ..functions.binding import make_call
 from ..functions.coverage import CHECKED, CoverageRow
 from ..functions.discovery import RecordedCall, floats_of, is_compiled
-from ..functions.engine import check_call
 from ..functions.evidence import Found, evidence
-from ..functions.modules import check_module
-from ..functions.operators import check_operator, definition_of, shadow_of
-from ..functions.target import Surrogate
+from ..late import Late
 from ..state import isolated
 from ..text.nearest import nearest
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
@@ -23,7 +19,16 @@ if TYPE_CHECKING:
 
     from ..findings import Finding
     from ..functions.calls import Call
+    from ..functions.target import Surrogate
     from ..subject import Subject
+
+check_call = Late("functions.engine:check_call")
+check_module = Late("functions.modules:check_module")
+check_operator = Late("functions.operators:check_operator")
+definition_of = Late("functions.operators:definition_of")
+make_call = Late("functions.binding:make_call")
+shadow_of = Late("functions.operators:shadow_of")
+surrogate_of = Late("functions.target:Surrogate")
 
 _SIGNATURES = 3
 """How many different calls of one Function are checked; the first one fully."""
@@ -41,13 +46,14 @@ def _verdicts(subject: Subject, found: Found, *, twice: bool = False) -> list[Fi
 
 def _checked(subject: Subject, found: Found, *, twice: bool) -> list[Finding]:
     if found.kind == "module":
-        return check_module(found.thing, found.inputs, name=found.name, seed=subject.seed)
+        made = check_module(found.thing, found.inputs, name=found.name, seed=subject.seed)
+        return list(made)
     surrogate = _surrogate(subject, found.name)
     if not found.calls:
         if found.kind == "operator":
-            return check_operator(found.thing, found.inputs, twice=twice)
+            return list(check_operator(found.thing, found.inputs, twice=twice))
         call = make_call(found.thing, found.inputs, seed=subject.seed)
-        return check_call(call, found.name, twice=twice, surrogate=surrogate)
+        return list(check_call(call, found.name, twice=twice, surrogate=surrogate))
     if not any(call.recorded for call in found.calls):
         return [not_applicable(f"{found.name} is only applied where gradients are disabled")]
     usable = [call for call in found.calls if call.whole]
@@ -87,7 +93,7 @@ def _call_of(recorded: RecordedCall, calls: Sequence[RecordedCall], seed: int) -
     asked = {index for call in calls for index in call.requires}
     definition = definition_of(recorded.function) if recorded.kind == "operator" else None
     function = shadow_of(definition, recorded.name) if definition is not None else None
-    return make_call(
+    call: Call = make_call(
         recorded.apply,
         recorded.args,
         kwargs=recorded.kwargs,
@@ -97,6 +103,7 @@ def _call_of(recorded: RecordedCall, calls: Sequence[RecordedCall], seed: int) -
         function=function,
         seed=seed,
     )
+    return call
 
 
 def _best(findings: Sequence[Finding]) -> list[Finding]:
@@ -114,7 +121,8 @@ def _surrogate(subject: Subject, name: str) -> Surrogate | None:
         if any(
             fnmatchcase(name, each) or name.rpartition(".")[2] == each for each in promise.functions
         ):
-            return Surrogate(reason=promise.reason, of=promise.of)
+            made: Surrogate = surrogate_of(reason=promise.reason, of=promise.of)
+            return made
     return None
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from .. import sources
+from ..late import Late
 from ..runs.facts import forward_facts
 from ..runs.training.observation import observe
 from ..subject.errors import SubjectError
@@ -16,13 +17,14 @@ from .binding import function_behind
 from .coverage import CoverageRow, row_for
 from .defined import short_name
 from .discovery import RecordedCall, recording
-from .operators import definition_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..findings import Finding
     from ..subject import Subject
+
+definition_of = Late("functions.operators:definition_of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

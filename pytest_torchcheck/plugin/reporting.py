@@ -14,7 +14,6 @@ from .. import __version__
 from ..codes import folding
 from ..findings import Finding, Report, strict_json
 from ..late import Late
-from ..render.html import render_html
 from ..render.terminal import render_finding
 from ..storage.files import write_whole
 from ..text.printable import message_of, printable
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from .coverage import Coverage
     from .options import Options
 
+_render_html = Late("render.html:render_html")
 _sarif = Late("render.sarif:sarif")
 _summary_line = Late("render.markdown:summary_line")
 
@@ -196,7 +196,8 @@ class Ledger:
         tables = []
         if self.coverage is not None and self.coverage.rows():
             tables.append(page_table(self.coverage.rows()))
-        return render_html([report for _, report in reports], tables=tables)
+        page: str = _render_html([report for _, report in reports], tables=tables)
+        return page
 
     def _sarif(self, reports: Sequence[tuple[str, Report]]) -> str:
         root = Path(os.environ.get("GITHUB_WORKSPACE") or self.config.rootpath)

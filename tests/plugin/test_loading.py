@@ -137,6 +137,24 @@ def test_a_run_in_which_everything_passes_imports_no_explainer(tmp_path: Path) -
     assert python(LOADED, *OWN, "-q", "--torchcheck", cwd=tmp_path) == "[0, [], []]"
 
 
+UNUSED = """
+import sys, pytest
+code = pytest.main(sys.argv[1:])
+own = "pytest_torchcheck."
+parts = ("functions.engine", "functions.operators", "adapters.lightning", "adapters.transformers", "ranks",
+    "data.relations", "data.explaining", "render.html", "render.sarif", "infer.inference", "change.running")
+print([int(code), [part for part in parts for name in [own + part] if any(n == name or n.startswith(name + ".") for n in sys.modules)]])
+"""
+
+
+def test_a_run_in_which_everything_passes_imports_nothing_that_its_contract_does_not_use(
+    tmp_path: Path,
+) -> None:
+    """No custom function is applied, no dataset or rank declared, no trainer of a framework, no report asked for."""
+    (tmp_path / "test_it.py").write_text(PASSING)
+    assert python(UNUSED, *OWN, "-q", "--torchcheck", cwd=tmp_path) == "[0, []]"
+
+
 def test_contracts_are_collected_without_the_checks(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(PASSING)
     code = LOADED.replace('"diagnosis."', '"checks."')

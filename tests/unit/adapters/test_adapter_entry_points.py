@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import pytest_torchcheck.adapters as found
 from pytest_torchcheck import Contract, DeclarationError
 from pytest_torchcheck.adapters import BUILT_IN, GROUP, adapters
 
@@ -46,9 +47,11 @@ FIELDS = {"loss": "output"}
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    adapters.cache_clear()
+    for each in (adapters, found._places, found._loaded):
+        each.cache_clear()
     yield
-    adapters.cache_clear()
+    for each in (adapters, found._places, found._loaded):
+        each.cache_clear()
     sys.modules.pop("acme", None)
 
 
