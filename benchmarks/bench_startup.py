@@ -1,6 +1,6 @@
-"""What the plugin costs a project that does not use it: pytest's start, and each unrelated test.
+"""What the plugin costs a project that does not use it, and what its imports cost one that does.
 
-``tox -e bench`` prints both; the plugin must be installed, so that ``-p no:torchcheck`` takes it away. Times are of
+``tox -e bench`` prints pytest's start, each unrelated test, and imports as ratios to ``import torch``; the plugin must be installed, so that ``-p no:torchcheck`` takes it away. Times are of
 the processor, in subprocesses that alternate, so that a busy machine does not matter.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-PAIRS, SUITE_PAIRS = 15, 5
+PAIRS, SUITE_PAIRS, ROUNDS = 15, 5, 3
 FILES, TESTS = 30, 100
 
 
@@ -77,4 +77,71 @@ def test_unrelated_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         print(
             f"\n{total} empty tests: {ours:.2f} s with the plugin, {bare:.2f} s without, "
             f"{(ours - bare) / total * 1e3:+.4f} ms per test, ratio {ours / bare:.3f} (medians of {SUITE_PAIRS} pairs)"
+        )
+
+
+SMALL = """
+import torch.nn.functional as F
+from torch import nn
+from pytest_torchcheck import Labels, contract
+
+@contract(inputs="B 4", targets=Labels("B", classes=3), loss=F.cross_entropy)
+def perceptron():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+"""
+
+
+def imported(folder: Path) -> dict[str, float]:
+    """Return what a run of a small contract spends on importing torch, this package and Hypothesis, in seconds.
+
+    A module's own time counts, not what it imports in turn, so that nothing is counted twice; of
+    torch all counts that it imports.
+    """
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-X",
+            "importtime",
+            "-m",
+            "pytest",
+            "-q",
+            "-s",  # imports are told on stderr, which pytest captures
+            "--torchcheck",
+            "-p",
+            "no:cacheprovider",
+        ],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    times = {"torch": 0.0, "pytest_torchcheck": 0.0, "hypothesis": 0.0}
+    for line in done.stderr.splitlines():
+        parts = line.removeprefix("import time:").split("|")
+        if not line.startswith("import time:") or not parts[0].strip().isdigit():
+            continue
+        name = parts[2].strip()
+        if name == "torch":
+            times["torch"] = int(parts[1]) * 1e-6
+        elif (package := name.partition(".")[0]) in ("pytest_torchcheck", "hypothesis"):
+            times[package] += int(parts[0]) * 1e-6
+    return times
+
+
+@pytest.mark.skipif(not installed(), reason="the plugin is not installed")
+def test_imports_of_a_small_contract(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Print imports of this package and of Hypothesis in a run where everything passes, as ratios to torch's."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_small.py").write_text(SMALL)
+    rounds = [imported(tmp_path) for _ in range(ROUNDS)]
+    ours, theirs = (
+        statistics.median(each[name] / each["torch"] for each in rounds)
+        for name in ("pytest_torchcheck", "hypothesis")
+    )
+    with capsys.disabled():
+        print(
+            f"\nimports of a small contract, as ratios to import torch: {ours:.2f} of this package, "
+            f"{theirs:.2f} of Hypothesis, {ours + theirs:.2f} together (medians of {ROUNDS} runs)"
         )
