@@ -23,8 +23,6 @@ MODES = frozenset(
 FILES: frozenset[str] = frozenset(
     {
         "checks.machines.cuda",
-        "checks.promised",
-        "data.explaining.workers",
         "diagnosis.entries.state",
         "diagnosis.outputs.behaviour",
     }
