@@ -11,7 +11,7 @@ from torch import nn
 
 from ... import sources
 from ...explanation import Explanation, describe, listed, on_line
-from ...findings import Culprit
+from ...findings import Culprit, Location
 from ...objects import trees
 from ..crashes.table import entry
 from ..lines.layer_sizes import building_line
@@ -55,15 +55,7 @@ def signature(scene: Scene, match: re.Match[str]) -> Explanation | None:
     )
     names = re.findall(r"'(\w+)'", problem)
     if problem.startswith("missing"):
-        cause = f"{listed(names)} {'is' if len(names) == 1 else 'are'} not given"
-        fix = (
-            (
-                f"declare inputs={{... {names[0]!r}: ...}} in the contract, or give {names[0]} "
-                f"a default{on_line(defined)}"
-            )
-            if root and names
-            else f"give {listed(names)} in the call{on_line(call)}"
-        )
+        cause, fix = _not_given(names, root, defined, call)
     elif "unexpected" in problem:
         close = _closest(names[0], takes) if names else ""
         cause = f"forward has no argument {listed(names)}" + (
@@ -100,6 +92,22 @@ def signature(scene: Scene, match: re.Match[str]) -> Explanation | None:
         culprits=(Culprit(kind="module", name=name, detail=f"forward({takes})", location=defined),),
         location=defined if root else call or defined,
     )
+
+
+def _not_given(
+    names: list[Any], root: bool, defined: Location | None, call: Location | None
+) -> tuple[str, str]:
+    """Say what is not given, and where to give it."""
+    cause = f"{listed(names)} {'is' if len(names) == 1 else 'are'} not given"
+    fix = (
+        (
+            f"declare inputs={{... {names[0]!r}: ...}} in the contract, or give {names[0]} "
+            f"a default{on_line(defined)}"
+        )
+        if root and names
+        else f"give {listed(names)} in the call{on_line(call)}"
+    )
+    return cause, fix
 
 
 def _fewer(scene: Scene, cls: type[Any] | None) -> str:

@@ -147,23 +147,7 @@ def _table(scene: Scene, name: str, path: str, rows: int, found: _Indices) -> Ex
     how = _wider(origin, need, beside, values, name)
     culprits = _table_culprits(path, name, rows, found, built, scene, values)
     if found.low < 0:
-        source = found.source or "the indices"
-        return Explanation(
-            code="embedding-range",
-            summary=f"{name} is indexed with {found.low}: indices must be 0..{rows - 1}",
-            observed=observed,
-            cause=(
-                f"{source} holds {found.low}, which marks padding or 'ignore'; a table has no "
-                "negative rows"
-            ),
-            because=f"the smallest index is {found.low}; {scene.said}",
-            fix=(
-                f"replace this value before the lookup, as in ids.clamp(min=0){on_line(scene.location)}, "
-                "or use padding_idx"
-            ),
-            culprits=culprits,
-            location=call,
-        )
+        return _negative(found, name, rows, observed, scene, culprits, call)
     if found.counted:
         made = f" ({found.counted}{f' on line {found.line.line}' if found.line else ''})"
         return Explanation(
@@ -193,6 +177,35 @@ def _table(scene: Scene, name: str, path: str, rows: int, found: _Indices) -> Ex
         fix=f"{how}, or declare the ids as 0..{rows - 1} in the contract",
         culprits=culprits,
         location=decided or call,
+    )
+
+
+def _negative(
+    found: _Indices,
+    name: str,
+    rows: int,
+    observed: str,
+    scene: Scene,
+    culprits: tuple[Culprit, ...],
+    call: Location | None,
+) -> Explanation:
+    """Explain an index below 0."""
+    source = found.source or "the indices"
+    return Explanation(
+        code="embedding-range",
+        summary=f"{name} is indexed with {found.low}: indices must be 0..{rows - 1}",
+        observed=observed,
+        cause=(
+            f"{source} holds {found.low}, which marks padding or 'ignore'; a table has no "
+            "negative rows"
+        ),
+        because=f"the smallest index is {found.low}; {scene.said}",
+        fix=(
+            f"replace this value before the lookup, as in ids.clamp(min=0){on_line(scene.location)}, "
+            "or use padding_idx"
+        ),
+        culprits=culprits,
+        location=call,
     )
 
 

@@ -59,10 +59,7 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
         "culprits": (*made, *head[:1]),
         "location": made[0].location,
     }
-    if high >= classes and values != [255]:
-        summary = f"targets reach {high} but the head has {classes} classes, 0..{classes - 1}"
-    else:
-        summary = f"targets hold {worst} but the classes are 0..{classes - 1}"
+    summary = _outside(high, classes, values, worst)
     if len(values) == 1 and worst in _MARKS and worst != ignore:
         return _mark_counted(scene, made, common, summary, worst, ignore, count, name)
     if low >= 1 and high == classes:
@@ -97,6 +94,15 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because=f"{count}; {scene.said}",
         fix=f"{widened(head, f'{high + 1} classes')}, or correct the labels",
     )
+
+
+def _outside(high: int, classes: int, values: Any, worst: int) -> str:
+    """Say which targets are no class."""
+    if high >= classes and values != [255]:
+        summary = f"targets reach {high} but the head has {classes} classes, 0..{classes - 1}"
+    else:
+        summary = f"targets hold {worst} but the classes are 0..{classes - 1}"
+    return summary
 
 
 def _mark_counted(

@@ -62,14 +62,7 @@ def _missing(
                 Culprit(kind="call", name=op.name if op else "no_grad", location=cut.location)
             )
     kind = kind_at(kind, location)
-    cause = CAUSES.get(kind, "the graph between it and the loss is cut")
-    if op is not None and kind in (
-        "integer-cast",
-        "non-differentiable",
-        "sampling",
-        "not-reaching-loss",
-    ):
-        cause = f"{cause} ({op.name})"
+    cause = _cause_of(kind, op)
     fix = fix_of(kind, location, default="connect it to the loss")
     fix = fix.format(names=repr(names[0]))
     why = cutting.reason(subject.model, cut) if cut is not None else None
@@ -108,6 +101,19 @@ def _missing(
             "rivals": [str(rival) for rival in (cut.rivals if cut is not None else ())],
         },
     )
+
+
+def _cause_of(kind: str, op: Op | None) -> str:
+    """Return why the gradient is None."""
+    cause = CAUSES.get(kind, "the graph between it and the loss is cut")
+    if op is not None and kind in (
+        "integer-cast",
+        "non-differentiable",
+        "sampling",
+        "not-reaching-loss",
+    ):
+        cause = f"{cause} ({op.name})"
+    return cause
 
 
 def _beside_parameters(

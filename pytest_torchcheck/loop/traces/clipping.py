@@ -99,11 +99,9 @@ def _unclipped(
     held = frozenset(trace.parameters.get(step.owner, ()))
     place = step.place
     culprits = [call(step, f"norm {step.norm:.4g}")]
-    code, cause, fix = (
-        "not-clipped",
-        "no gradient is clipped before the step",
-        f"clip_grad_norm_(parameters, {limit:g}) before {at(place)}",
-    )
+    code = "not-clipped"
+    cause = "no gradient is clipped before the step"
+    fix = f"clip_grad_norm_(parameters, {limit:g}) before {at(place)}"
     because = f"no clip_grad_norm_ ran before {at(place)}"
     if clips and all(clip.given for clip in clips):
         return clips_nothing(clips[0])
@@ -117,10 +115,8 @@ def _unclipped(
         )
         missed = held - clip.parameters
         if clip.scaled:
-            code, cause = (
-                "clip-before-unscale",
-                "gradients are clipped before they are unscaled",
-            )
+            code = "clip-before-unscale"
+            cause = "gradients are clipped before they are unscaled"
             fix = "call scaler.unscale_(optimizer) before clipping"
         elif not clip.pending:
             code, cause = "clip-after-step", "clipping is not between backward and step"
@@ -129,32 +125,24 @@ def _unclipped(
             code, cause = "clip-by-value", "elements are clipped, not the norm"
             fix = f"clip_grad_norm_(parameters, {limit:g})"
         elif missed:
-            code, cause = (
-                "clip-partial",
-                f"{len(missed)} parameters of the optimizer are not clipped",
-            )
+            code = "clip-partial"
+            cause = f"{len(missed)} parameters of the optimizer are not clipped"
             fix = "clip the parameters of the whole model at once"
-            names = sorted(missed)[:4]
-            culprits += [
-                Culprit(kind="parameter", name=name, detail="not clipped") for name in names
-            ]
-        elif len(clips) > 1:
-            code, cause = (
-                "clip-piecewise",
-                f"{len(clips)} calls clip parts of the gradient, not the total norm",
+            culprits.extend(
+                Culprit(kind="parameter", name=name, detail="not clipped")
+                for name in sorted(missed)[:4]
             )
+        elif len(clips) > 1:
+            code = "clip-piecewise"
+            cause = f"{len(clips)} calls clip parts of the gradient, not the total norm"
             fix = "clip all parameters in one call"
         elif clip.limit > limit:
-            code, cause = (
-                "clip-limit",
-                f"the threshold is {clip.limit:g}, but {limit:g} is promised",
-            )
+            code = "clip-limit"
+            cause = f"the threshold is {clip.limit:g}, but {limit:g} is promised"
             fix = f"clip_grad_norm_(parameters, {limit:g})"
         else:
-            code, cause = (
-                "clip-undone",
-                "the gradients grow again between clipping and step",
-            )
+            code = "clip-undone"
+            cause = "the gradients grow again between clipping and step"
             fix = f"clip last, right before {at(step.place)}"
     return violated(
         code,

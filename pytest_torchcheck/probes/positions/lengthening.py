@@ -96,13 +96,12 @@ def first_lengthening(
     assert mask is not None
     numbers = _numbers(base, longer, step, partners[id(step)])
     filled, filler = _filled(longer, partners[id(step)], length, extra, side)
-    fact = _said(step, mask, extra, numbers)
     return Lengthened(
         op=step.op,
         again=partners[id(step)].op,
         location=step.op.location,
         module=step.op.module,
-        fact=fact,
+        fact=_said(step, mask, extra, numbers),
         numbers=numbers,
         filled=filled,
         filler=filler,
