@@ -37,7 +37,8 @@ def not_accumulated(found: Comparison, n: int, trace: Trace | None) -> Finding:
         place = clearing.place
     return violated(
         code,
-        f"accumulating {n} micro-batches gives another gradient than the full batch: {found.error:.1%} off",
+        f"accumulating {n} micro-batches gives a different gradient from the full batch: off by "
+        f"{found.error:.1%}",
         culprits=(
             *((call(clearing, "between two micro-batches"),) if clearing is not None else ()),
             Culprit(kind="loss", name=loss, detail="as the loop divides it", location=place),
@@ -50,10 +51,8 @@ def not_accumulated(found: Comparison, n: int, trace: Trace | None) -> Finding:
             *(Culprit(kind="parameter", name=name, detail="differs") for name in found.worst[:2]),
         ),
         location=place,
-        observed=(
-            f"relative difference {found.error:.3g} in {found.dtype}, length along the full "
-            f"gradient {found.ratio:.4g}{counts}"
-        ),
+        observed=f"relative difference {found.error:.3g} in {found.dtype}, length along the full "
+        f"gradient {found.ratio:.4g}{counts}",
         cause=cause,
         because=because,
         fix=fix,
@@ -79,9 +78,9 @@ def _accumulation_cause(
                 f"divide {loss} by {n}",
             )
         else:
-            cause = "the accumulated gradient has another scale"
+            cause = "the accumulated gradient has a different scale"
             fix = (
-                "divide the summed losses by what the full batch's loss divides by, not by "
+                "divide the summed losses by the divisor of the full batch's loss, not by "
                 f"{1 / found.ratio:.4g} of it"
             )
         because = (
@@ -91,14 +90,14 @@ def _accumulation_cause(
     elif found.means < _ALIKE:
         code, cause = (
             "accumulation-mean-of-means",
-            "each micro-batch is averaged by itself, whatever it counts",
+            "each micro-batch is averaged separately, regardless of its number of targets",
         )
         because = f"the accumulated gradient equals the mean of the micro-batches' means (distance {found.means:.1e})"
         fix = f"sum {loss} over targets and divide by the count of the whole batch"
     elif found.last < _ALIKE:
         code, cause = (
             "accumulation-cleared",
-            "only the last micro-batch is left: the gradients are cleared in between",
+            "only the last micro-batch remains: the gradients are cleared in between",
         )
         because = (
             f"the gradient is parallel to the last micro-batch's own (distance {found.last:.1e})"
@@ -108,7 +107,7 @@ def _accumulation_cause(
     else:
         code, cause = (
             "accumulation-differs",
-            "micro-batches are weighted wrongly, or a part of the batch is left out",
+            "micro-batches have wrong weights, or a part of the batch is missing",
         )
         because = (
             "the gradient is neither parallel to the full batch's (residual "
@@ -124,16 +123,17 @@ def stepped_each(trace: Trace, n: int) -> Finding:
     steps, passes = trace.optimizer_steps(step=0), trace.backwards(step=0)
     return violated(
         "accumulation-missing",
-        f"{steps[0].name}() runs {len(steps)} times in one step where {n} micro-batches are to be accumulated",
+        f"{steps[0].name}() runs {len(steps)} times in one step where {n} micro-batches must be "
+        "accumulated",
         culprits=(
             call(steps[0], "after every micro-batch"),
             call(passes[0], f"{len(passes)} passes"),
         ),
         location=steps[0].place,
         observed=f"one call ran {len(passes)} backward passes and {len(steps)} optimizer steps",
-        cause="the step stands inside the loop over micro-batches",
+        cause="the step is inside the loop over micro-batches",
         because=f"{at(steps[0].place)} ran after each pass of {at(passes[0].place)}",
-        fix=f"move {steps[0].name}() behind the loop",
+        fix=f"move {steps[0].name}() after the loop",
     )
 
 
@@ -150,19 +150,19 @@ def stepped_early(trace: Trace, n: int) -> Finding | None:
     return violated(
         "accumulation-early",
         (f"{steps[0].name}() runs after {done} of {len(passes)} micro-batches: the others "
-            "go into the next step, or are lost"),
+            "are added to the next step, or are lost"),
         culprits=(
             call(steps[0], f"after {done} of {len(passes)} passes"),
-            *(Culprit(kind="call", name=sources.assigned_name(line) or "condition", detail="decides when it steps", location=line) for line in deciding),
+            *(Culprit(kind="call", name=sources.assigned_name(line) or "condition", detail="determines when it steps", location=line) for line in deciding),
         ),
         location=deciding[-1] if deciding else steps[0].place,
         observed=(f"one call ran {len(passes)} backward passes, {done} of them before its optimizer "
-            f"step, where {n} are to be accumulated"),
-        cause="what decides when the optimizer steps is true at another micro-batch than the last",
+            f"step, where {n} must be accumulated"),
+        cause="the condition for the optimizer step is True at a micro-batch other than the last",
         because=(f"{at(steps[0].place)} ran while {counted(len(passes) - done, 'pass', 'passes')} "
             f"of {at(passes[-1].place)} {'was' if len(passes) - done == 1 else 'were'} still "
             "to come"),
-        fix=(f"let {at(deciding[-1] if deciding else steps[0].place)} hold after the last "
+        fix=(f"make {at(deciding[-1] if deciding else steps[0].place)} True after the last "
             f"micro-batch: (index + 1) % {n} == 0"),
     )  # fmt: skip
 
@@ -186,8 +186,8 @@ def not_resumed(found: Resumption) -> Finding:
     make = suspicious if found.rounding or (names and found.evaluates) else violated
     return make(
         "resume-differs",
-        f"a run resumed from its checkpoint ends elsewhere: {names[0] if names else found.differing[0]} "
-        f"{'is not saved' if names else 'differs'}",
+        "a run resumed from its checkpoint differs: "
+        f"{names[0] if names else found.differing[0]} {'is not saved' if names else 'differs'}",
         culprits=tuple(Culprit(kind="buffer", name=one.path, detail="not in the checkpoint", location=one.location) for one in missing[:4])
         or (Culprit(kind="parameter", name=found.differing[0], detail="differs after resuming"),),
         location=place,
@@ -195,12 +195,12 @@ def not_resumed(found: Resumption) -> Finding:
             f"by up to {found.largest:.3g}"),
         cause="the run depends on a value that state_dict does not hold"
         if names
-        else "what a piece saves is not enough to continue from",
-        because=(f"{few(tuple(names))} changed in the first steps and stands in no state_dict "
+        else "the saved state of a part is not enough to continue from",
+        because=(f"{few(tuple(names))} changed in the first steps and is in no state_dict "
             f"({few(found.pieces)} were saved)")
         if names
-        else "the uninterrupted run repeats bit by bit, and the resumed one does not",
-        fix=f"make {names[0]} a buffer, or save it in get_extra_state" if names else "save what the optimizer keeps",
+        else "the uninterrupted run repeats bit for bit, but the resumed one does not",
+        fix=f"make {names[0]} a buffer, or save it in get_extra_state" if names else "save the state that the optimizer keeps",
         evidence={"parameters": list(found.differing[:32]), "missing": names},
     )  # fmt: skip
 
@@ -236,7 +236,7 @@ def parted(
         ),
         location=place or fallback,
         observed=f"largest difference after each step: {', '.join(f'{p[pair]:.3g}' for p in trace.pairs[:6])}",
-        cause="the replicas are not given the same gradient, or not the same update",
+        cause="the replicas do not receive the same gradient or the same update",
         because=f"they were equal before, and their gradients differ after {at(place)}"
         if place
         else "they were equal before",
@@ -258,7 +258,7 @@ def not_guarded(step: OptimizerStep, broken: Sequence[str], total: int) -> Findi
         ),
         location=step.place,
         observed=f"every gradient was made NaN; {len(broken)} of {total} parameters are NaN after the step",
-        cause="nothing looks at the gradients between backward and step",
+        cause="nothing checks the gradients between backward and step",
         because=f"{step.name}() ran at {at(step.place)} with a gradient norm of NaN",
         fix="skip the step unless torch.isfinite of the gradient norm",
         evidence={"parameters": list(broken[:32])},
@@ -269,7 +269,7 @@ def pushed_away(wrong: dict[str, float], source: str, name: str, place: Location
     """A copy of the weights that every update moves away from them."""
     return violated(
         "average-pushed-away",
-        f"{name} moves away from {source}, of which it started as a copy",
+        f"{name} moves away from {source}, although it started as a copy of it",
         culprits=[
             Culprit(kind="parameter", name=each, detail="moves away", location=place)
             for each in wrong
@@ -277,7 +277,7 @@ def pushed_away(wrong: dict[str, float], source: str, name: str, place: Location
         location=place,
         observed=f"each update moves it against the difference {source} - {name} (cosine {wrong[name]:.3f})",
         cause="the update of the average has the wrong sign",
-        because="an average of the weights lies between its old value and theirs, whatever its decay",
+        because="an average of the weights lies between its old value and theirs, for any decay",
         fix="move it towards the weights, as in average.lerp_(weight, 1 - decay)",
     )
 
@@ -295,12 +295,12 @@ def not_averaged(
 ) -> Finding:
     """A moving average that is something else."""
     if same:
-        cause = f"{target} and {source} are one storage: the average is the trained model itself"
-        because = f"{target}.{name} and {source}.{name} have one data pointer"
+        cause = f"{target} and {source} share a storage: the average is the trained model itself"
+        because = f"{target}.{name} and {source}.{name} have the same data pointer"
         fix = f"copy the module: {target} = copy.deepcopy({source})"
     elif measured is not None and abs(measured - 1.0) < 1e-3:
         cause, fix = f"{target} is never updated", f"update {target} after every optimizer step"
-        because = f"{target}.{name} keeps its value bit by bit"
+        because = f"{target}.{name} keeps its value bit for bit"
     elif measured is not None and abs(measured - (1 - decay)) < 1e-3 and abs(1 - 2 * decay) > 1e-2:
         cause, fix = (
             "the decay and its complement are swapped",
@@ -308,9 +308,11 @@ def not_averaged(
         )
         because = f"{target}.{name} keeps {measured:.4g} of its value"
     else:
-        cause = "the average is formed by another rule, or of another moment"
+        cause = "the average follows another rule, or uses the weights of another step"
         because = f"{target}.{name} " + (
-            f"keeps {measured:.4g} of its value" if measured is not None else "follows no average"
+            f"keeps {measured:.4g} of its value"
+            if measured is not None
+            else "does not follow the average"
         )
         fix = f"{target} = {decay:g} * {target} + {1 - decay:g} * {source}, after the optimizer's step"
     return violated(

@@ -288,7 +288,7 @@ ROW_21 = (
     Symptom(name="training in eval mode",
             make=lambda b: contract(Evaluated, train_step=evaluates(b), optimizer=sgd),
             checks=("evaluation-leaves-trace",), code="trains-in-eval", status="suspicious",
-            says=("every step trains in eval mode: drop does not act", "model.train()")),
+            says=("every step trains in eval mode: drop has no effect", "model.train()")),
 )  # fmt: skip
 
 
@@ -347,7 +347,7 @@ ROW_22 = (
     Symptom(name="a loss made anew", make=lossy(made_anew), checks=("loss-sound",), code="loss-recreated",
             says=("the loss is rebuilt from its value",)),
     Symptom(name="a loss by argmax", make=lossy(accuracy), checks=("loss-sound",), code="loss-disconnected",
-            says=("has no gradient", "soft version")),
+            says=("has no gradient", "differentiable version")),
 )  # fmt: skip
 
 

@@ -28,12 +28,12 @@ _INSTEAD = {
     "lambda": "a function at module level (functools.partial for what it closes over)",
     "local function": "a function at module level",
     "open file": "its path, opened at the first read in each worker",
-    "lock": "nothing: make it at the first use in each worker",
-    "generator": "what it is made of, and make it in __iter__ or at the first read",
+    "lock": "nothing: create it at the first use in each worker",
+    "generator": "the arguments to create it, and create it in __iter__ or at the first read",
     "module": "an import at the top of the file",
     "CUDA tensor": "a CPU tensor; the loop moves batches to the device",
     "tensor with a graph": "its detach()ed value",
-    "object": "what it is made of, or give its class __getstate__",
+    "object": "the arguments to create it, or give its class a __getstate__",
 }
 
 
@@ -55,8 +55,8 @@ def not_picklable(part: Part, found: Sequence[Unpicklable]) -> Finding:
     )
     if plan.declared and plan.num_workers == 0:
         return not_applicable(
-            f"{part.prefix}{first.path} cannot be pickled ({first.kind}), which matters only with workers; "
-            "the loader reads in the main process (num_workers=0)"
+            f"{part.prefix}{first.path} cannot be pickled ({first.kind}), which matters only "
+            "with workers; the loader uses the main process (num_workers=0)"
         )
     forked = plan.start_method == "fork" and not any(one.shares_handle for one in found)
     make = violated if plan.num_workers > 0 and not forked else suspicious
@@ -94,7 +94,7 @@ def undelivered(part: Part, made: Delivery, deadline_s: float) -> Finding:
     if made.outcome == "hung":
         if made.phase in ("start", "main"):
             return inconclusive(
-                f"the worker had not imported the main module within {delivery.START_S:g} s",
+                f"the worker did not import the main module within {delivery.START_S:g} s",
                 **common,
             )
         return violated(
@@ -102,11 +102,11 @@ def undelivered(part: Part, made: Delivery, deadline_s: float) -> Finding:
             f"{part.prefix}a spawned worker hangs while it {_DOING[made.phase]} ({made.batches} batches in {deadline_s:g} s)",
             culprits=(culprit,),
             observed=f"{made.batches} of {delivery.BATCHES} batches came within {deadline_s:g} s",
-            cause="a lock, a queue or a process of the parent that the worker does not have",
-            because=f"its stack stood at {where_}" if made.location else "the deadline passed",
-            fix=f"make what {where_} waits for in the worker itself"
+            cause="it waits for a lock, a queue or a process that only the parent has",
+            because=f"its stack is at {where_}" if made.location else "the deadline passed",
+            fix=f"create what {where_} waits for in the worker itself"
             if made.location
-            else "look at its first read",
+            else "check its first read",
             **common,
         )
     if made.outcome == "died":
@@ -132,7 +132,8 @@ def _died(part: Part, made: Delivery, common: dict[str, Any]) -> Finding:
         observed=f"exit code {made.exit_code} after {made.batches} batches",
         cause="the process ended without an exception: os._exit, a signal, or memory",
         because=made.message or "it wrote nothing to stderr",
-        fix=f"read {'one sample' if made.index is None else f'sample {made.index}'} in a fresh interpreter to see what ends it",
+        fix=f"read {'one sample' if made.index is None else f'sample {made.index}'} in a fresh "
+        "interpreter to see what terminates it",
         **(common | {"location": place}),
     )
 
@@ -153,31 +154,35 @@ def _raised(part: Part, made: Delivery, culprit: Culprit, common: dict[str, Any]
             "main-guard",
             f"{part.prefix}a spawned worker cannot import the main module: {made.error_type}: {made.message[:100]}",
             culprits=(culprit,), observed=observed, because=said,
-            cause="every spawned worker imports the main module anew, and this one runs code when imported",
-            fix='put what runs under if __name__ == "__main__":', **common,
+            cause=("every spawned worker imports the main module, and this module runs code on "
+                "import"),
+            fix='put that code under if __name__ == "__main__":', **common,
         )  # fmt: skip
     if made.phase == "unpickle" and (asks := _asks_itself(made)) is not None:
         function, attribute = asks
         return violated(
             "worker-cannot-unpickle",
-            f"{part.prefix}{part.name} cannot be rebuilt in a worker: {function} calls itself for ever",
+            (f"{part.prefix}{part.name} cannot be unpickled in a worker: {function} recurses "
+            "without end"),
             culprits=(
                 Culprit(kind="function", name=function, detail=made.error_type, location=made.location),
                 culprit,
             ),
             observed=observed, because=f"{said}, at {where_}",
-            cause=f"an object that is unpickled is asked for attributes before it has any, and __getattr__ reads self.{attribute}, "
-            "which is not there yet: that asks __getattr__ again",
+            cause="unpickling looks up attributes before any exist, and __getattr__ reads "
+                f"self.{attribute}, which calls __getattr__ again",
             fix=f"begin __getattr__ with: if name == {attribute!r} or name.startswith('__'): raise AttributeError(name)",
             **common,
         )  # fmt: skip
     if made.phase == "unpickle":
         return violated(
             "worker-cannot-unpickle",
-            f"{part.prefix}{part.name} cannot be rebuilt in a worker: {made.error_type}: {made.message[:100]}",
+            (f"{part.prefix}{part.name} cannot be unpickled in a worker: {made.error_type}: "
+            f"{made.message[:100]}"),
             culprits=(culprit,), observed=observed, because=said,
-            cause="it was pickled here, and what it names is not there in a fresh process",
-            fix="define its class in a module that the worker can import, and state in __getstate__", **common,
+            cause=("it was pickled here, but refers to a name that a new process does not have"),
+            fix=("define its class in a module that the worker can import, and its state in "
+                "__getstate__"), **common,
         )  # fmt: skip
     if made.phase in ("collate", "send"):
         shapes = "; ".join(made.shapes)
@@ -186,17 +191,17 @@ def _raised(part: Part, made: Delivery, culprit: Culprit, common: dict[str, Any]
             f"{part.prefix}a worker cannot {'make' if made.phase == 'collate' else 'send'} a batch: "
             f"{shapes or made.message[:120]}",
             culprits=(culprit,), observed=observed + (f"; {shapes}" if shapes else ""), because=said,
-            cause="samples of one batch do not stack" if shapes else f"the worker fails as it {_DOING[made.phase]}",
-            fix="bring samples to one shape, or pad them in a collate_fn" if shapes
+            cause="samples of one batch cannot be stacked" if shapes else f"the worker fails as it {_DOING[made.phase]}",
+            fix="give all samples the same shape, or pad them in a collate_fn" if shapes
             else "return detached CPU tensors" , **common,
         )  # fmt: skip
     return violated(
         "worker-raises",
         f"{part.prefix}a spawned worker raises {made.error_type} while it {_DOING[made.phase]}: {made.message[:100]}",
         culprits=(culprit,), observed=observed, because=said,
-        cause="it works here but not in a fresh process: state that only the main process has"
-        if made.phase == "read" else "worker_init_fn fails in a fresh process",
-        fix=f"make what {where_} needs in the worker itself", **common,
+        cause=("it works here but not in a new process: it needs state of the main process")
+        if made.phase == "read" else "worker_init_fn fails in a new process",
+        fix=f"create what {where_} needs in the worker itself", **common,
     )  # fmt: skip
 
 
@@ -211,20 +216,23 @@ def differing(part: Part, found: Disagreement) -> Finding:
         for low, high in (found.here, found.there)
     )
     if found.hashed is not None:
-        cause = "hash() of a text is salted: every interpreter, and every run, gives other values"
+        cause = "hash() of a string is salted: its values differ between interpreters and runs"
         fix = f"use a hash of the contents at {line_ref(place)}: zlib.crc32(text.encode()), or hashlib"
     else:
-        cause = "the sample hangs on something that each interpreter has its own of: the salt of hash(), the order of a set, a global"
-        fix = f"make what {line_ref(place)} returns of what the dataset is sent with"
-    ran = f"; hash() of a text ran at {line_ref(place)}" if found.hashed is not None else ""
+        cause = (
+            "the sample depends on a value that differs between interpreters: the salt of "
+            "hash(), the order of a set, a global"
+        )
+        fix = f"compute what {line_ref(place)} returns from the pickled state of the dataset"
+    ran = f"; hash() of a string ran at {line_ref(place)}" if found.hashed is not None else ""
     return make(
         "worker-differs",
-        f"{part.prefix}{name} is another one in a spawned worker than in the main process",
-        culprits=(dataset_culprit(part, "hash" if found.hashed else name, "other values in each process", place),),
+        f"{part.prefix}{name} differs between a spawned worker and the main process",
+        culprits=(dataset_culprit(part, "hash" if found.hashed else name, "different values in each process", place),),
         location=place,
         observed=f"{found.count} of {found.compared} samples differ; {name} ({found.dtype}): {here} here, {there} in the worker",
         cause=cause,
-        because=f"two readings here agree, one of them with another seed and as a worker{ran}",
+        because=f"two reads here agree, one of them with another seed and as a worker{ran}",
         fix=fix,
         evidence={"start_method": part.plan.start_method},
     )  # fmt: skip
@@ -276,13 +284,16 @@ def _duplicate(part: Part, found: Augmentation, one: Duplicate) -> Finding:
     if one.seeded_by:
         told, line = "is the worker_init_fn", one.made
         culprits.append(Culprit(kind="function", name=one.seeded_by, detail=told, location=line))
-        fix = f"in {one.seeded_by}, seed from torch.initial_seed() % 2**32 (it differs by worker and epoch)"
+        fix = (
+            f"in {one.seeded_by}, seed from torch.initial_seed() % 2**32 (which differs by "
+            "worker and epoch)"
+        )
         each = one.between.removesuffix("s")
         cause = f"{one.seeded_by}, the worker_init_fn, sets the same seed in every {each}"
     else:
         fix = f"seed {one.name} in worker_init_fn from torch.initial_seed(), or draw from torch's own generator"
         cause = "every worker receives a copy of the dataset's generator, in the same state" + (
-            ", anew in every epoch" if not part.plan.persistent_workers else ""
+            ", again in every epoch" if not part.plan.persistent_workers else ""
         )
     return violated(
         "augmentation-duplicated",
@@ -291,7 +302,8 @@ def _duplicate(part: Part, found: Augmentation, one: Duplicate) -> Finding:
         location=one.made or one.drawn,
         observed=f"{max(found.workers, 1)} workers, 2 epochs and {found.items} items were simulated",
         cause=cause,
-        because=f"{one.name} stood in one state in different {one.between}, and {line_ref(one.drawn)} draws from it",
+        because=f"{one.name} had the same state in different {one.between}, and "
+        f"{line_ref(one.drawn)} draws from it",
         fix=fix,
         evidence={"used": list(found.used), "drawn": line_ref(one.drawn)},
     )
@@ -307,12 +319,12 @@ def not_random(
     which = part.name if own is type(part.dataset) else f"{part.name} of {own.__name__}"
     replaced = list(replaced_from_outside(part, declared))[:2] if fixed is None else []
     cause = (
-        "the generator is put into one state at every reading"
+        "every read sets the generator to the same state"
         if fixed
-        else "nothing random reaches the items"
+        else "the items do not depend on any random number"
     )
     fix = (
-        f"drop {line_ref(place)}; seed once, outside of the reading"
+        f"drop {line_ref(place)}; seed once, outside the read"
         if fixed
         else ("apply the augmentation in __getitem__, or drop the promise RandomAugmentation()")
     )
@@ -322,29 +334,30 @@ def not_random(
         now = type(getattr(part.own, attribute)).__name__
         cause += (
             f"; likely {attribute} (now a {now}), which line {line.line} replaces through {owner}"
-            + (": splits of one dataset share it" if shares else "")
+            + (": it is shared by the splits of one dataset" if shares else "")
         )
         fix = (
-            f"give each split a dataset of its own, instead of {line_ref(line)}"
+            f"give each split its own dataset, instead of {line_ref(line)}"
             if shares
-            else (f"keep what augments in {attribute}, at {line_ref(line)}")
+            else (f"keep the augmentation in {attribute}, at {line_ref(line)}")
         )
     kept = [] if fixed or replaced else _made_once(part)
     if kept:
-        cause += f"; what is read of {kept[0][0]} was made once, at {line_ref(kept[0][1])}"
+        cause += f"; the value read from {kept[0][0]} was created once, at {line_ref(kept[0][1])}"
     return violated(
         "augmentation-fixed",
-        f"{part.prefix}every reading of an item of {which} is equal, where random augmentation is promised"
+        (f"{part.prefix}every read of an item of {which} is equal, but random augmentation "
+            "is promised")
         + (f": {name}" if fixed else ""),
         culprits=(
             *(dataset_culprit(part, f"{owner}.{attribute}", "replaced here", line) for attribute, owner, line in replaced),
             dataset_culprit(part, name, "", place),
-            *(dataset_culprit(part, attribute, "made once", line) for attribute, line in kept),
+            *(dataset_culprit(part, attribute, "created once", line) for attribute, line in kept),
         ),
         location=place,
         observed=f"{found.items} items were read twice in two epochs; none differs",
         cause=cause,
-        because=f"{name} at {line_ref(place)}, which runs at every reading" if fixed
+        because=f"{name} at {line_ref(place)}, which runs at every read" if fixed
         else f"generators drawn from: {', '.join(found.used) or 'none'}",
         fix=fix,
     )  # fmt: skip
@@ -368,11 +381,11 @@ def unseeded(part: Part, found: Augmentation, name: str, place: Location | None)
     """Augmentation that no seed repeats."""
     return violated(
         "augmentation-unseeded",
-        f"{part.prefix}{name or part.name} draws what no seed repeats",
-        culprits=(dataset_culprit(part, name or part.name, "differs under equal seeds", place),),
+        f"{part.prefix}{name or part.name} draws random numbers that no seed repeats",
+        culprits=(dataset_culprit(part, name or part.name, "differs with equal seeds", place),),
         location=place,
-        observed=f"one worker was simulated twice with one seed; {found.items} items differ",
-        cause="a generator is made without a seed, or takes it from the clock or the system",
+        observed=f"one worker was simulated twice with the same seed; {found.items} items differ",
+        cause="a generator is created without a seed, or seeded from the clock or the system",
         because=f"{name} is the first value that differs, after {line_ref(place)}"
         if name
         else "the items differ",
@@ -389,8 +402,8 @@ def shards_shared(part: Part, found: Shards) -> Finding:
         f"{part.prefix}every worker of {part.name} delivers the same samples",
         culprits=(dataset_culprit(part, part.name, "the same stream in every worker", place),),
         location=place,
-        observed=f"{found.shared} of the first {found.items} samples of a second worker are those of the first",
-        cause="__iter__ does not look at get_worker_info(), so that an epoch has every sample once per worker",
-        because="two workers were simulated under one seed and their samples compared bit by bit",
+        observed=f"{found.shared} of the first {found.items} samples of two workers are equal",
+        cause="__iter__ does not use get_worker_info(): an epoch has every sample once per worker",
+        because="two workers were simulated with one seed, and their samples compared bit for bit",
         fix="start at get_worker_info().id and step by num_workers in __iter__",
     )

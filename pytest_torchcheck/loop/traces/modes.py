@@ -185,7 +185,7 @@ def _trains_in_eval(subject: Subject, trace: Trace) -> Iterator[Finding]:
     yield suspicious(
         "trains-in-eval",
         (f"every step trains in eval mode: {few(tuple(acting))} "
-        f"{'does' if len(acting) == 1 else 'do'} no effect"),
+        f"{'has' if len(acting) == 1 else 'have'} no effect"),
         culprits=(
             Culprit(kind="call", name=setter.name, detail="before the training forward", location=setter.place),
             *(Culprit(kind="module", name=name, detail="in eval mode during training") for name in acting[:3]),
