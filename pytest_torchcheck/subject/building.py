@@ -16,7 +16,7 @@ def require_hashable(model: nn.Module) -> None:
     Raises:
         TypeError: The class of a module has no usable ``__hash__``.
     """
-    stack, seen = [model], set()
+    stack, seen, held = [model], set(), 0
     while stack:
         module = stack.pop()
         if id(module) in seen:
@@ -31,6 +31,25 @@ def require_hashable(model: nn.Module) -> None:
                 f"__eq__ has no __hash__ any more; add __hash__ = nn.Module.__hash__ to {kind}"
             ) from error
         stack.extend(part for part in module._modules.values() if part is not None)
+        held += sum(part is not None for part in module._parameters.values())
+    _require_parameters(model, held)
+
+
+def _require_parameters(model: nn.Module, held: int) -> None:
+    """Check that a model which holds parameters shows any to an optimizer, and to a check.
+
+    Raises:
+        TypeError: A method of the user's gives none of them.
+    """
+    if not held or isinstance(model, torch.jit.ScriptModule):
+        return
+    for name in ("named_parameters", "parameters"):
+        if next(iter(getattr(model, name)()), None) is None:
+            kind = type(model).__name__
+            raise TypeError(
+                f"{kind}.{name}() gives none of the {held} parameters that its modules hold, so that no optimizer "
+                f"and no check sees them; do not override {name}() in {kind}, or let it give those that train"
+            )
 
 
 def _refused(parameter: torch.Tensor) -> str | None:

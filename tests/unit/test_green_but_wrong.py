@@ -26,6 +26,29 @@ def codes(report: Any) -> dict[str, str]:
     return {f.code: f.status for f in report.findings if f.status in ("violated", "suspicious")}
 
 
+class HidesNames(nn.Linear):
+    def named_parameters(self, *args: Any, **options: Any) -> Any:
+        return iter(())
+
+
+class HidesParameters(nn.Linear):
+    def parameters(self, recurse: bool = True) -> Any:
+        return iter(())
+
+
+class ShowsSome(nn.Linear):
+    def parameters(self, recurse: bool = True) -> Any:
+        return iter((self.weight,))
+
+
+@pytest.mark.parametrize("model", [HidesNames, HidesParameters, ShowsSome])
+def test_parameters_that_nobody_is_shown(model: Any) -> None:
+    report = Contract(model=lambda: model(5, 3), batch=((X,), Y), loss=F.cross_entropy).check()
+    hides = model is not ShowsSome
+    assert any("gives none of the 2 parameters" in f.summary for f in report.causes) == hides
+    assert not list(report.with_status("error"))
+
+
 def owned(loss: Any, targets: Any = Y) -> dict[str, str]:
     made = Contract(model=net, batch=((X,), targets), loss=loss)
     return codes(made.check("target-ownership"))
@@ -159,7 +182,8 @@ def leave(kind: Any, at: str) -> Contract:
         optimizer.step()
         return value
 
-    extra = {"train_step": step} if at == "step" else {}
+    sgd = lambda model: torch.optim.SGD(model.parameters(), lr=0.1)  # noqa: E731
+    extra: dict[str, Any] = {"train_step": step, "optimizer": sgd} if at == "step" else {}
     return Contract(model=Leaves, batch=((X,), Y), loss=loss, **extra)
 
 
