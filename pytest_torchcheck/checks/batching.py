@@ -316,7 +316,7 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
         if is_stochastic(subject)
         else _compare(subject, batch, single, rows, first, first, small=pair)
     )
-    if gaps is not None and forward_facts(subject).consumed:
+    if gaps is not None and (forward_facts(subject).consumed or _draws_in_eval(subject)):
         gaps = None  # the random numbers of a batch of one are others; eval-determinism judges that
     if gaps is not None:
         yield explain.size_dependent(subject, batch, single, rows, gaps)

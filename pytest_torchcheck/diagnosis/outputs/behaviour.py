@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 def impure(subject: Subject, changed: list[str], *, once: bool = False) -> Finding:
     """Explain buffers or parameters that an eval forward changes; ``once``: only the first forward does."""
     place = eval_lines.writing_line(subject, changed[0])
-    made = suspicious if once else violated
+    observed = _by_observers(subject, changed)
+    made = suspicious if once or observed else violated
     return made(
         "eval-writes",
         f"a forward in eval mode changes {names_text(changed)}",
@@ -59,9 +60,17 @@ def impure(subject: Subject, changed: list[str], *, once: bool = False) -> Findi
         + ("; a second forward, of another batch, changes none of them" if once else ""),
         fix="initialise them when the model is built, or declare promises.MayChange(..., reason=...)"
         if once
+        else "apply torch.ao.quantization.disable_observer to the model before evaluation"
+        if observed
         else "update only while self.training, or declare promises.MayChange(..., reason=...)",
         evidence={"buffers": list(changed)},
     )
+
+
+def _by_observers(subject: Subject, names: list[str]) -> bool:
+    """Say whether all of some buffers are of torch's observers, which observe until they are told not to."""
+    owners = (subject.model.get_submodule(name.rpartition(".")[0]) for name in names)
+    return all(type(owner).__module__.startswith("torch.ao.quantization.") for owner in owners)
 
 
 def not_repeatable(subject: Subject, moved: list[str]) -> Finding:

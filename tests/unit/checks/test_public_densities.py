@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -198,3 +199,58 @@ def test_a_parameter_with_memory_of_its_own_does_not(fields):
     assert [c.name for c in found[0].culprits if c.kind == "parameter"] == [
         "weight" if "copied" in fields else "slots"
     ]
+
+
+# what observes in both modes
+
+
+class Observed(nn.Module):
+    """A layer behind torch's own observer, or one written by hand that scales by what it has seen."""
+
+    def __init__(self, *, own: bool) -> None:
+        super().__init__()
+        quantization = torch.ao.quantization
+        self.linear = nn.Linear(6, 6)
+        self.seen = (
+            None if own else quantization.FakeQuantize(quantization.MovingAverageMinMaxObserver)
+        )
+        if own:
+            self.register_buffer("largest", torch.ones(()))
+
+    def forward(self, x):
+        x = self.linear(x)
+        if self.seen is not None:
+            return self.seen(x)
+        with torch.no_grad():
+            self.largest.lerp_(x.abs().max(), 0.1)
+        return x / self.largest
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("own", "status"), [(False, "suspicious"), (True, "violated")])
+def test_torchs_observers_observe_in_both_modes(own: bool, status: str):
+    found = look(lambda: Observed(own=own), "eval-purity", batch=((X,), Y), loss=F.mse_loss)
+    assert [(f.status, f.code) for f in found] == [(status, "eval-writes")], [str(f) for f in found]
+
+
+# numbers that NumPy draws in both modes
+
+
+class Walk(nn.Module):
+    """A path with noise of NumPy's, as a solver draws it; or with the mean of the batch in its place."""
+
+    def __init__(self, *, mixes: bool) -> None:
+        super().__init__()
+        self.drift, self.mixes = nn.Linear(6, 6), mixes
+
+    def forward(self, x):
+        if self.mixes:
+            return x + self.drift(x) - x.mean(0)
+        noise = np.random.standard_normal(tuple(x.shape))
+        return x + self.drift(x) + torch.from_numpy(noise).to(x)
+
+
+@pytest.mark.parametrize(("mixes", "status"), [(False, "passed"), (True, "violated")])
+def test_noise_of_another_generator_is_no_effect_of_the_batch(mixes: bool, status: str):
+    found = look(lambda: Walk(mixes=mixes), "batch-sizes", batch=((X,), Y), loss=F.mse_loss)
+    assert [finding.status for finding in found] == [status], str(found[0])
