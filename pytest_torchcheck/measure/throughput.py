@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,9 +11,12 @@ import torch
 from ..probes.memory.fake import Unmeasurable
 from ..specs import Tokens
 from ..subject.errors import SubjectError
+from .repeated import repeated
 from .steps import StepFailed, track
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from ..declared.speeds import Kind
     from ..subject import Subject
     from .plain_step import StepKind
@@ -73,6 +77,30 @@ def facts(subject: Subject, kind: Kind) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
     }
+
+
+@contextlib.contextmanager
+def benchmarked(benchmark: Any, subject: Subject, kind: Kind) -> Iterator[Callable[..., Any]]:
+    """Time what a contract repeats with pytest-benchmark, and keep what is known of it in ``extra_info``.
+
+    Args:
+        benchmark: The fixture of pytest-benchmark, of a test that runs.
+        subject: Whose model, on its device and dtype.
+        kind: ``forward``, ``inference`` or ``training-step``.
+
+    Yields:
+        What was timed, to be run once more.
+
+    Raises:
+        SubjectError: The model cannot be built or called.
+    """
+    known = facts(subject, kind)
+    benchmark.extra_info.update(known)
+    with repeated(subject, kind) as once:
+        benchmark(once)
+        yield once
+    if benchmark.stats is not None:
+        benchmark.extra_info.update(per_second(known, benchmark.stats.stats.mean))
 
 
 def per_second(known: dict[str, Any], seconds: float) -> dict[str, Any]:

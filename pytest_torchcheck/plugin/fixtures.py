@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
+from ..late import resolve
 from . import markers, options
 from .options import ACCELERATORS, Options
 from .parts import activate
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
     from ..batches import Batch
+    from ..contracts import Contract
+    from ..declared.speeds import Kind
 
 _CASE: Final = "_torchcheck_case"  # hidden argument of instances per device and dtype
 _ARGUMENT: Final = "batch"
@@ -126,6 +130,30 @@ class Torchcheck:
         return batch.to(
             device=self.device, dtype=None if self._dtype is None else getattr(torch, self._dtype)
         )
+
+    def benchmark(self, benchmark: Any, contract: Contract, kind: Kind = "forward") -> None:
+        """Time a contract with pytest-benchmark, as ``--torchcheck-benchmark`` does, on this test's device.
+
+        Args:
+            benchmark: The fixture of pytest-benchmark; its marker and options decide rounds and groups.
+            contract: With a model and batches.
+            kind: ``forward``, ``inference`` or ``training-step``.
+
+        Raises:
+            ValueError: There is no such kind, or the contract has no model with batches.
+        """
+        timed, subject = resolve("measure.throughput:benchmarked"), resolve("subject:Subject")
+        if kind not in resolve("declared.speeds:KINDS"):
+            raise ValueError(
+                resolve("text.nearest:unknown")(
+                    "kind", kind, ["forward", "inference", "training-step"]
+                )
+            )
+        if contract.model is None or contract.source is None:
+            raise ValueError(f"{contract!r} has no model with batches to time")
+        made = subject(contract, device=self._device, dtype=self._dtype, seed=self.seed)
+        with contextlib.closing(made), timed(benchmark, made, kind):
+            pass
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("assert_"):

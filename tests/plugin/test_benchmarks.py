@@ -88,3 +88,25 @@ def test_a_profile_names_the_line_that_takes_most(pytester: pytest.Pytester) -> 
     assert "time by phase, module, line and kernel" in page
     lone = pytester.runpytest_subprocess("--torchcheck", "--torchcheck-profile")
     lone.stderr.fnmatch_lines(["*give --torchcheck-benchmark as well*"])
+
+
+def test_the_fixture_times_a_contract_in_a_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_net=SORTED
+        + """
+import pytest
+
+@pytest.mark.benchmark(group="mine")
+def test_speed(torchcheck, benchmark):
+    torchcheck.benchmark(benchmark, net, "inference")
+    assert benchmark.extra_info["samples_per_second"] > 0
+
+def test_wrong(torchcheck, benchmark):
+    with pytest.raises(ValueError, match="forwards"):
+        torchcheck.benchmark(benchmark, net, "forwards")
+    benchmark(int)
+"""
+    )
+    result = pytester.runpytest_subprocess("-p", "benchmark", "--benchmark-max-time=0.05")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*benchmark 'mine'*"])

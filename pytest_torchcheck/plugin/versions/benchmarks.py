@@ -48,17 +48,11 @@ def _function(node: ContractNode, kind: str) -> Callable[..., None]:
         subject = resolve("subject:Subject")(
             node.contract, device=device, dtype=dtype, seed=node.seed
         )
-        with contextlib.closing(subject):
-            known = resolve("measure.throughput:facts")(subject, kind)
-            benchmark.extra_info.update(known)
-            with resolve("measure.repeated:repeated")(subject, kind) as once:
-                benchmark(once)
-                if node.settings.profile:
-                    spent = resolve("measure.where:where")(once, subject.model, subject.device)
-                    request.node.stash[FOUND] = (_where(kind, spent, subject),)
-        if benchmark.stats is not None:
-            mean = benchmark.stats.stats.mean
-            benchmark.extra_info.update(resolve("measure.throughput:per_second")(known, mean))
+        timed = resolve("measure.throughput:benchmarked")
+        with contextlib.closing(subject), timed(benchmark, subject, kind) as once:
+            if node.settings.profile:
+                spent = resolve("measure.where:where")(once, subject.model, subject.device)
+                request.node.stash[FOUND] = (_where(kind, spent, subject),)
 
     return measure
 
