@@ -273,6 +273,5 @@ def weighted_means(subject: Subject) -> Iterator[Finding]:
 
 
 def _square(product: Averaging) -> bool:
-    """Say whether weights are a square matrix in the two dimensions, so that their sizes do not tell them apart."""
-    last = {len(product.shape) - 1, len(product.shape) - 2}
-    return {product.summed, product.normalised} == last and len(set(product.shape[-2:])) == 1
+    """Say whether both dimensions of the weights are of one size, so that shapes do not tell them apart."""
+    return product.shape[product.summed] == product.shape[product.normalised]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm"})
 _KEEPING = frozenset({"dropout", "contiguous", "clone", "to"})
-WATCHED = _PRODUCTS | _KEEPING | {"softmax"}
+WATCHED = _PRODUCTS | _KEEPING | {"softmax", "einsum"}
 
 Product = tuple[Tensor, int, int, "Location | None"]
 
@@ -41,12 +41,29 @@ class Weights:
         elif name in _KEEPING:
             if args and (known := self._of(args[0])) is not None and isinstance(result, Tensor):
                 self._known[id(result)] = weakref.ref(result), *known
+        elif name == "einsum":
+            return self._summed(args)
         elif len(args) > 1:
             first, second = args[:2] if name != "__rmatmul__" else (args[1], args[0])
             for weights, offset in ((first, 1), (second, 2)):
                 known = self._of(weights)
-                if known is not None and weights.dim() > 1:
+                if known is not None and known[0] >= weights.dim() - 2 >= 0:
                     return weights, known[0], weights.dim() - offset, known[1]
+        return None
+
+    def _summed(self, args: tuple[Any, ...]) -> Product | None:
+        """Return the same of an ``einsum`` of weights and values that sums over one letter."""
+        letters, _, given = str(args[0]).replace(" ", "").partition("->")
+        parts = letters.split(",")
+        if not given or len(parts) != 2 or len(args) != 3 or "." in letters:
+            return None
+        for weights, own, other in zip(args[1:], parts, reversed(parts), strict=True):
+            known = self._of(weights)
+            summed = [n for n, letter in enumerate(own) if letter not in given and letter in other]
+            if known is None or len(summed) != 1 or len(own) != weights.dim():
+                continue
+            if known[0] == summed[0] or own[known[0]] not in other:
+                return weights, known[0], summed[0], known[1]
         return None
 
     def _of(self, tensor: Any) -> tuple[int, Location | None] | None:

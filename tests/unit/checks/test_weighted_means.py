@@ -38,6 +38,21 @@ class NotTransposed(Attends):
         return (v.mT @ weights).mT
 
 
+class HeadsLast(Attends):
+    def mixed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (2, 4)) for t in (q, k, v))
+        weights = torch.einsum("bqhd,bkhd->bqkh", q, k).softmax(self.axis())  # HERE
+        return torch.einsum("bqkh,bkhd->bqhd", weights, v).flatten(2)
+
+    def axis(self) -> int:
+        return 1
+
+
+class HeadsLastOverKeys(HeadsLast):
+    def axis(self) -> int:
+        return 2
+
+
 class Transposed(Attends):
     def mixed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return (v.mT @ torch.softmax(q @ k.mT, -1).mT).mT
@@ -72,7 +87,7 @@ def told(model: type[nn.Module]) -> list[Finding]:
     return [f for f in findings if f.status in ("violated", "suspicious", "error")]
 
 
-@pytest.mark.parametrize("model", [OverQueries, NotTransposed])
+@pytest.mark.parametrize("model", [OverQueries, NotTransposed, HeadsLast])
 def test_the_softmax_over_the_wrong_dimension_is_named(model: type[nn.Module]) -> None:
     (finding,) = told(model)
     assert (finding.status, finding.code) == ("violated", "softmax-axis")
@@ -80,6 +95,8 @@ def test_the_softmax_over_the_wrong_dimension_is_named(model: type[nn.Module]) -
     assert finding.location.text.endswith("# HERE")
 
 
-@pytest.mark.parametrize("model", [Attends, Transposed, KeysFirst, Slots, Linear, Mixture])
+@pytest.mark.parametrize(
+    "model", [Attends, HeadsLastOverKeys, Transposed, KeysFirst, Slots, Linear, Mixture]
+)
 def test_sound_averages_are_silent(model: type[nn.Module]) -> None:
     assert told(model) == []
