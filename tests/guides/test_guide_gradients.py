@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract, promises
-from pytest_torchcheck.diagnosis.gradient import missing as explained
+from pytest_torchcheck.diagnosis.gradient import non_finite as explained
 from pytest_torchcheck.probes.numbers import finiteness
 from pytest_torchcheck.render.terminal import render_finding, render_report
 from tests.guides.rows import Net, Symptom, contract, holds, named, sgd, told
