@@ -81,6 +81,18 @@ def _other(owner: str, than: Any) -> None:
         )
 
 
+def kind_of(given: Any) -> Kind:
+    """Return what is to be timed.
+
+    Raises:
+        ValueError: It is none of :data:`KINDS`.
+    """
+    for kind in KINDS:
+        if given == kind:
+            return kind
+    raise ValueError(unknown("speed", given, KINDS))
+
+
 def speeds_of(given: Any) -> dict[Kind, Speed]:
     """Return the declared ratios by what is timed.
 
@@ -94,8 +106,7 @@ def speeds_of(given: Any) -> dict[Kind, Speed]:
             f'speed: must map what is timed to a ratio, such as {{"forward": SlowerBy(than=Old)}}; got {given!r}'
         )
     for kind, ratio in given.items():
-        if kind not in KINDS:
-            raise ValueError(unknown("speed", kind, KINDS))
+        kind_of(kind)
         if not isinstance(ratio, Faster | SlowerBy):
             raise ValueError(
                 f"speed[{kind!r}]: allowed are Faster(than=, by=) and SlowerBy(than=, at_most=); got {ratio!r}"

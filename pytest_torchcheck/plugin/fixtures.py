@@ -143,16 +143,13 @@ class Torchcheck:
             ValueError: There is no such kind, or the contract has no model with batches.
         """
         timed, subject = resolve("measure.throughput:benchmarked"), resolve("subject:Subject")
-        if kind not in resolve("declared.speeds:KINDS"):
-            raise ValueError(
-                resolve("text.nearest:unknown")(
-                    "kind", kind, ["forward", "inference", "training-step"]
-                )
-            )
         if contract.model is None or contract.source is None:
             raise ValueError(f"{contract!r} has no model with batches to time")
         made = subject(contract, device=self._device, dtype=self._dtype, seed=self.seed)
-        with contextlib.closing(made), timed(benchmark, made, kind):
+        with (
+            contextlib.closing(made),
+            timed(benchmark, made, resolve("declared.speeds:kind_of")(kind)),
+        ):
             pass
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
