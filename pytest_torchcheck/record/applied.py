@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_APPLY = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
+"""The code of ``Function.apply`` where that is written in Python, and has a frame; else None."""
 _ASKED = "_is_setup_context_defined"
 """What ``Function.apply`` calls before anything else, however its bound method was stored."""
 _RUNS = ("apply", "apply_boxed")
@@ -35,7 +36,11 @@ class Applied:
 
     def __enter__(self) -> Self:
         module = torch.autograd.function
-        self._put(module, _ASKED, self._asking(getattr(module, _ASKED)))
+        if _APPLY is not None:
+            self._put(module, _ASKED, self._asking(getattr(module, _ASKED)))
+        else:
+            function = torch.autograd.Function
+            self._put(function, "apply", self._applying(vars(function)["apply"]))
         nodes = module.BackwardCFunction
         for name in _RUNS:
             if (before := vars(nodes).get(name)) is not None:
@@ -59,6 +64,16 @@ class Applied:
             return before(setup_context)
 
         return asked
+
+    def _applying(self, before: Any) -> Any:
+        """Return a method in place of an ``apply`` that has no frame of its own."""
+        applied = self._applied
+
+        def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+            applied(sys._getframe())
+            return before.__get__(None, cls)(*args, **kwargs)
+
+        return classmethod(apply)
 
     def _running(self, before: Any) -> Callable[..., Any]:
         def run(node: Any, *args: Any) -> Any:
