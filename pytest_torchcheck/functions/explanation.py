@@ -221,7 +221,7 @@ def _is_meant(target: Target, relation: Relation, block: Block) -> bool:
         return True
     if relation.code == "gradcheck-mask" and relation.evidence.get("extra"):
         own = target.function
-        return bool(_STRAIGHT.search(f"{own.__name__}\n{own.__doc__ or ''}"))
+        return own is not None and bool(_STRAIGHT.search(f"{own.__name__}\n{own.__doc__ or ''}"))
     out, size = block.numerical.shape
     return (
         relation.code in ("gradcheck-scale", "gradcheck-sign")

@@ -30,6 +30,7 @@ TRUE: dict[str, dict[str, str]] = {
     "odd.quantiser": {"batch-size-dependent": "one scale for all samples of a batch"},
     "pyro.guide": {"cpu-tensor": "the prior's tensors stay on the CPU"},
     "segmentation_models.unet_plus": {"grad-none": "the encoder is built deeper than it is used"},
+    "titans_pytorch.neural_memory": {"grad-none": "a template; copies of it are trained"},
     "transformers.bigbird": {"grad-none": "the pooler's output is not used"},
     "transformers.canine": {"grad-none": "the classifier reads the pooled token alone"},
     "transformers.dinov2": {"grad-none": "the mask token is used in pretraining only"},
