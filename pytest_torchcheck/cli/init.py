@@ -80,11 +80,11 @@ def _written(given: argparse.Namespace) -> str:
 
 
 def _observed(contract: Contract, inferred: Inferred, runs: int) -> list[Observed]:
-    _tell(f"observing promises in {runs} runs")
+    _tell(f"observing promises in {observe.times(runs)}")
     model: Any = contract.model
     built = model() if contract.is_factory else model
     found = list(observe.promises(contract, built, output=inferred.output, runs=runs))
-    _tell(f"measuring memory and work in {runs} runs")
+    _tell(f"measuring memory and work in {observe.times(runs)}")
     found += observe.ceilings(contract, runs=runs)
     if inferred.output is not None:
         found += observe.output(contract, inferred.output, runs=runs)

@@ -81,7 +81,7 @@ def promises(
         tried = again(contract, promises=[promise])
         found = [_decided(tried, name, seed) for seed in range(runs)]
         if all(found):
-            comment = f"{name} held in {_times(runs)}: {_short(found[0])}"
+            comment = f"{name} held in {times(runs)}: {_short(found[0])}"
             yield Observed(field="promises", value=promise, code=code, comment=comment)
 
 
@@ -103,7 +103,8 @@ def _decided(contract: Contract, check: str, seed: int) -> Finding | None:
     return held[0] if held and all(finding.status == "passed" for finding in held) else None
 
 
-def _times(runs: int) -> str:
+def times(runs: int) -> str:
+    """Return a number of runs in words."""
     return f"{runs} run{'s' * (runs != 1)}"
 
 
@@ -220,7 +221,7 @@ def _top(found: list[Finding | None], key: str) -> float:
 
 
 def _headroom(measured: str, runs: int) -> str:
-    return f"{measured} measured in {_times(runs)}, with {HEADROOM - 1:.0%} headroom"
+    return f"{measured} measured in {times(runs)}, with {HEADROOM - 1:.0%} headroom"
 
 
 def _bytes(top: float) -> str:
@@ -230,7 +231,8 @@ def _bytes(top: float) -> str:
 
 def _flops(top: float) -> int:
     digits = max(0, int(math.log10(top)) - 2)
-    return math.ceil(top * HEADROOM / 10**digits) * 10**digits
+    step: int = 10**digits
+    return math.ceil(top * HEADROOM / step) * step
 
 
 def _powers(contract: Contract) -> dict[str, tuple[float, str]]:
@@ -253,7 +255,7 @@ def output(contract: Contract, shape: str, *, runs: int) -> Iterator[Observed]:
     """Yield the shape of the output, where it was the same relation of the sizes in every run."""
     tried = again(contract, output=shape)
     if all(_decided(tried, "output-spec", seed) for seed in range(runs)):
-        comment = f"output-spec held in {_times(runs)}"
+        comment = f"output-spec held in {times(runs)}"
         yield Observed(field="output", value=shape, code=f'"{shape}"', comment=comment)
 
 
@@ -261,7 +263,7 @@ def standing(contract: Contract, *, runs: int) -> Iterator[str]:
     """Yield a line for each check that every contract has and that held in every run."""
     for name in _STANDING:
         if all(_decided(contract, name, seed) for seed in range(runs)):
-            yield f"{name} held in {_times(runs)}"
+            yield f"{name} held in {times(runs)}"
 
 
 def broken(
