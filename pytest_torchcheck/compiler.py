@@ -67,11 +67,11 @@ class _Plain:
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _COMPILER not in sys.modules:
-            return self._wrapper.__wrapped__(*args, **options)
+            return self._wrapper.__wrapped__(*args, **kwargs)
         _forget(self._wrapper)
-        return self._wrapper(*args, **options)
+        return self._wrapper(*args, **kwargs)
 
 
 def _kinds(kind: type) -> Iterator[type]:
