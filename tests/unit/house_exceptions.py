@@ -20,10 +20,27 @@ MODES = frozenset(
 )
 """Modules that subclass a mode of torch's."""
 
-FILES: frozenset[str] = frozenset({"data.explaining.workers",})
+FILES: frozenset[str] = frozenset(
+    {
+        "data.explaining.workers",
+    }
+)
 """Files above 400 lines."""
 
-FUNCTIONS: frozenset[str] = frozenset({"contracts:__init__", "diagnosis.entries.sizes.linear:linear", "diagnosis.training.drift:drifted", "diagnosis.training.optimizers:missing", "diagnosis.training.optimizers:standstill", "loop.traces.clipping:_unclipped", "loop.traces.rates:schedule_finding", "probes.memory.replay:build_profile", "runs.losses.consumption:describe", "runs.training.steps:_steps",})
+FUNCTIONS: frozenset[str] = frozenset(
+    {
+        "contracts:__init__",
+        "diagnosis.entries.sizes.linear:linear",
+        "diagnosis.training.drift:drifted",
+        "diagnosis.training.optimizers:missing",
+        "diagnosis.training.optimizers:standstill",
+        "loop.traces.clipping:_unclipped",
+        "loop.traces.rates:schedule_finding",
+        "probes.memory.replay:build_profile",
+        "runs.losses.consumption:describe",
+        "runs.training.steps:_steps",
+    }
+)
 """Functions above 60 lines."""
 
 FOLDERS: frozenset[str] = frozenset()
