@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...loop.checkpoints import STEPS
 from ...objects import trees
 from ...probes.recorded.watch import Watch
-from ...runs.training.steps import STEPS
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
