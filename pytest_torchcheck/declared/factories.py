@@ -38,7 +38,11 @@ def class_of(model: nn.Module | Callable[[], nn.Module]) -> type[nn.Module] | No
 
 def not_built(made: Any) -> str:
     """Return what is wrong with what a factory returned, which is no module."""
-    given = f"the class {made.__name__}" if isinstance(made, type) else f"a {type(made).__name__}"
+    given = (
+        f"the class {made.__name__}"
+        if isinstance(made, type)
+        else f"a value of type {type(made).__name__}"
+    )
     return f"the factory must return an nn.Module; it returned {given}"
 
 

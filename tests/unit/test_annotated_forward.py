@@ -145,7 +145,7 @@ def test_annotations_without_jaxtyping_and_keywords() -> None:
         (Ids, r"Ids.forward\(ids\).*which whole numbers"),
         (Half, r"Half.forward\(y\).*says no shape"),
         (lambda: 1 / 0, "division by zero"),
-        (lambda: 3, "must return an nn.Module; it returned int"),
+        (lambda: 3, "must return an nn.Module; it returned a value of type int"),
     ],
 )
 def test_what_they_do_not_say_is_an_error(model: Any, words: str) -> None:

@@ -135,7 +135,7 @@ def _closest(name: str, takes: str) -> str:
     return next(iter(difflib.get_close_matches(name, known, 1, 0.5)), "")
 
 
-@entry(r"the factory must return an nn.Module; it returned (?:the (class) (\w+)|a (\w+))",
+@entry(r"the factory must return an nn.Module; it returned (?:the (class) (\w+)|a value of type (\w+))",
        r"the optimizer function must return an optimizer; got None()()()", types=("TypeError",))  # fmt: skip
 def not_built(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A factory that returns a class, or nothing; an optimizer function that returns nothing."""
@@ -145,7 +145,7 @@ def not_built(scene: Scene, match: re.Match[str]) -> Explanation | None:
     elif match[3] in ("NoneType", ""):
         cause, fix = f"the function ends without a return of the {what}", f"return the {what}"
     else:
-        cause, fix = f"a {match[3]} is returned, no model", "return the model"
+        cause, fix = f"a value of type {match[3]} is returned, not a model", "return the model"
     return Explanation(
         code="crash",
         summary=match[0],
