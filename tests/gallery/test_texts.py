@@ -125,7 +125,7 @@ def fields_of(code):
 def test_text_is_plain_english(code):
     """Numbers agree with their nouns, nothing is cut within a word, nothing is said twice."""
     told = fields_of(code)
-    whole = " ".join(told.values())
+    whole = "\n".join(told.values())
     assert not re.search(r"[^\x20-\x7e\n\u2026\u00b7\u00b2\u00b3]", whole), (
         "an escape, or another script"
     )

@@ -27,6 +27,7 @@ from pytest_torchcheck.loop.traces.wording import at
 
 from ...codes import training as explain
 from ...runs.training.steps import trajectory
+from ...text.wording import counted
 from ...verdicts import inconclusive, not_applicable, passed, suspicious, violated
 
 if TYPE_CHECKING:
@@ -159,7 +160,8 @@ def graph_kept(subject: Subject) -> Iterator[Finding]:
         f"{names[0]} carries the graph of one step into the next: the second backward fails",
         culprits=carried.culprits(),
         location=place,
-        observed=f"call {trace.steps} of the step raised, after {trace.steps} calls that succeeded",
+        observed=f"call {trace.steps} of the step raised, after "
+        f"{counted(trace.steps, 'call')} that succeeded",
         cause=f"{names[0]} is kept with its graph, which backward has already freed",
         because=f"it has a grad_fn after {at(place)}, and torch said: Trying to {_SECOND}",
         fix=f"detach it at {at(place)}: {names[0].partition('[')[0]} = ....detach()",
@@ -195,7 +197,8 @@ def _carried_and_retained(
             Culprit(kind="call", name=retained.name, detail="retain_graph=True", location=retained.place),
         ),
         location=place,
-        observed=f"call {trace.steps} of the step raised, after {trace.steps} calls that succeeded",
+        observed=f"call {trace.steps} of the step raised, after "
+        f"{counted(trace.steps, 'call')} that succeeded",
         cause=f"{names[0]} is kept with its graph; retain_graph=True at {at(retained.place)} lets "
             "the next backward continue into it, and its memory is not freed",
         because=(f"it has a grad_fn after {at(place)}, and torch said that a variable has been "

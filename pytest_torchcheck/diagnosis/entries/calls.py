@@ -363,7 +363,7 @@ def attribute(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if (parts := _parts_of_output(scene, kind)) is not None:
         return Explanation(
             code="not-a-tensor",
-            summary=f"the loss is given a {kind}, not a tensor",
+            summary=f"the loss received a {kind}, not a tensor",
             observed=f"the loss asks it for {name!r}",
             cause=parts[0],
             because=scene.said.replace("torch said", "Python said"),

@@ -138,7 +138,8 @@ def _given_twice(subject: Subject, at: Any) -> tuple[str, str, list[Culprit]] | 
         ),
     ]
     return (
-        f"{name} on line {line} is given {found.given} of what {whole} gives twice, and {found.unread} is never read"
+        f"{name} on line {line} receives {found.given} of the result of {whole} twice, and "
+        f"{found.unread} is never read"
         + (f" after line {found.made.line}" if found.made is not None else ""),
         f"give {name} {found.unread} in place of one {found.given} on line {line}",
         culprits,

@@ -26,7 +26,7 @@ _WRONG_INPUT = {
     ),
     "relu-logits": (
         "{function} receives the output of a ReLU as logits",
-        "logits must be able to be negative; a ReLU removes all evidence against a class",
+        "logits must be able to be negative; a ReLU sets every negative one to zero",
         "the input of {function} has no negative element and {zeros:.0%} are exactly zero",
         "drop the ReLU after the last layer",
     ),

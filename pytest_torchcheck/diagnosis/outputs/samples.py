@@ -127,7 +127,7 @@ def other_dim(subject: Subject, dim: int, gaps: dict[str, float]) -> Finding:
         f"{gap:.3g} (relative) with the others; along dimension {dim} the entries keep "
         "their outputs",
         cause=f"the inputs are time-first, or a layer wrongly uses dimension {dim} as the batch",
-        because=f"permuting entries along dimension {dim} permutes the outputs, and entry 0 keeps "
+        because=f"the outputs are permuted like the entries along dimension {dim}, and entry 0 keeps "
         "its output when all others are replaced",
         fix=f"declare batch_dim={dim}; or, if dimension {subject.contract.batch_dim} is the batch, check "
         "batch_first and the dim arguments",

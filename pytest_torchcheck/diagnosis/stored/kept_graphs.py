@@ -114,7 +114,7 @@ def _detached(subject: Subject, names: Collection[str]) -> dict[str, int] | None
 def held_by_cache(twin: nn.Module) -> Finding | None:
     """Explain a copy that lives on after its last use, where a function of the user's caches what it was called with."""
     for thing in gc.get_objects():
-        if not isinstance(thing, functools._lru_cache_wrapper):
+        if not issubclass(type(thing), functools._lru_cache_wrapper):  # wakes no lazy proxy
             continue
         function: FunctionType | None = getattr(thing, "__wrapped__", None)
         place = None if function is None else sources.of_object(function)

@@ -287,13 +287,14 @@ def _carriers(addresses: set[int]) -> list[tuple[Tensor, bool, int]]:
     Each is ``(tensor, by its graph rather than its own storage, bytes or nodes that it keeps)``.
     """
     found = []
-    for thing in gc.get_objects():
-        if not issubclass(type(thing), Tensor):  # isinstance would wake lazy proxies
-            continue
-        own = any(storage._cdata in addresses for storage in storages(thing))
-        nodes = _saved(thing.grad_fn, addresses) if thing.grad_fn is not None else 0
-        if own or nodes:
-            found.append((thing, bool(nodes) or thing.grad_fn is not None, nodes))
+    with torch._C.DisableTorchFunctionSubclass():  # any class of the process, which may refuse
+        for thing in gc.get_objects():
+            if not issubclass(type(thing), Tensor):  # isinstance would wake lazy proxies
+                continue
+            own = any(storage._cdata in addresses for storage in storages(thing))
+            nodes = _saved(thing.grad_fn, addresses) if thing.grad_fn is not None else 0
+            if own or nodes:
+                found.append((thing, bool(nodes) or thing.grad_fn is not None, nodes))
     return found
 
 

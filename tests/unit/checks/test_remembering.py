@@ -61,7 +61,7 @@ def test_a_cache_that_outlives_its_data(how, name, line):
     assert (finding.status, finding.code) == ("violated", "eval-remembers")
     assert finding.culprits[0].name == name
     assert line in finding.location.text
-    assert f"with {name} put back" in finding.because
+    assert f"with {name} restored" in finding.because
 
 
 @pytest.mark.parametrize("how", ["positions", "by content", "shown"])

@@ -92,7 +92,7 @@ def test_an_attribute_that_asks_itself_is_named() -> None:
     assert (made.outcome, made.phase, made.error_type) == ("raised", "unpickle", "RecursionError")
     (part,) = parts(data_workers.Plain(), LOADER)
     found = explain_workers.undelivered(part, made, 60.0)
-    assert "Asks.__getattr__ calls itself" in found.summary
+    assert "Asks.__getattr__ recurses without end" in found.summary
     assert "name == 'inner'" in found.fix
 
 

@@ -58,7 +58,7 @@ def test_a_loss_that_is_given_the_object_says_which_tensor_to_take(
     contract = Contract(model=Giving(make), inputs="B 4", targets=targets, loss=loss)
     (found,) = contract.check(["backward"]).with_status("violated")
     assert found.code == "not-a-tensor"
-    assert found.summary.startswith("the loss is given a")
+    assert found.summary.startswith("the loss received a")
     assert taken in found.fix
 
 

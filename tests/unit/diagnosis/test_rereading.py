@@ -209,7 +209,7 @@ def test_a_place_in_the_set_that_is_added_is_no_view() -> None:
     rest = _CASES["points"][3:]
     found = _judge(model, torch.randn(3, 5, 4), torch.randn(3, 6), *rest)
     assert (found.status, found.code) == ("violated", "order-dependent")
-    assert "by their position (F.layer_norm in norm (LayerNorm))" in found.cause
+    assert "according to their position (F.layer_norm in norm (LayerNorm))" in found.cause
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_an_iterator_under_another_name_is_told_by_the_line_that_makes_it():
     for clip, make in ((clips_kept, by_lambda), (clips_held, by_function)):
         (found,) = findings(clip, make)
         assert found.code == "clip-nothing"
-        assert "nothing left" in found.summary
+        assert "an exhausted iterator" in found.summary
         assert "# HERE" in found.location.text
         assert any("# READ" in c.location.text for c in found.culprits)
 

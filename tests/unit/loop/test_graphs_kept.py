@@ -251,3 +251,19 @@ def test_a_tensor_that_is_written_to_in_every_step_is_told_by_the_writing_line(d
         assert one.location.text == "self.states[self.slot % 4] = state"
         assert any("memory.store(" in c.location.text for c in one.culprits if c.location)
         assert "pass state.detach()" in one.fix
+
+
+class Sealed(nn.Parameter):
+    """A tensor of somebody else's that refuses every function of torch."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        raise TypeError(f"{func} is not for a Sealed")
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_tensor_elsewhere_that_refuses_torchs_functions_changes_no_verdict(detach):
+    bystander = Sealed(torch.ones(3))
+    (found,) = contract(Shared(detach=detach)).check(["step-leak"]).findings
+    assert found.status == ("passed" if detach else "violated"), str(found)
+    del bystander
