@@ -125,7 +125,8 @@ def is_wrapper(kind: type) -> bool:
 def storages(tensor: Tensor) -> tuple[Any, ...]:
     """Return the untyped storages of a tensor, those of its parts for sparse layouts and wrappers."""
     try:
-        return (tensor.untyped_storage(),)
+        with torch._C.DisableTorchFunctionSubclass():  # a class may refuse torch's functions
+            return (tensor.untyped_storage(),)
     except (
         NotImplementedError,
         RuntimeError,
