@@ -452,7 +452,7 @@ ROW_29 = (
             says=("cannot be sent by a worker", "torch.no_grad()")),
     Symptom(name="samples moved to a GPU", make=data(OnTheGPU, num_workers=1), checks=WORKER[: 1 if GPU else 3],
             code="sample-device" if GPU else "sample-raises",
-            says=() if GPU else ("puts its samples on a GPU", "a forked worker cannot start CUDA", "return CPU tensors")),
+            says=() if GPU else ("puts its samples on a GPU", "a forked worker cannot initialise CUDA", "return CPU tensors")),
     Symptom(name="samples on another device", make=data(Elsewhere, num_workers=1), checks=("samples-valid",),
             code="sample-device", says=("sample[0] is not on the CPU", "workers cannot share it",
                                         "move the batch to the device in the loop")),

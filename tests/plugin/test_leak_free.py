@@ -74,7 +74,7 @@ def test_what_grows_fails_with_its_holder_and_line(pytester: pytest.Pytester) ->
             "global KEPT of module test_it keeps 12 B per repetition alive [[]leak-tensors]",
             "where     test_a_global, test_it.py:*: KEPT.append(torch.ones(3) * 2)",
             "observed  live bytes after each repetition, from the first: 0, 12, 24, 36, 48, 60",
-            "because   a float32 tensor [[]3] created on line * stays per repetition; float32 tensor [[]3] <- list of",
+            "because   a float32 tensor [[]3] created on line * stays per repetition; float32 tensor*",
             "again     pytest \"test_it.py::test_a_global\"",
             "Net.history keeps 64 B per repetition alive [[]leak-graph]",
             "where     Net.forward, test_it.py:*: self.history.append(h)",
