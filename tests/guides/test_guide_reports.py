@@ -176,7 +176,7 @@ def test_row_43(pytester: pytest.Pytester, models: Any) -> None:
         [
             "*first.weight, first.bias get no gradient*grad-none*",
             "*where *return self.last(h.detach() if self.cut else h)*",
-            "*fix *drop .detach() on this line",
+            "*fix *drop .detach() on this line*",
         ]
     )
     (summary,) = [line for line in result.outlines if "::cut: violated" in line]

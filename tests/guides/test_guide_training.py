@@ -162,7 +162,7 @@ ROW_34 = (
     Symptom(name="not divided by the steps", make=lambda b: stepped(accumulates(parts=1 if b else 2), **ACCUMULATES),
             checks=("accumulation",), code="accumulation-scale", says=("without being divided by 2",)),
     Symptom(name="a step for each micro-batch", make=lambda b: stepped(accumulates(inside=b), **ACCUMULATES),
-            checks=("accumulation",), code="accumulation-missing", says=("move optimizer.step() behind the loop",)),
+            checks=("accumulation",), code="accumulation-missing", says=("move optimizer.step() after the loop",)),
 )  # fmt: skip
 
 
@@ -212,7 +212,7 @@ ROW_35 = (
     Symptom(name="the output is rounded, replaced or multiplied by almost zero", make=lambda b: contract(Net, loss=scaled_away if b else CE),
             checks=("overfit",), code="loss-constant", says=("1.099, the loss of a uniform guess over 3 classes",)),
     Symptom(name="weights of 0", make=lambda b: contract(lambda: Zeroed(b)), checks=STARTS, code="grad-zero",
-            says=("start at zero", "initialise body.weight to other values")),
+            says=("start at zero", "start body.weight from other values")),
     Symptom(name="dead units", make=lambda b: contract(lambda: Dead(b)), checks=STARTS, code="grad-zero",
             says=("none of the 64 inputs of torch.relu is positive",)),
     Symptom(name="an input that is lost", make=lambda b: contract(lambda: Deaf(b)), checks=STARTS, code="grad-zero",

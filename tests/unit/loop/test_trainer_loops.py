@@ -80,7 +80,7 @@ class Adapter:
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "adapters", lambda: {"own": Adapter()})
+    monkeypatch.setattr(adapters, "_places", lambda: {"own": f"{__name__}:Adapter"})
 
 
 def net() -> nn.Module:
