@@ -278,6 +278,7 @@ def _own_failed(
         and len(finite) >= _SEEN
         and moved <= min(max(_CRAWL * len(finite) * way, 4e-7 * abs(finite[0])), 1e-4 * way)
         and own.rates[1] <= own.rates[0]  # neither a warm-up nor unknown
+        and not (constant and gathers)  # the optimizer has not stepped yet
     ):
         return explain.crawling(own, best, place, shown)
     return passed(
