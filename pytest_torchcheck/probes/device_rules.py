@@ -141,6 +141,9 @@ ONE_DEVICE = frozenset(
 )
 """Operations that need all their tensors of one or more dimensions on one device."""
 
+PACKED = frozenset(["gru", "lstm", "rnn_relu", "rnn_tanh"])
+"""Of these, those whose integers, the batch sizes of a packed sequence, are always on the CPU."""
+
 
 FIRST_DECIDES = frozenset(
     [

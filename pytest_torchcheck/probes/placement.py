@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import sources
-from .device_rules import EACH_ALONE, FIRST_DECIDES, ONE_DEVICE, SYNCS
+from .device_rules import EACH_ALONE, FIRST_DECIDES, ONE_DEVICE, PACKED, SYNCS
 from .recorded.watch import Watch, in_backward, name_of, tensors_in
 
 if TYPE_CHECKING:
@@ -207,6 +207,8 @@ class Pretend(Watch):
         for tensor in given[:1] if table else given:
             if tensor.dim() == 0:
                 continue  # a number on the CPU goes with every device
+            if plain in PACKED and tensor.dtype == torch.int64:
+                continue
             if id(tensor) in self._stayed:
                 self._mixture(full, self._stayed[id(tensor)][1])
             elif not self._is_moved(tensor) and self._is_foreign(tensor):

@@ -116,6 +116,13 @@ class Lengths(nn.Module):
         return self.rnn(packed)[1][0][-1]
 
 
+class StateLeftBehind(Lengths):
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        state = torch.zeros(1, len(x), 4)
+        return self.rnn(packed, (state, state))[1][0][-1]
+
+
 class Scale(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -287,6 +294,13 @@ def test_a_conversion_of_the_dtype_is_no_placement() -> None:
 def test_lengths_that_go_to_the_cpu_pass() -> None:
     found = find(Lengths, "device-portability", SEQUENCE, torch.tensor([6, 2, 5, 3]))
     assert [f.status for f in found] == ["passed"], "\n\n".join(map(str, found))
+
+
+def test_a_state_on_the_cpu_is_found_beside_a_packed_sequence() -> None:
+    found = find(StateLeftBehind, "device-portability", SEQUENCE, torch.tensor([6, 2, 5, 3]))
+    assert [f.status for f in found] == ["violated"], "\n\n".join(map(str, found))
+    assert found[0].location is not None
+    assert "torch.zeros(1, len(x), 4)" in found[0].location.text
 
 
 def test_a_value_read_on_the_host_is_named_with_its_line() -> None:
