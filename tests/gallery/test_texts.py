@@ -100,6 +100,7 @@ SINGULAR = {
     "behaves",
     "bias",
     "class",
+    "does",
     "gives",
     "has",
     "is",
