@@ -165,7 +165,7 @@ What is left, in this order:
 4. Write the tests in tests/unit/checks/test_{snake}.py, sound models above all.
 5. TORCHCHECK_GALLERY=write python -m pytest tests/gallery -k {code}     # writes expected.txt: read it
 6. Write the page docs/checks/{name}.md, then: python docs/build.py
-7. python -m pytest tests/unit/checks/test_{snake}.py tests/gallery -k "{snake} or {code}" && ruff check . && mypy
+7. python -m pytest tests/unit/checks/test_{snake}.py tests/gallery -k "{snake} or {code}" && ruff check . && ruff format . && mypy --strict -p pytest_torchcheck
 """
 
 
@@ -230,7 +230,7 @@ def check(name: str, family: str, code: str) -> str:
     write(folder / "bug.py", PROGRAM.format(
         **fields, what="a model with the bug", line="self.scale(x)"), made)  # fmt: skip
     write(folder / "fixed.py", PROGRAM.format(
-        **fields, what="the same model without it", line="torch.nn.functional.softplus(self.scale(x))"), made)  # fmt: skip
+        **fields, what="a model with the bug", line="torch.nn.functional.softplus(self.scale(x))"), made)  # fmt: skip
     write(package / "diagnosis" / f"{flat}_{snake}.py", EXPLAINER.format(**fields), made)
     write(ROOT / "docs" / "checks" / f"{name}.md", PAGE.format(**fields), made)
     write(ROOT / "tests" / "unit" / "checks" / f"test_{snake}.py", TEST.format(**fields), made)

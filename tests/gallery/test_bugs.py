@@ -19,6 +19,7 @@ def test_bug(code, monkeypatch):
     found = told(report)
     assert [finding.code for finding in found] == [code], str(report)
     text = str(found[0])
+    assert "explaining it failed" not in text, text
     golden = HERE / code / "expected.txt"
     if os.environ.get("TORCHCHECK_GALLERY") == "write":
         golden.write_text(text + "\n", encoding="utf-8")
