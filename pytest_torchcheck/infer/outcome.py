@@ -147,7 +147,8 @@ def _choice(leaf: Tensor, dims: tuple[str, ...], path: str, found: Accepted) -> 
         return "mse_loss"  # what goes in and comes out alike is rather values than scores
     if _is_constant(leaf):  # a head that starts at zero tells nothing of its range
         return "cross_entropy"
-    if bool((leaf >= 0).all()) or _is_unit(leaf):
+    every = [run.outputs[path] for run in found.runs if path in run.outputs]
+    if all(bool((output >= 0).all()) for output in every) or _is_unit(leaf):
         return "mse_loss"
     return (
         "nll_loss"

@@ -89,15 +89,20 @@ class Probe:
 
     def __init__(self, make: Callable[[], nn.Module]) -> None:
         self._make = make
-        self._lazy = any(is_lazy(p) for p in make().parameters())
+        self._lazy = any(is_lazy(p) for p in self._built().parameters())
         self._models: dict[str, nn.Module] = {}
         self.error = ""
 
+    def _built(self) -> nn.Module:
+        """Build the model with the same weights each time: the choice of a loss reads its values."""
+        seed_everything(0)
+        return self._make()
+
     def _model(self, use: str) -> nn.Module:
         if self._lazy:
-            return self._make()
+            return self._built()
         if use not in self._models:
-            self._models[use] = self._make()
+            self._models[use] = self._built()
         return self._models[use]
 
     def runs_fake(self, batch: Batch) -> bool | None:

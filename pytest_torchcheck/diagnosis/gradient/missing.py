@@ -162,7 +162,8 @@ def not_reparameterised(subject: Subject, stop: GraphCut) -> Finding:
     owners = sorted({name.split(".")[0] for name in names})
     return violated(
         "sample-not-reparameterised",
-        f"{names_text(owners)} receives no gradient through its random sample: "
+        f"{names_text(owners)} {have(owners, 'receives')} no gradient through "
+        f"{'its' if len(owners) == 1 else 'their'} random sample: "
         f"{stop.op.name if stop.op else 'normal'} has no gradient",
         culprits=[
             *(

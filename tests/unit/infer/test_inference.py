@@ -190,6 +190,25 @@ def test_what_the_model_was_built_with_comes_first() -> None:
     assert inferred.lines()[0] == 'inputs="B 3 10 10",'
 
 
+class Grader(nn.Module):
+    """Scores of 3 classes; with some of its initial weights no score is negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.body(x)))
+
+
+def test_the_loss_does_not_depend_on_the_random_state_of_the_process() -> None:
+    codes = set()
+    for seed in range(40):
+        torch.manual_seed(seed)
+        codes.add(infer(Grader).loss.code)
+    assert codes == {"F.cross_entropy"}
+
+
 def test_no_candidate_is_larger_than_a_large_image() -> None:
     wrong = {"image_size": 1_000_000, "channels": 3, "max_len": 10**12, "frames": 10**6}
     inferred = infer(Convolutions, arguments=wrong)
