@@ -62,7 +62,7 @@ class Runner(runner.Runner):
         return None
 
 
-runner.cases, runner.Runner = cases, Runner
+runner.selection.cases, runner.Runner = cases, Runner
 """
 
 

@@ -49,7 +49,7 @@ CHECKS = "--torchcheck-checks=mode-flags,gradients-exist"
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
-    pytester.makepyfile(shapes=MODELS, test_contracts=CONTRACTS)
+    pytester.makepyfile(shapes=MODELS, test_reused=CONTRACTS)
     Path(pytester.path, "size.txt").write_text("8")
     return pytester
 
@@ -69,7 +69,7 @@ def test_what_held_is_skipped_and_said_to_stand(project: pytest.Pytester) -> Non
     assert again.ret == pytest.ExitCode.OK
     again.stdout.fnmatch_lines(
         [
-            "test_contracts.py::net: unchanged: 2 unchanged and not run",
+            "test_reused.py::net: unchanged: 2 unchanged and not run",
             "torchcheck: 2 checks passed before and were not run again, since nothing has changed; *",
             "*gradients-exist*not run: it passed, and nothing has changed since 20*",
         ]

@@ -135,7 +135,7 @@ def four(monkeypatch: pytest.MonkeyPatch, models: Any) -> Path:
             made.append(case)
         return tuple(made)
 
-    monkeypatch.setattr(pytest_torchcheck.runner, "cases", cases)
+    monkeypatch.setattr("pytest_torchcheck.runner.selection.cases", cases)
     path: Path = models("@contract(**FIELDS)\ndef net():\n    return Net()")
     return path
 

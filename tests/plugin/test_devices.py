@@ -546,7 +546,7 @@ def test_a_case_that_ran_out_of_memory_beside_others_is_tried_again(
             def subject(self, case):
                 return None
 
-        runner.cases, runner.Runner = cases, Runner
+        runner.selection.cases, runner.Runner = cases, Runner
         """
     )
     pytester.makepyfile(

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import pytest_torchcheck.runner
 from pytest_torchcheck.checks.registry import Check
 from pytest_torchcheck.findings import Culprit, Finding, Location
 from pytest_torchcheck.runner import Case
@@ -53,7 +52,7 @@ def found(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
                 for name, v in verdicts.items()
             )  # fmt: skip
 
-        monkeypatch.setattr(pytest_torchcheck.runner, "cases", cases)
+        monkeypatch.setattr("pytest_torchcheck.runner.selection.cases", cases)
         return pytester.runpytest_inprocess(
             "-p", "no:randomly", "--torchcheck", FILE, "-rx", *arguments
         )

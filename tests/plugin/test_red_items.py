@@ -99,7 +99,7 @@ def test_a_contract_of_which_nothing_was_checked_fails_the_run(
     def cases(*arguments: Any, **keywords: Any) -> tuple[pytest_torchcheck.runner.Case, ...]:
         return tuple(case for case in made(*arguments, **keywords) if case.check.name == only)
 
-    monkeypatch.setattr(pytest_torchcheck.runner, "cases", cases)
+    monkeypatch.setattr("pytest_torchcheck.runner.selection.cases", cases)
     result = pytester.runpytest_inprocess("--torchcheck")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
