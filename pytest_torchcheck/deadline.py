@@ -108,13 +108,15 @@ def _interrupted_after(seconds: float, base: FrameType | None) -> Iterator[None]
     """
     over, thread = threading.Event(), threading.get_ident()
     lock = threading.Lock()
+    bases = [base]  # emptied in the end: a thread that has not woken yet must not keep the frame
+    del base
 
     def watch() -> None:
         wait = max(seconds, 0.0) + _POLL
         while not over.wait(wait):
             wait = _POLL
             with lock:  # this thread holds the interpreter: the other one stands where it is seen
-                if not over.is_set() and _only_reads(sys._current_frames().get(thread), base):
+                if not over.is_set() and _only_reads(sys._current_frames().get(thread), bases[0]):
                     error = ctypes.py_object(TooLongError)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
                     return
@@ -126,6 +128,7 @@ def _interrupted_after(seconds: float, base: FrameType | None) -> Iterator[None]
     finally:
         with lock:
             over.set()
+            bases.clear()
 
 
 def _caller() -> FrameType | None:
