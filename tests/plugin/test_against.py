@@ -201,6 +201,7 @@ def test_an_interrupt_leaves_nothing_behind(shop: Path, workers: str) -> None:
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:benchmark", "--torchcheck", "--torchcheck-checks=against",
          "--torchcheck-against=main", "tests/test_contracts.py", workers],
         cwd=shop, env={**os.environ, "TMPDIR": str(temporary), "MARK": str(mark)}, stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )  # fmt: skip
     try:
         for _ in range(600):
