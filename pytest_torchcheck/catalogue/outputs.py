@@ -93,7 +93,19 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "cached",
+        "causal",
+        check(
+            "causality",
+            "The output at position t does not depend on the input after t.",
+            promise="Causal",
+            cost="1 F for each of up to 3 positions",
+        ),
+        check(
+            "past-influence",
+            "Every position can influence the outputs of later positions.",
+            promise="Causal",
+            cost="none: compares what causality ran; up to 4 F more in doubt",
+        ),
         check(
             "cached-steps",
             "Step by step with its cache, a causal model gives what it gives in one call.",
@@ -115,12 +127,6 @@ CHECKS: tuple[Check, ...] = (
     ),
     *family(
         "promised",
-        check(
-            "causality",
-            "The output at position t does not depend on the input after t.",
-            promise="Causal",
-            cost="1 F for each of up to 3 positions",
-        ),
         check(
             "padding-invariance",
             "Neither the values nor the number of padded positions affect the output elsewhere.",

@@ -1,15 +1,13 @@
-"""Declared behaviour: causality, padding, permutations, and promises of a project's own."""
+"""Declared behaviour: padding, permutations, and promises of a project's own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import promises
 from ..codes import behaviour as explain
-from ..declared.names import UnknownNameError
 from ..objects import trees
 from ..runs.variants.woken import promise_woken
 from ..specs.sequences import Lengths
@@ -19,7 +17,7 @@ from ..verdicts import inconclusive, passed
 from .batching import EXACT, ROUNDING, beyond_rounding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ..batches import Batch
     from ..findings import Finding
@@ -69,96 +67,6 @@ def perturbed(tensor: torch.Tensor, fresh: torch.Tensor, where: torch.Tensor) ->
     if torch.equal(fresh[where], tensor[where]):
         fresh = tensor.flip(0) if tensor.dim() else tensor
     return torch.where(where, fresh, tensor)
-
-
-def causality(subject: Subject) -> Iterator[Finding]:
-    """Change the input's suffix by finite values; the output's prefix must keep its bits."""
-    for promise in subject.contract.promised("Causal"):
-        assert isinstance(promise, promises.Causal)
-        yield from promise_woken(subject, _causal, promise)
-
-
-def _causal(subject: Subject, promise: promises.Causal) -> Finding:
-    batch, other = subject.batch(), subject.batch(1)
-    found, fresh = find_input(batch, promise.input), find_input(other, promise.input)
-    if found is None or fresh is None:
-        return inconclusive(f"the batch has no tensor input {promise.input!r}", code="no-input")
-    path, tensor = found
-    if tensor.dim() <= promise.dim or tensor.shape[promise.dim] < 2:
-        return inconclusive(
-            f"{path} {list(tensor.shape)} has fewer than two positions along dimension {promise.dim}"
-        )
-    length = tensor.shape[promise.dim]
-    positions = sorted({0, length // 2, length - 2})
-    output = subject.forward(batch)
-    base = _picked(output, promise)
-    if not isinstance(base, torch.Tensor) or base.dim() <= promise.output_dim:
-        return inconclusive(
-            "the chosen output is not a tensor with that time dimension", code="no-output"
-        )
-    steps = base.shape[promise.output_dim]
-    if steps != length:
-        return inconclusive(
-            f"the output has {steps} positions along dimension {promise.output_dim}, the input {length}",
-            code="length-differs",
-        )
-    moved_anything = False
-    other_values = _fresh(subject, fresh[1], tensor)
-
-    def change_after(position: int) -> Batch:
-        return with_inputs(
-            batch, {path: perturbed(tensor, other_values, _after(tensor, promise.dim, position))}
-        )
-
-    for position in positions:
-        changed = change_after(position)
-        again = trees.pick(subject.forward(changed), promise.output)
-        keep = base.narrow(promise.output_dim, 0, position + 1)
-        then = again.narrow(promise.output_dim, 0, position + 1)
-        moved_anything = moved_anything or not trees.same(base, again)
-        if trees.same(keep, then):
-            continue
-        outputs, bound = run_wide(subject, [batch, changed])
-        keep, then = (
-            trees.pick(output, promise.output).narrow(promise.output_dim, 0, position + 1)
-            for output in outputs
-        )
-        gap = trees.worst(keep, then) / max(trees.scale(keep), 1e-30)
-        if beyond_rounding(subject, batch, gap, bound):
-            runs = {kept + 1: change_after(kept) for kept in {position, length // 2, length - 2}}
-            return explain.future(subject, promise, path, position, batch, runs, gap)
-    if not moved_anything:
-        return inconclusive("changing the input changed no output, so a leak cannot be observed")
-    return passed(
-        f"outputs up to t are bit-equal when {path} changes after t, for t in {positions}"
-    )
-
-
-def _picked(output: Any, promise: promises.Causal) -> Any:
-    """Return the output that the promise names."""
-    try:
-        base = trees.pick(output, promise.output)
-    except KeyError:
-        given = f"Causal(output={promise.output!r})"
-        names = output if isinstance(output, Mapping) else trees.tensors(output)
-        raise SubjectError(
-            "build", UnknownNameError(given, "output", promise.output, names)
-        ) from None
-    return base
-
-
-def _after(tensor: torch.Tensor, dim: int, position: int) -> torch.Tensor:
-    index = torch.arange(tensor.shape[dim], device=tensor.device) > position
-    shape = [1] * tensor.dim()
-    shape[dim] = -1
-    return index.view(shape).expand(tensor.shape)
-
-
-def _fresh(subject: Subject, candidate: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return other values of the same kind: another batch's, or the same ones turned around."""
-    if not trees.same(candidate, tensor):
-        return candidate
-    return tensor.flip(tuple(range(tensor.dim())))
 
 
 def padding_invariance(subject: Subject) -> Iterator[Finding]:

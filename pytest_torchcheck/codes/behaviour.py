@@ -41,6 +41,7 @@ recomputed = One("diagnosis.outputs.influence:recomputed", "checkpoint-differs")
 computes_narrow = Explainer[bool]("diagnosis.outputs.places:computes_narrow")
 
 future = One("diagnosis.outputs.promised:future", "future-leak")
+past_unread = One("diagnosis.outputs.causal:past_unread", "past-unread")
 padding = One("diagnosis.outputs.promised:padding", "padding-leak")
 permutation = One("diagnosis.outputs.promised:permutation", "order-dependent")
 
@@ -66,7 +67,7 @@ replay = Explainer[Any]("diagnosis.crashes.replay:replay")
 unrepeated_batch = One("diagnosis.outputs.unrepeated:unrepeated_batch", "seed-ignored")
 unrepeated_build = One("diagnosis.outputs.unrepeated:unrepeated_build", "seed-ignored")
 
-cache_differs = One("diagnosis.outputs.cached:differs", "cache-differs")
+cache_differs = One("diagnosis.outputs.causal:differs", "cache-differs")
 growing_statistics = One("diagnosis.outputs.modes:growing", "statistics-grow")
 modes_differ = One("diagnosis.outputs.modes:modes", "modes-differ", doubtful=True)
 statistics_biased = One("diagnosis.outputs.modes:differ", "statistics-biased")

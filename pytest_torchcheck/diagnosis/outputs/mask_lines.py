@@ -53,7 +53,7 @@ def leaking_line(
     masked = not_hidden(base, found.op, place, kept=found.kept, length=length, side=side)
     if masked is not None:
         return masked
-    settings = _masks(base, found.op, subject.model)
+    settings = masks_of(base, found.op, subject.model)
     place = replace(place, settings=settings)
     for operand in reversed(found.operands):
         if operand.location is not None and operand.name.rpartition(".")[2] in _SHAPERS:
@@ -77,7 +77,7 @@ def leaking_line(
     return place
 
 
-def _masks(trace: Trace, op: Op, model: torch.nn.Module) -> tuple[Culprit, ...]:
+def masks_of(trace: Trace, op: Op, model: torch.nn.Module) -> tuple[Culprit, ...]:
     """Return what makes the mask that an operation, or what it read, was given.
 
     A value that depends on no input and no parameter is a constant of the forward; one that equals a

@@ -26,6 +26,7 @@ __all__ = [
     "Spread",
     "Trace",
     "first_divergence",
+    "first_hiding",
     "first_mixing",
     "first_place_dependence",
     "first_spread",
@@ -259,6 +260,41 @@ def first_mixing(
     if reread is not None:
         return replace(found, reread=reread)
     return replace(found, unshifted=find_unshifted(base, step, ownership.masks, rows, size))
+
+
+def first_hiding(
+    base: Trace, perturbed: Mapping[int, Trace], *, allowed: float = 0.0
+) -> Divergence | None:
+    """Find the operation that takes out again what two positions (or samples) gave each other.
+
+    Args:
+        base: The unperturbed run.
+        perturbed: As for :func:`first_mixing`.
+        allowed: Relative difference that is rounding and no change.
+
+    Returns:
+        The first operation that reads elements of two owners and gives none, such as a mask before
+        a softmax; views, which only choose elements, do not count.
+    """
+    ownership = _Ownership(base, perturbed, allowed)
+    for step in base.steps:
+        read = [place for place in step.operands if ownership.mixed(place)]
+        if not read or step.op.name.rpartition(".")[2] in _CHOOSING:
+            continue
+        if step.results and not any(map(ownership.mixed, step.results)):
+            owners = ownership.owners(read[0])
+            count = int((owners >= 2).sum()) if owners is not None else 0
+            fact = (
+                f"{step.op.name} reads {count} elements that change with two of these positions; "
+                "no element of its result does"
+            )
+            return _divergence("mixing", base, step, fact)
+    return None
+
+
+_CHOOSING = frozenset(
+    {"__getitem__", "split", "chunk", "unbind", "narrow", "select", "index_select", "gather"}
+)
 
 
 def _scattered(base: Trace, ownership: _Ownership, size: int) -> Divergence | None:

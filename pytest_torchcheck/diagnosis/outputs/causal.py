@@ -1,0 +1,157 @@
+"""Causal models: steps with a cache that part from one call, and positions that nothing after them reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ... import sources
+from ...findings import Culprit
+from ...probes.recorded.divergence import first_divergence, first_hiding, first_mixing
+from ...probes.recorded.operations import record
+from ...runs.variants.cached import last_step
+from ...verdicts import violated
+from .mask_lines import masks_of
+from .places import place_of, recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ...batches import Batch
+    from ...findings import Finding
+    from ...probes.recorded.operations import Trace
+    from ...promises import Causal
+    from ...runs.variants.cached import Way
+    from ...subject import Subject
+    from ..crashes.place import Place
+
+_ROUNDED = 1e-4
+
+
+def differs(
+    subject: Subject, promise: Causal, batch: Batch, path: str, way: Way, gap: float
+) -> Finding:
+    """Explain a cached step whose output is not that of one call."""
+    with torch.no_grad():
+        place = _parting(subject, promise, batch, path, way)
+    line = place.location if place else sources.of_object(type(subject.model).forward)
+    given = Culprit(kind="input", name=way.name, detail="takes the cache", location=line)
+    return violated(
+        "cache-differs",
+        f"with {way.name}, the last position gets another output than in one call",
+        culprits=[*(place.culprits() if place else ()), given],
+        location=line,
+        observed=f"the last of {batch.tensors()[path].shape[promise.dim]} positions, given alone with the cache of "
+        f"those before: its output differs by {gap:.3g} (relative)",
+        cause="a step does not continue where the cache ends: its position, its mask or what it appends",
+        because=(place.fact if place and place.fact else "")
+        or "only the number of calls differed between two eval forwards",
+        fix=f"count positions from the length of {way.name}, and let the new ones see all that it holds",
+        evidence={"gap": gap, "argument": way.name},
+    )
+
+
+def _parting(subject: Subject, promise: Causal, batch: Batch, path: str, way: Way) -> Place | None:
+    """Return the first operation of the last step whose result is not the end of the one call's."""
+    copy = batch.clone()
+    with subject.pristine() as model:
+        model.eval()
+        whole = record(lambda: subject.call(model, copy), model)
+    with subject.pristine() as model:
+        model.eval()
+        step = record(last_step(subject, model, batch, path, promise.dim, way), model)
+        found = first_divergence(whole, step, allowed=_ROUNDED, align="suffix")
+        return place_of(found, model)
+
+
+def past_unread(
+    subject: Subject,
+    promise: Causal,
+    path: str,
+    lag: int,
+    lost: Sequence[int],
+    batch: Batch,
+    changed: Mapping[int, Batch],
+) -> Finding:
+    """Explain positions that change no later output.
+
+    Args:
+        subject: The model.
+        promise: What was promised.
+        path: Path of the input.
+        lag: How far after position 0 the first output stands that changes with it.
+        lost: The positions.
+        batch: The unchanged batch.
+        changed: By position, the batch with other values there alone: the first two, and two lost ones.
+    """
+    place = _mixing(subject, batch, changed)
+    line = place.location if place else sources.of_object(type(subject.model).forward)
+    length = batch.tensors()[path].shape[promise.dim]
+    names = f"{lost[0]} to {lost[-1]}"
+    return violated(
+        "past-unread",
+        f"no later output depends on {path} at positions {names}",
+        culprits=place.culprits()
+        if place
+        else [Culprit(kind="input", name=path, detail="is not read", location=line)],
+        location=line,
+        observed=f"position 0 changes the output at position {lag}; positions {names} of {length}, "
+        "each changed alone, change no output after them",
+        cause=(place.cause if place else "")
+        or "the operation that reads earlier positions does not reach these"
+        + (f" ({place.ran})" if place and place.op else ""),
+        because=(place.fact if place else "")
+        or "only one position differed between two eval forwards, and all later outputs kept their bits",
+        fix=(place.fix if place else "")
+        or "let every position read all positions before it: compare the mask, the cache or the "
+        "state with the positions that the call is given",
+        evidence={"lag": lag, "positions": [*lost]},
+    )
+
+
+def _mixing(subject: Subject, batch: Batch, changed: Mapping[int, Batch]) -> Place | None:
+    """Return the mask that hides the lost positions, or the operation at which the first two come together."""
+    (base, *runs), allowed = recorded(subject, [batch, *changed.values()])
+    traces = dict(zip(changed, runs, strict=True))
+    lost = {p: trace for p, trace in traces.items() if p > 1}
+    hidden = first_hiding(base, lost, allowed=allowed)
+    hiding = place_of(hidden, subject.model)
+    if hidden is not None and hiding is not None:
+        cause = f"{hiding.op} hides these positions from all later ones"
+        masks = masks_of(base, hidden.op, subject.model)
+        return replace(hiding, cause=cause, settings=masks)
+    found = first_mixing(base, {p: traces[p] for p in (0, 1)}, allowed=allowed)
+    place = place_of(found, subject.model)
+    if place is None:
+        return None
+    return _from_first_key(base, place) or replace(
+        place, fact=f"positions 0 and 1 come together in {place.op}, later ones do not"
+    )
+
+
+def _from_first_key(trace: Trace, place: Place) -> Place | None:
+    """Return the place with its cause where attention without a mask has more keys than queries.
+
+    ``is_causal`` lets query i see the keys 0 to i, counted from the first key. Queries that continue
+    a cache are the last positions, not the first.
+    """
+    for step in trace.steps:
+        if step.op.location != place.location or "scaled_dot_product" not in step.op.name:
+            continue
+        shapes = [trace.values[operand].shape for operand in step.operands]
+        if len(shapes) != 3 or min(map(len, shapes)) < 2:
+            continue
+        queries, keys = shapes[0][-2], shapes[1][-2]
+        if 1 < queries < keys:
+            return replace(
+                place,
+                cause="is_causal=True counts queries and keys from the first key, but these queries "
+                "continue the keys of a cache",
+                fact=f"{step.op.name} is given {queries} queries and {keys} keys without a mask: "
+                f"query 0 sees key 0 only, although it is position {keys - queries}",
+                fix="pass attn_mask=torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries) "
+                "instead of is_causal=True",
+            )
+    return None
