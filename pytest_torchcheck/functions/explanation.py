@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from .arguments import resized
 from .lines import computing_lines, gradient_line, line_with
 from .relations.experiments import affine, stale_needs, wrong_saved
 from .relations.jacobians import Block, as_real, numerical, real_size
+from .relations.jumps import nearly, stepwise
 from .relations.relation import Relation, Shapes
 from .relations.search import find_relation, follows_size
 
@@ -50,6 +52,11 @@ def shapes_of(target: Target, call: Call, run: Run, index: int) -> Shapes:
     )
 
 
+def others_of(target: Target, call: Call, index: int) -> list[tuple[str, int]]:
+    """Return the other inputs that gradients are checked of, with their names."""
+    return [(target.input_name(other), other) for other in call.wanted if other != index]
+
+
 def explained(
     target: Target,
     call: Call,
@@ -65,7 +72,7 @@ def explained(
         if any(_mutual(relation, target, block) for _, relation in found):
             continue
         peers = [(target.input_name(b.index), b) for b in blocks if b.index != block.index]
-        experiments = _experiments(target, call) if explain and not target.surrogate else []
+        experiments = [] if target.surrogate else _experiments(target, call, explain=explain)
         shapes = shapes_of(target, call, run, block.index)
         relation = find_relation(block, shapes, peers, experiments)
         if relation.code == "gradcheck-scale" and target.surrogate is None:
@@ -126,10 +133,22 @@ def _cause_key(target: Target, relation: Relation, block: Block) -> tuple[Any, .
     return (relation.code, block.index)
 
 
-def _experiments(target: Target, call: Call) -> list[Experiment]:
+def _experiments(target: Target, call: Call, *, explain: bool) -> list[Experiment]:
+    """Return the searches that run the Function again; the first decides what a mismatch means."""
+    more = (stale_needs, affine, wrong_saved) if explain else ()
     return [
-        lambda block, shapes, run=run: run(target, call, block, shapes)  # type: ignore[misc]
-        for run in (stale_needs, affine, wrong_saved)
+        lambda block, shapes: stepwise(
+            call,
+            block.index,
+            shapes.name,
+            target.chosen,
+            others_of(target, call, block.index),
+            alike=nearly(block.analytical, block.numerical),
+            wide=lambda: nearly(
+                block.analytical, numerical(call, block.index, target.chosen, step=1e-2)
+            ),
+        ),
+        *(lambda block, shapes, run=run: run(target, call, block, shapes) for run in more),  # type: ignore[misc]
     ]
 
 
@@ -161,8 +180,12 @@ def _finding(
         concerned.add(named[str(relation.evidence["with"])].index)
     # what nobody in the model wants may be sloppy
     unasked = concerned.isdisjoint(call.asked)
+    meant = _is_meant(target, call, relation, block)
+    if meant and relation.code == "gradcheck-mask":
+        reading = relation.cause.replace("the mask of the gradient is wrong: it", "the gradient")
+        relation = replace(relation, cause=f"{reading}: an estimator, or a mask that is forgotten")
     made = target.finding(
-        "suspicious" if unasked or _is_meant(target, relation, block) else "violated",
+        "suspicious" if unasked or meant else "violated",
         relation.code,
         f"{target.backward} returns {symptom}",
         location=place,
@@ -210,23 +233,38 @@ _STRAIGHT = re.compile(
 )
 
 
-def _is_meant(target: Target, relation: Relation, block: Block) -> bool:
+def _is_meant(target: Target, call: Call, relation: Relation, block: Block) -> bool:
     """Say whether nobody writes such a Function by accident: its only effect is a gradient of its own.
 
-    That is so where forward is locally constant (spikes, rounding), where a Function that is named as a
-    straight-through estimator lets a gradient through, and where forward is the identity and backward
-    multiplies by a constant (gradient reversal and scaling).
+    That is so where forward is locally constant or moves in steps (spikes, rounding), where it bounds values
+    on both sides and backward passes everything, where a Function that is named as a straight-through
+    estimator lets a gradient through, and where forward is the identity and backward multiplies by a
+    constant (gradient reversal and scaling).
     """
     if relation.code == "gradcheck-surrogate":
         return True
+    out, size = block.numerical.shape
+    same = torch.eye(out, dtype=torch.float64) if out == size else None
     if relation.code == "gradcheck-mask" and relation.evidence.get("extra"):
         own = target.function
-        return own is not None and bool(_STRAIGHT.search(f"{own.__name__}\n{own.__doc__ or ''}"))
-    out, size = block.numerical.shape
+        named = own is not None and _STRAIGHT.search(f"{own.__name__}\n{own.__doc__ or ''}")
+        through = same is not None and block.close(block.analytical, same)
+        return bool(named) or (through and _bounded(call.values[block.index], block))
     return (
         relation.code in ("gradcheck-scale", "gradcheck-sign")
-        and out == size
-        and block.close(block.numerical, torch.eye(out, dtype=torch.float64))
+        and same is not None
+        and block.close(block.numerical, same)
+    )
+
+
+def _bounded(value: Tensor, block: Block) -> bool:
+    """Say whether forward is constant for the smallest and for the largest values, as a clamp to a range is."""
+    kept = block.numerical.diagonal().abs() > block.noise
+    values = as_real(value)
+    if not bool(kept.any()):
+        return False
+    return bool((values[~kept] < values[kept].min()).any()) and bool(
+        (values[~kept] > values[kept].max()).any()
     )
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..explanation import shapes_of
+from ..common import passes_values
+from ..explanation import others_of, shapes_of
 from ..lines import gradient_line
 from ..relations.jacobians import (
     as_real,
@@ -18,6 +19,7 @@ from ..relations.jacobians import (
     rounding,
     step_of,
 )
+from ..relations.jumps import stepwise
 from ..relations.relation import Relation
 from ..relations.search import scaled
 from ..target import Outcome, Target
@@ -82,7 +84,12 @@ def _misdirected(
     if steady and all(abs(r / ratios[0] - 1) < 1e-3 for r in ratios):
         shapes = shapes_of(target, call, call.run(), index)
         relation = scaled(ratios[0], f"{len(misses)} random directions", shapes)
+    close = all(abs(x - y) <= 0.35 * abs(y) for x, y in misses)
+    others = others_of(target, call, index)
+    stepped = stepwise(call, index, name, target.chosen, others, alike=close)
     flat = all(slope == 0.0 for _, slope in misses)
+    if stepped is not None and not flat:
+        relation = stepped
     if flat:
         relation = Relation(
             code="gradcheck-surrogate",
@@ -98,7 +105,9 @@ def _misdirected(
             ),
         )
     return target.finding(
-        "suspicious" if flat or (steady and _is_identity(target, call, index)) else "violated",
+        "suspicious"
+        if flat or stepped or (steady and passes_values(target, call, index))
+        else "violated",
         relation.code,
         f"{target.backward} returns {relation.symptom}",
         location=gradient_line(target.function, target.position(index)),
@@ -108,15 +117,6 @@ def _misdirected(
         because=relation.because,
         fix=relation.fix,
         evidence={**relation.evidence, "analytical": a, "numerical": n},
-    )
-
-
-def _is_identity(target: Target, call: Call, index: int) -> bool:
-    """Say whether forward returns this input as it is: such a Function is written for its gradient."""
-    outputs, value = call.run().outputs, call.values[index]
-    return len(target.chosen) == 1 and bool(
-        outputs[target.chosen[0]].shape == value.shape
-        and torch.equal(outputs[target.chosen[0]].detach(), value.detach())
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...probes.holding.aliasing import find_alias
-from ..common import line_of, tolerance
+from ..common import line_of, passes_values, tolerance
 from ..lines import Trace, error_line, first_write, storage_of
 from ..relations.jacobians import as_real, distance
 from ..target import Outcome, Target, first_line
@@ -163,8 +163,9 @@ def _linear(target: Target) -> Outcome:
 def _not_linear(target: Target, index: int, factor: float, grad: Tensor, once: Tensor) -> Finding:
     name = target.input_name(index)
     ratio = float(as_real(grad).abs().sum() / as_real(once).abs().sum())
+    # a Function that passes values on, bounded at most, is written for what it does to gradients
     return target.finding(
-        "violated",
+        "suspicious" if passes_values(target, target.call, index) else "violated",
         "upstream-nonlinear",
         (
             f"{target.backward} is not linear in the upstream gradient: {name} grows "

@@ -243,9 +243,9 @@ _SEARCHES: tuple[Callable[[Block, Shapes], Relation | None], ...] = (
     _surrogate,
     _scale,
     _conjugate,
+    one_output,
 )
 _LATE: tuple[Callable[[Block, Shapes], Relation | None], ...] = (
-    one_output,
     broadcast,
     transposed,
     adjoint,

@@ -1,4 +1,4 @@
-"""A Function that is named as a straight-through estimator may pass a gradient where forward is constant."""
+"""Gradients that stand in for a derivative: forward rounds, or passes its input on within bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Bounded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        return x.clamp(-0.5, 0.5)
+        return x.clamp(min=-0.1)
 
     @staticmethod
     def backward(ctx, slope):
@@ -44,15 +44,156 @@ class Passing(Bounded):
      (Bounded, "violated"), (Instep, "violated")],
 )  # fmt: skip
 def test_a_name_says_what_is_meant(function, status):
+    found = [f for f in found_in(function.apply) if f.code == "gradcheck-mask"]
+    assert [f.status for f in found] == [status], [str(f) for f in found]
+
+
+def found_in(act):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
             self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
 
         def forward(self, x):
-            return self.last(function.apply(self.first(x)))
+            return self.last(act(3 * self.first(x)))
 
     torch.manual_seed(0)
     contract = Contract(model=Net, batch=((torch.randn(5, 4),), torch.randn(5, 2)), loss=F.mse_loss)
-    found = [f for f in contract.check(["gradcheck"]).findings if f.code == "gradcheck-mask"]
-    assert [f.status for f in found] == [status], [str(f) for f in found]
+    return [f for f in contract.check(["gradcheck"]).findings if f.status != "passed"]
+
+
+class Grid(torch.autograd.Function):
+    """Rounds to so many levels of the largest value, which moves with the input."""
+
+    @staticmethod
+    def forward(ctx, x, levels):
+        step = x.abs().max() / levels
+        return (x / step).round() * step
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope, None
+
+
+class Coarse(torch.autograd.Function):
+    """A product with rounded weights; its gradients are those of the exact product."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        step = weight.abs().max() / 7
+        return x @ ((weight / step).round() * step)
+
+    @staticmethod
+    def backward(ctx, slope):
+        x, weight = ctx.saved_tensors
+        return slope @ weight.T, x.T @ slope
+
+
+class Turned(Coarse):
+    """The same with a transpose too few."""
+
+    @staticmethod
+    def backward(ctx, slope):
+        x, weight = ctx.saved_tensors
+        return slope @ weight, x.T @ slope
+
+
+class LearntStep(torch.autograd.Function):
+    """Rounds to a step that is learnt."""
+
+    @staticmethod
+    def forward(ctx, x, step):
+        ctx.save_for_backward(x, step)
+        return (x / step).round().clamp(-4, 3) * step
+
+    @staticmethod
+    def backward(ctx, slope):
+        x, step = ctx.saved_tensors
+        place = x / step
+        inside = (place >= -4) & (place <= 3)
+        other = torch.where(inside, place.round() - place, place.clamp(-4, 3))
+        return slope * inside, (slope * other).sum()
+
+
+class Kinked(torch.autograd.Function):
+    """Jumps once, and follows a slope elsewhere: its gradient is wrong."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.where(x > 0, 2 * x + 0.2, x)
+
+    @staticmethod
+    def backward(ctx, slope):
+        (x,) = ctx.saved_tensors
+        return torch.where(x > 0, slope, 2 * slope)
+
+
+class Wave(torch.autograd.Function):
+    """Moves up and down within a step, without a jump: its gradient is wrong."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.sin(60 * x) / 60
+
+    @staticmethod
+    def backward(ctx, slope):
+        (x,) = ctx.saved_tensors
+        return slope * torch.sin(60 * x)
+
+
+class Cut(torch.autograd.Function):
+    """Values as they are; the gradient is bounded."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope.clamp(-1e-3, 1e-3)
+
+
+class Range(torch.autograd.Function):
+    """Values within a range; every gradient passes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clamp(-0.5, 0.5)
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope
+
+
+torch.manual_seed(3)
+WEIGHT = nn.Parameter(torch.randn(8, 8) / 2)
+STEP = nn.Parameter(torch.tensor(0.4))
+
+
+@pytest.mark.parametrize(
+    "act",
+    [lambda h: Grid.apply(h, 4), lambda h: Grid.apply(h, 100), lambda h: Grid.apply(h, 20000),
+     lambda h: Coarse.apply(h, WEIGHT), lambda h: LearntStep.apply(h, STEP), Range.apply],
+    ids=["grid", "fine-grid", "very-fine-grid", "weights", "learnt", "range"],
+)  # fmt: skip
+def test_nobody_writes_an_estimator_by_accident(act):
+    found = found_in(act)
+    assert {f.status for f in found} == {"suspicious"}, [str(f) for f in found]
+    assert "wrong" not in " ".join(f"{f.summary} {f.cause}" for f in found)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [lambda h: Turned.apply(h, WEIGHT), Kinked.apply, Wave.apply],
+    ids=["transpose", "one-jump", "wave"],
+)
+def test_a_wrong_gradient_stays_one(act):
+    assert "violated" in {f.status for f in found_in(act)}
+
+
+def test_a_function_that_bounds_gradients_alone():
+    found = found_in(Cut.apply)
+    assert {f.status for f in found} <= {"suspicious"}, [str(f) for f in found]
