@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...explanation import on_line
 from ...findings import Culprit
 from ..lines.layer_sizes import Origin, building_line, size_origin
 from ..lines.size_values import value_lines
@@ -136,7 +137,7 @@ def edit(
     scene: Scene, origin: Origin | None, place: Location | None, wanted: int, default: str
 ) -> str:
     """Return the fix as one edit of the line that decides a size."""
-    line = f" on line {place.line}" if place else ""
+    line = on_line(place)
     if origin is None:
         return f"{default}{line}"
     if origin.constant:

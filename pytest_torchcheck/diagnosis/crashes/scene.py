@@ -12,7 +12,15 @@ import torch
 from torch import nn
 
 from ... import sources
-from ...explanation import PHASE_WORDS, Phase, clipped, describe, times
+from ...explanation import (
+    PHASE_WORDS,
+    Explanation,
+    Phase,
+    clipped,
+    describe,
+    on_line,
+    times,
+)
 from ...findings import Culprit, Location
 from ...objects import trees
 from ...text.printable import message_of
@@ -22,7 +30,7 @@ from .replay import calls_of, replay
 if TYPE_CHECKING:
     from types import FrameType
 
-    from ...findings import CulpritKind
+    from ...findings import CulpritKind, Plain
     from .history import Fact, Op, Replay
 
 
@@ -237,6 +245,43 @@ class Scene:
         """The torch function that raised, where a replay could name it."""
         again = self.replay()
         return None if again is None or again.failing is None else again.failing.op
+
+    # -- the explanation ------------------------------------------------------------------------
+
+    def explain(
+        self,
+        *,
+        code: str,
+        summary: str,
+        observed: str = "",
+        cause: str = "",
+        because: str = "",
+        fix: str = "",
+        culprits: tuple[Culprit, ...] | None = None,
+        location: Location | None = None,
+        evidence: Mapping[str, Plain] | None = None,
+    ) -> Explanation:
+        """Return the error explained; :class:`Explanation` says what the fields are.
+
+        What is not given follows from the error: what torch said, the innermost module at fault, and the
+        user's line.
+        """
+        return Explanation(
+            code=code,
+            summary=summary,
+            observed=observed,
+            cause=cause,
+            because=because or self.said,
+            fix=fix,
+            culprits=self.blame() if culprits is None else culprits,
+            location=location or self.location,
+            evidence=evidence or {},
+        )
+
+    @property
+    def on_line(self) -> str:
+        """`` on line 7``, of the user's innermost line; empty where there is none."""
+        return on_line(self.location)
 
     # -- names for people -----------------------------------------------------------------------
 

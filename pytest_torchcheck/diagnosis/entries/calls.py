@@ -64,12 +64,12 @@ def signature(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix = (
             f"rename it in the contract's inputs{' to ' + close if close else ''}"
             if root
-            else f"rename it{on_line(call)}"
+            else f"rename it{scene.on_line}"
         )
     elif "multiple values" in problem:
         cause, fix = (
             f"{listed(names)} is given by position and by name",
-            f"give {listed(names)} once{on_line(call)}",
+            f"give {listed(names)} once{scene.on_line}",
         )
     else:
         numbers = re.findall(r"\d+", problem)
@@ -79,10 +79,10 @@ def signature(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"forward takes {' to '.join(counted[:-1]) or '?'} inputs, "
             f"{counted[-1] if counted else '?'} are given"
         )
-        fix = _fewer(scene, cls) if root else f"drop an argument{on_line(call)}"
+        fix = _fewer(scene, cls) if root else f"drop an argument{scene.on_line}"
         if not root and "Sequential" in [type(m).__name__ for m in scene.running]:
             fix += " (Sequential passes on one value)"
-    return Explanation(
+    return scene.explain(
         code="forward-arguments",
         summary=f"{name} cannot be called: forward() {problem}"[:170],
         observed=observed,
@@ -146,14 +146,14 @@ def not_built(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause, fix = f"the function ends without a return of the {what}", f"return the {what}"
     else:
         cause, fix = f"a value of type {match[3]} is returned, not a model", "return the model"
-    return Explanation(
+    return scene.explain(
         code="crash",
         summary=match[0],
         observed=f"phase: {scene.phase}",
         cause=cause,
         because=f"the message is {scene.first_line!r}",
         fix=f"{fix} in the function",
-        location=scene.location,
+        culprits=(),
     )
 
 
@@ -196,12 +196,11 @@ def forward_missing(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "the class defines no forward (a wrong indentation may have put it inside __init__)",
             "define forward in the class",
         )
-    return Explanation(
+    return scene.explain(
         code="forward-missing",
         summary=f"{name} has no forward" + (f", it has {near}" if near else ""),
         observed=f"{match[1]} defines {_methods(cls)}" if cls is not None else f"class {match[1]}",
         cause=cause,
-        because=scene.said,
         fix=fix + (on_line(place) if near else ""),
         culprits=(Culprit(kind="module", name=name, detail="no forward", location=place),),
         location=place if not container else call,
@@ -234,7 +233,7 @@ def no_super(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else (match[1] if match.groups() else "the module")
     )
     init = sources.of_object(type(owner).__init__) if owner is not None else None
-    return Explanation(
+    return scene.explain(
         code="super-init-missing",
         summary=f"{cls}.__init__ assigns a layer before super().__init__()",
         observed=(
@@ -242,7 +241,6 @@ def no_super(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "modules and parameters"
         ),
         cause="nn.Module's __init__ was not called, so nothing can be registered",
-        because=scene.said,
         fix="write super().__init__() as the first line of __init__"
         + (f" (line {init.line + 1})" if init else ""),
         culprits=(Culprit(kind="module", name=cls, location=init),),
@@ -257,7 +255,6 @@ def no_super(scene: Scene, match: re.Match[str]) -> Explanation | None:
 def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """Something else than a tensor given to a torch function."""
     function, argument, kind = match[1], match[2], match[3]
-    place = scene.location
     cause = {
         "tuple": "the previous module returns a tuple (an LSTM or attention: output and state)",
         "NoneType": "a function without return, or a missing input, gives None",
@@ -288,7 +285,7 @@ def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"{before[0]} before it returns a tuple",
             f"{before[0]} is a {before[1]}, which returns a tuple; {scene.said}",
         )
-    return Explanation(
+    return scene.explain(
         code="not-a-tensor",
         summary=f"{scene.at if parts is None else 'the loss'} received a {kind}, not a tensor",
         observed=f"{function}({argument}=...) got {describe(scene.argument(argument))}"
@@ -296,9 +293,8 @@ def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else f"{argument} is a {kind}",
         cause=cause,
         because=because,
-        fix=f"{fix}{on_line(place)}",
+        fix=f"{fix}{scene.on_line}",
         culprits=scene.blame(kind),
-        location=place,
     )
 
 
@@ -345,7 +341,6 @@ def attribute(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
     kind, name = match[1], match[2]
     owner = next((m for m in reversed(scene.running) if type(m).__name__ == kind), None)
-    place = scene.location
     known: list[str] = []
     if owner is not None:
         known = [
@@ -361,21 +356,20 @@ def attribute(scene: Scene, match: re.Match[str]) -> Explanation | None:
     output = kind in ("tuple", "list", "dict", "NoneType")
     cause = f"{who} has no attribute {name}" + (f"; {near} is close" if near else "")
     if (parts := _parts_of_output(scene, kind)) is not None:
-        return Explanation(
+        return scene.explain(
             code="not-a-tensor",
             summary=f"the loss received a {kind}, not a tensor",
             observed=f"the loss asks it for {name!r}",
             cause=parts[0],
             because=scene.said.replace("torch said", "Python said"),
-            fix=f"{parts[1]}{on_line(place)}",
+            fix=f"{parts[1]}{scene.on_line}",
             culprits=scene.blame(kind),
-            location=place,
         )
     if output:
         cause = (
             f"the value is a {kind}: the return value of the model (or a layer) is used as a tensor"
         )
-    return Explanation(
+    return scene.explain(
         code="attribute-missing",
         summary=(f"{who}" if who == scene.at else f"{scene.at}: {who}")
         + f" has no attribute {name!r}"
@@ -385,11 +379,10 @@ def attribute(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else scene.values(),
         cause=cause,
         because=scene.said.replace("torch said", "Python said"),
-        fix=f"write {near}{on_line(place)}"
+        fix=f"write {near}{scene.on_line}"
         if near
-        else f"take the tensor out of the {kind} first{on_line(place)}"
+        else f"take the tensor out of the {kind} first{scene.on_line}"
         if output
-        else f"assign it in __init__, or correct the name{on_line(place)}",
+        else f"assign it in __init__, or correct the name{scene.on_line}",
         culprits=scene.blame(name),
-        location=place,
     )

@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ... import sources
-from ...explanation import Explanation, clipped
+from ...explanation import Explanation, clipped, on_line
 from ...findings import Culprit
 from ..crashes.table import entry
 from ..lines.assigned import assigned
@@ -37,7 +37,7 @@ def weights_only(scene: Scene, match: re.Match[str]) -> Explanation | None:
     )
     made = _made(scene, key)
     saves = _saving(scene)
-    line = f" on line {made.line}" if made is not None else ""
+    line = on_line(made)
     entry_words = f"entry {key!r}" if key else "an entry"
     if what == "a NumPy scalar":
         plain = f"save float(...) or .item() of it{line}"
@@ -45,7 +45,7 @@ def weights_only(scene: Scene, match: re.Match[str]) -> Explanation | None:
         plain = f"save it as a tensor (torch.from_numpy){line}"
     else:
         plain = f"save plain types or a state_dict() of it{line}, or allow it with torch.serialization.add_safe_globals"
-    return Explanation(
+    return scene.explain(
         code="weights-only",
         summary=f"torch.load refuses the checkpoint: {entry_words} is {what}",
         observed=f"{clipped(kind, 80)} in {len(paths)} {'entry' if len(paths) == 1 else 'entries'} of the file"
@@ -59,7 +59,7 @@ def weights_only(scene: Scene, match: re.Match[str]) -> Explanation | None:
             *((Culprit(kind="call", name="torch.save", detail="writes it", location=saves),) if saves else ()),
             Culprit(kind="call", name="torch.load", detail=f"refuses {kind}", location=place),
         ),
-        location=made or saves or place,
+        location=made or saves,
     )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def worker(scene: Scene, match: re.Match[str]) -> Explanation | None:
     )
     if sizes is not None:
         return _unequal(scene, sizes, name, getitem)
-    return Explanation(
+    return scene.explain(
         code="worker-error",
         summary=f"{name} raises {match[1]} in a DataLoader worker: {message.partition(': ')[2] or message}"[
             :180
@@ -93,7 +93,7 @@ def _unequal(
     place = getitem or scene.location
     first, second = match[1], match[3]
     one_dimension = first.count(",") == second.count(",") == 0
-    return Explanation(
+    return scene.explain(
         code="collate-sizes",
         summary=f"samples of {name} have different shapes: {first} and {second}",
         observed=f"entry {match[2]} is {first}, entry {match[4]} is {second}",
@@ -119,15 +119,14 @@ def collate_sizes(scene: Scene, match: re.Match[str]) -> Explanation | None:
     name, getitem = _getitem(scene)
     if "each element" not in match[0]:
         return _unequal(scene, match, name, getitem)
-    return Explanation(
+    return scene.explain(
         code="collate-sizes",
         summary=f"samples of {name} hold lists of different lengths",
         observed=scene.first_line,
         cause="the default collate transposes lists, so all must have the same length",
-        because=scene.said,
         fix="return a tensor per field, and pad in a collate_fn",
         culprits=(Culprit(kind="dataset", name=name, location=getitem),),
-        location=getitem or scene.location,
+        location=getitem,
     )
 
 
@@ -148,15 +147,14 @@ def collate_type(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if kind == "NoneType"
         else f"convert it to a tensor{on_line(getitem)}"
     )
-    return Explanation(
+    return scene.explain(
         code="collate-type",
         summary=f"{name} returns a {kind.rpartition('.')[2]}, which cannot be collated",
         observed=f"a field of type {kind}",
         cause=cause,
-        because=scene.said,
         fix=fix,
         culprits=(Culprit(kind="dataset", name=name, detail=kind, location=getitem),),
-        location=getitem or scene.location,
+        location=getitem,
     )
 
 
@@ -186,7 +184,7 @@ def pickling(scene: Scene, match: re.Match[str]) -> Explanation | None:
     )
     name = path.partition(".")[2] or path or what
     owner = type(dataset).__name__ if dataset is not None else ""
-    return Explanation(
+    return scene.explain(
         code="not-picklable",
         summary=(
             f"{f'{owner}.' if owner and path.startswith('dataset.') else ''}{name} cannot be "
@@ -197,12 +195,11 @@ def pickling(scene: Scene, match: re.Match[str]) -> Explanation | None:
         "importable name"
         if "<l" in what or "lambda" in what
         else f"{what} holds an object of this process (a file, a lock, a socket, a generator)",
-        because=scene.said,
         fix=f"use a function at the module's top level, or functools.partial{on_line(place)}"
         if "<l" in what or "lambda" in what
         else f"open it in the worker, on first use{on_line(place)}",
         culprits=(Culprit(kind="dataset", name=name, detail=shown, location=place),),
-        location=place or scene.location,
+        location=place,
     )
 
 
@@ -250,16 +247,15 @@ def worker_died(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "__main__ guard or an object that cannot be unpickled"
         )
     )
-    return Explanation(
+    return scene.explain(
         code="worker-died",
         summary=f"a DataLoader worker reading {name} ended: {signal or scene.first_line}"[:160],
         observed=scene.first_line,
         cause=cause,
-        because=scene.said,
         fix="run once with num_workers=0 to see the error in this process"
         + ("; lower num_workers or the batch size" if "memory" in cause else ""),
         culprits=(Culprit(kind="dataset", name=name, location=getitem),),
-        location=getitem or scene.location,
+        location=getitem,
     )
 
 
@@ -267,13 +263,11 @@ def worker_died(scene: Scene, match: re.Match[str]) -> Explanation | None:
 def empty(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A dataset without samples."""
     place = scene.location
-    return Explanation(
+    return scene.explain(
         code="dataset-empty",
         summary="the dataset is empty",
         observed="len(dataset) = 0",
         cause="no sample was found: a wrong path, pattern or split",
-        because=scene.said,
-        fix=f"check what the dataset reads{on_line(place)}",
+        fix=f"check what the dataset reads{scene.on_line}",
         culprits=(Culprit(kind="dataset", name="dataset", location=place),),
-        location=place,
     )

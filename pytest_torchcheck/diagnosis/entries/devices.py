@@ -116,7 +116,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if maker is not None and made_at is not None:
         return _made_elsewhere(made_at, maker, stray_device, home, observed, scene)
     hint = f" (likely one of {', '.join(list(strays)[:3])})" if strays else ""
-    return Explanation(
+    return scene.explain(
         code="device-pair",
         summary=where,
         observed=observed,
@@ -124,14 +124,12 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"one operand is on {stray_device}{hint}: an input that was not moved, a tensor "
             "created without device=, or an attribute that is not a buffer"
         ),
-        because=scene.said,
-        fix=f"move that operand to the device of the other one{on_line(call)}",
+        fix=f"move that operand to the device of the other one{scene.on_line}",
         culprits=scene.blame()
         + tuple(
             Culprit(kind="tensor", name=n, location=attribute_line(scene.model, n))
             for n in list(strays)[:3]
         ),
-        location=call,
     )
 
 
@@ -154,7 +152,7 @@ def _input_elsewhere(
     name: str, stray_device: str, home: str, observed: str, scene: Scene, call: Location | None
 ) -> Explanation | None:
     """Explain an input that was not moved."""
-    return Explanation(
+    return scene.explain(
         code="device-pair",
         summary=f"input {name} is on {stray_device}, the model on {home}",
         observed=observed,
@@ -181,7 +179,7 @@ def _stray_attribute(
     """Explain a plain attribute that does not move with the model."""
     made = attribute_line(scene.model, name)
     attribute = name.rpartition(".")[2]
-    return Explanation(
+    return scene.explain(
         code="device-pair",
         summary=f"{name} stays on {stray_device} when the model is moved to {home}",
         observed=observed,
@@ -209,7 +207,7 @@ def _made_elsewhere(
 ) -> Explanation | None:
     """Explain a tensor that a factory makes on another device."""
     holder = made_at.function.rpartition("<locals>.")[2] or maker.name
-    return Explanation(
+    return scene.explain(
         code="device-pair",
         summary=(
             f"{holder} creates a tensor on {stray_device} while the model is on {home} "
@@ -248,14 +246,14 @@ def _part_elsewhere(scene: Scene, name: str, home: str) -> tuple[str, str] | Non
 
 def _two_places(scene: Scene, part: str, device: str, home: str, observed: str) -> Explanation:
     """Explain a model of which a part stands on another device than the rest."""
-    call, model = scene.location, scene.model
+    _call, model = scene.location, scene.model
     own = re.escape(part.rpartition(".")[2])
     moved = (
         sources.search(type(model), rf"\b{own}\b.*\.(?:to|cuda|cpu)\(")
         if model is not None
         else None
     )
-    return Explanation(
+    return scene.explain(
         code="device-pair",
         summary=f"{part} is on {device}, the rest of the model on {home}",
         observed=observed,
@@ -266,7 +264,7 @@ def _two_places(scene: Scene, part: str, device: str, home: str, observed: str) 
         because=f"{part} is registered, and is on {device}; {scene.said}",
         fix="move the model as a whole with .to(device)"
         + (
-            f", or its input {part}{on_line(call)}: x.to({part}.weight.device)"
+            f", or its input {part}{scene.on_line}: x.to({part}.weight.device)"
             if part in dict(model.named_modules() if model is not None else ())
             else ""
         ),
@@ -274,7 +272,7 @@ def _two_places(scene: Scene, part: str, device: str, home: str, observed: str) 
             Culprit(kind="module", name=part, detail=f"on {device}", location=moved),
             *scene.call_culprit(),
         ),
-        location=moved or call,
+        location=moved,
     )
 
 
@@ -302,25 +300,21 @@ def _home(scene: Scene) -> str:
        r"aten::_local_scalar_dense.*(?:meta|FakeTensor)")  # fmt: skip
 def no_data(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A value is read from a tensor that is on another device, or has no data."""
-    place = scene.location
     numpy = "numpy" in match[0]
     meta = "meta" in match[0] or scene.device == "meta"
     if "copy out" in match[0]:
-        return Explanation(
+        return scene.explain(
             code="meta-no-data",
             summary=f"{scene.at}: a tensor on meta has no data to copy",
             observed=scene.first_line,
             cause="parameters or buffers were created on the meta device and never initialised",
-            because=scene.said,
             fix=(
                 "use to_empty(device=...) and initialise, or build without the meta "
-                f"device{on_line(place)}"
+                f"device{scene.on_line}"
             ),
-            culprits=scene.blame(),
-            location=place,
         )
     word = ".numpy()" if numpy else ".item(), bool(), int() or a branch on a tensor"
-    return Explanation(
+    return scene.explain(
         code="numpy-on-device" if numpy else "host-sync",
         summary=f"{scene.at} reads a tensor's value on the host{' with .numpy()' if numpy else ''}",
         observed=scene.first_line,
@@ -330,12 +324,9 @@ def no_data(scene: Scene, match: re.Match[str]) -> Explanation | None:
             if meta and not numpy
             else ", and the tensor is elsewhere"
         ),
-        because=scene.said,
-        fix=f"call .cpu() first{on_line(place)}"
+        fix=f"call .cpu() first{scene.on_line}"
         if numpy
-        else f"compute with tensor ops (torch.where) instead{on_line(place)}",
-        culprits=scene.blame(),
-        location=place,
+        else f"compute with tensor ops (torch.where) instead{scene.on_line}",
     )
 
 
@@ -343,9 +334,8 @@ def no_data(scene: Scene, match: re.Match[str]) -> Explanation | None:
        r"Attempting to deserialize object on a CUDA device but torch\.cuda\.is_available\(\) is False")  # fmt: skip
 def no_gpu(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A device that this machine does not have, written into the code."""
-    place = scene.location
     load = "deserialize" in match[0]
-    return Explanation(
+    return scene.explain(
         code="device-hard-coded",
         summary=f"{scene.at} needs CUDA, which is not available here",
         observed=(
@@ -355,10 +345,7 @@ def no_gpu(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause="a checkpoint was saved on a GPU and is loaded without map_location"
         if load
         else "the device cuda is hard-coded",
-        because=scene.said,
-        fix=f'write map_location="cpu"{on_line(place)}'
+        fix=f'write map_location="cpu"{scene.on_line}'
         if load
-        else f"take the device from the data (x.device) or the parameters{on_line(place)}",
-        culprits=scene.blame(),
-        location=place,
+        else f"take the device from the data (x.device) or the parameters{scene.on_line}",
     )

@@ -135,7 +135,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         )
     else:
         cause = _plain_cause(who, got, want)
-    return Explanation(
+    return scene.explain(
         code="dtype-pair",
         summary=where,
         observed=", ".join(
@@ -152,7 +152,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 def _conversion(want: str, source: str, scene: Scene) -> str:
     """Say which operand to convert."""
-    return f"call .to({want}) on {source or 'that operand'}{on_line(scene.location)}".replace(
+    return f"call .to({want}) on {source or 'that operand'}{scene.on_line}".replace(
         ".to(", ".to(torch."
     )
 
@@ -256,7 +256,7 @@ def made_culprit(scene: Scene, fact: Fact | None) -> tuple[Culprit, ...]:
 
 def _part_apart(scene: Scene, module: nn.Module, own: str, rest: str) -> Explanation | None:
     """Explain a part of the model that was converted by itself: all other weights have the dtype that it is given."""
-    model, call = scene.model, scene.location
+    model, _call = scene.model, scene.location
     name = (
         next((n for n, m in model.named_modules() if m is module), "") if model is not None else ""
     )
@@ -271,22 +271,21 @@ def _part_apart(scene: Scene, module: nn.Module, own: str, rest: str) -> Explana
         return None
     word = re.escape(name.rpartition(".")[2])
     converted = sources.search(type(model), rf"\b{word}\b.*\.(?:to|double|float|half|bfloat16)\(")
-    return Explanation(
+    return scene.explain(
         code="dtype-pair",
         summary=f"{name} is {own}, the rest of the model {rest}",
         observed=f"{name} has {own} weights and receives {rest}",
-        cause="only a part of the model was converted"
-        + (f" on line {converted.line}" if converted is not None else ""),
+        cause="only a part of the model was converted" + on_line(converted),
         because=f"every parameter outside {name} is {rest}; {scene.said}",
         fix=(
-            f"convert the model as a whole, or its input {name}{on_line(scene.location)}: "
+            f"convert the model as a whole, or its input {name}{scene.on_line}: "
             f"x.to({name}.weight.dtype)"
         ),
         culprits=(
             Culprit(kind="module", name=name, detail=own, location=converted),
             *scene.call_culprit(),
         ),
-        location=converted or call,
+        location=converted,
     )
 
 

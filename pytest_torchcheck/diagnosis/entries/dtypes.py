@@ -33,23 +33,21 @@ def written(scene: Scene, match: re.Match[str]) -> Explanation | None:
     maker = maker_of(target, held) if not source else None
     made_at = maker.location if maker is not None else None
     shown = f"{source or 'a tensor'} {held}" + (f" {list(target.shape)}" if target else "")
-    line = f" on line {made_at.line}" if made_at is not None else ""
+    line = on_line(made_at)
     kind = "complex" if result.startswith("complex") else "floating-point"
-    fixes = [f"call .to(torch.{result}) on {source or 'it'} first{on_line(scene.location)}"]
+    fixes = [f"call .to(torch.{result}) on {source or 'it'} first{scene.on_line}"]
     if maker is not None and made_at is not None and maker.name in FACTORIES - CONVERSIONS:
         fixes.insert(0, f"give {maker.name} a {kind} dtype{line}")
     else:
         fixes.append("write to a new tensor instead of modifying it in place")
-    return Explanation(
+    return scene.explain(
         code="dtype-pair",
         summary=f"{scene.at}: {word} gives {result}, and its output is {with_article(held)} tensor",
         observed=shown,
         cause=f"{source or 'the tensor'} holds {held}, which cannot represent {kind} numbers"
         + (f"; {maker.name}{line} creates it" if maker is not None and line else ""),
-        because=scene.said,
         fix=", or ".join(fixes),
         culprits=(*scene.blame(f"{word} of {held}"), *made_culprit(scene, target)),
-        location=scene.location,
     )
 
 
@@ -77,36 +75,34 @@ def kernel(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if got in ("float16", "bfloat16"):
         cause = f"torch has no {got} kernel for {word}{where}"
         fix = (
-            f"call .float() on its input and convert the result back{on_line(scene.location)}, or leave "
+            f"call .float() on its input and convert the result back{scene.on_line}, or leave "
             f"{got} out of dtypes="
         )
     elif got == "bool" and "argm" in word:
         cause = f"{word} compares numbers, and bool tensors do not hold numbers"
-        fix = f"call .int() on {source or 'its input'}{on_line(scene.location)}"
+        fix = f"call .int() on {source or 'its input'}{scene.on_line}"
     elif got == "bool":
         cause = "arithmetic is not defined for bool tensors"
-        fix = f"use ~mask, ^ or .float(){on_line(scene.location)}"
+        fix = f"use ~mask, ^ or .float(){scene.on_line}"
     elif got.startswith("complex"):
         cause = f"{source or 'its input'} holds {got}, and {word} is defined for real numbers only"
-        fix = f"take .abs(), .real or torch.view_as_real of {source or 'its input'}{on_line(scene.location)}"
+        fix = f"take .abs(), .real or torch.view_as_real of {source or 'its input'}{scene.on_line}"
     elif got == "float32":
         cause = f"{source or 'its input'} holds {got}, and {word} takes integers"
-        fix = f"call .long() on {source or 'its input'}{on_line(scene.location)}"
+        fix = f"call .long() on {source or 'its input'}{scene.on_line}"
     elif got == "float64":
         cause = f"torch has no {got} kernel for {word}{where}"
-        fix = f"call .float() on {source or 'its input'}{on_line(scene.location)}"
+        fix = f"call .float() on {source or 'its input'}{scene.on_line}"
     else:
         cause = f"{source or 'its input'} holds {got}, and {word} needs floating-point numbers"
-        fix = f"call .float() on {source or 'its input'}{on_line(scene.location)}"
-    return Explanation(
+        fix = f"call .float() on {source or 'its input'}{scene.on_line}"
+    return scene.explain(
         code="kernel-missing",
         summary=f"{scene.at}: {word} is not implemented for {got}",
         observed=f"{source or 'input'} {got}{shown}{where}",
         cause=cause,
-        because=scene.said,
         fix=fix,
         culprits=(*scene.blame(f"{word} of {got}"), *made_culprit(scene, odd)),
-        location=scene.location,
     )
 
 
@@ -123,15 +119,13 @@ def mask_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
     odd = next((f for f in reversed(facts) if f.dtype == got and named_source(f)), None)
     odd = odd or next((f for f in reversed(facts) if f.dtype == got), None)
     source = named_source(odd)
-    return Explanation(
+    return scene.explain(
         code="mask-dtype",
         summary=f"{scene.at}: the mask {source + ' ' if source else ''}is {got}, and must be bool",
         observed=f"mask {got}",
         cause=f"{source or 'the mask'} holds numbers instead of True and False",
-        because=scene.said,
-        fix=f"write mask.bool() (or mask == 0){on_line(scene.location)}",
+        fix=f"write mask.bool() (or mask == 0){scene.on_line}",
         culprits=(*scene.blame(), *made_culprit(scene, odd)),
-        location=scene.location,
     )
 
 
@@ -139,18 +133,15 @@ def mask_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
 def integer_gradient(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """requires_grad on an integer tensor."""
     data = scene.argument("data")
-    return Explanation(
+    return scene.explain(
         code="integer-gradient",
         summary=f"{scene.at}: an integer tensor cannot require a gradient",
         observed=describe(data) if data is not None else scene.values(),
         cause="gradients exist for floating-point and complex numbers only",
-        because=scene.said,
         fix=(
             "make it a float tensor, or a buffer (register_buffer) if it is not "
-            f"trained{on_line(scene.location)}"
+            f"trained{scene.on_line}"
         ),
-        culprits=scene.blame(),
-        location=scene.location,
     )
 
 
@@ -166,15 +157,14 @@ def float16_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
     made = _only_half(scene)
     total = sum(len(group["params"]) for group in groups)
     shown = listed(names, 3) or "the weights"
-    line = f" on line {made.line}" if made is not None else ""
-    return Explanation(
+    line = on_line(made)
+    return scene.explain(
         code="float16-gradients",
         summary=f"the scaler cannot unscale the gradients of {shown}: the weights are float16",
         observed=f"{len(held)} of {total} parameters of the optimizer are float16",
         cause=("the weights themselves are float16, so their gradients are too; a scaler needs "
             "float32 gradients")
         + (f"; the only conversion to float16 found is{line}" if made is not None else ""),
-        because=scene.said,
         fix=(f"keep the weights in float32{f', without the conversion{line}' if made else ''}, "
             "and let torch.autocast compute in float16"),
         culprits=(
@@ -182,7 +172,7 @@ def float16_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
             Culprit(kind="call", name="unscale_", detail="refuses float16 gradients", location=place),
             *(Culprit(kind="parameter", name=name, detail="float16") for name in names[:4]),
         ),
-        location=made or place,
+        location=made,
         evidence={"parameters": names},
     )  # fmt: skip
 

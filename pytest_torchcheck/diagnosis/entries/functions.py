@@ -59,12 +59,11 @@ def function_returns(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix = f"make both @staticmethod and call .apply{on_line(place)}"
         observed = scene.values()
         code = "function-form"
-    return Explanation(
+    return scene.explain(
         code=code,
         summary=summary,
         observed=observed,
         cause=cause,
-        because=scene.said,
         fix=fix,
         culprits=(Culprit(kind="function", name=name, location=place),),
         location=place,

@@ -51,7 +51,7 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
     )
     frozen = scene.model is not None and not any(p.requires_grad for p in scene.model.parameters())
     if frozen:
-        return Explanation(
+        return scene.explain(
             code="no-graph",
             summary="no parameter of the model requires a gradient, so the loss has no graph",
             observed=observed,
@@ -59,7 +59,6 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
             because="requires_grad is False for every parameter",
             fix="set requires_grad on the parameters to train",
             culprits=(Culprit(kind="loss", name="loss", detail="grad_fn=None", location=place),),
-            location=place,
         )
     again = scene.replay()
     cut = _cut(fact)
@@ -80,16 +79,14 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
         return _no_second_graph(cut, observed, scene)
     if cut is not None:
         return _cut_at(cut, observed, scene, place)
-    return Explanation(
+    return scene.explain(
         code="no-graph",
         summary="the loss has no graph: it does not depend on any trainable parameter",
         observed=observed,
         cause="between output and loss the tensor is detached, computed under no_grad, or "
         "rebuilt (torch.tensor, .item(), NumPy)",
-        because=scene.said,
-        fix=f"compute the loss from the model's output with torch functions only{on_line(place)}",
+        fix=f"compute the loss from the model's output with torch functions only{scene.on_line}",
         culprits=(Culprit(kind="loss", name="loss", detail="grad_fn=None", location=place),),
-        location=place,
     )
 
 
@@ -103,7 +100,7 @@ def _cut_at(cut: Op, observed: str, scene: Scene, place: Location | None) -> Exp
         if cut.name in _CUTS
         else f"{word}{on_line(at)} runs under no_grad (or inference_mode): it records nothing"
     )
-    return Explanation(
+    return scene.explain(
         code="no-graph",
         summary=f"the loss has no graph: {holder} cuts it at {word}",
         observed=observed,
@@ -128,7 +125,7 @@ def _no_second_graph(cut: Op, observed: str, scene: Scene) -> Explanation:
     """Explain a loss of a derivative that has no graph itself."""
     at = cut.location
     plain = "create_graph=False" in cut.arguments
-    return Explanation(
+    return scene.explain(
         code="no-graph",
         summary="the loss has no graph: autograd.grad"
         + (" without create_graph=True cuts it" if plain else " gives a constant"),
@@ -150,7 +147,7 @@ def _no_second_graph(cut: Op, observed: str, scene: Scene) -> Explanation:
             ),
             Culprit(kind="loss", name="loss", detail="grad_fn=None"),
         ),
-        location=at or scene.location,
+        location=at,
     )
 
 
@@ -162,7 +159,7 @@ def not_scalar(scene: Scene, match: re.Match[str]) -> Explanation | None:
     shape = list(loss.shape) if loss is not None else None
     kind = "complex" if match[1] else f"of shape {shape}" if shape is not None else "not a scalar"
     node = type(loss.grad_fn).__name__ if loss is not None and loss.grad_fn is not None else ""
-    return Explanation(
+    return scene.explain(
         code="loss-not-scalar",
         summary=f"the loss is {kind}; backward needs one real number",
         observed=f"loss {describe(loss)}" + (f", grad_fn={node}" if node else "")
@@ -173,12 +170,10 @@ def not_scalar(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else (
             "the loss is not reduced (reduction='none'?), or the model's output is used as the loss"
         ),
-        because=scene.said,
-        fix=f"reduce it: loss.abs().mean(){on_line(place)}"
+        fix=f"reduce it: loss.abs().mean(){scene.on_line}"
         if match[1]
-        else f"reduce it: loss.mean(){on_line(place)}",
+        else f"reduce it: loss.mean(){scene.on_line}",
         culprits=(Culprit(kind="loss", name="loss", detail=str(shape or kind), location=place),),
-        location=place,
     )
 
 
@@ -196,33 +191,28 @@ def not_a_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
         "dict": "the loss function returns a dict",
         "ndarray": "the loss is computed with NumPy",
     }.get(kind, "the loss function does not return a tensor")
-    return Explanation(
+    return scene.explain(
         code="loss-not-tensor",
         summary=f"the loss is a {kind}, not a tensor",
         observed=f"type {kind}",
         cause=cause,
         because=scene.said.replace("torch said", "the error says"),
-        fix=f"return the scalar tensor itself{on_line(place)}",
+        fix=f"return the scalar tensor itself{scene.on_line}",
         culprits=(Culprit(kind="loss", name="loss", detail=kind, location=place),),
-        location=place,
     )
 
 
 @entry(r"Can't call numpy\(\) on Tensor that requires grad")
 def numpy_call(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """NumPy inside the graph."""
-    place = scene.location
     training = scene.phase in ("forward", "loss", "step")
-    return Explanation(
+    return scene.explain(
         code="numpy-in-graph",
         summary=f"{scene.at} calls .numpy() on a tensor that requires a gradient",
         observed=scene.values(),
         cause="NumPy records no gradient"
         + (": values computed from it cannot be trained" if training else ""),
-        because=scene.said,
-        fix=f"use the torch function instead{on_line(place)}; .detach().numpy() is right only for logging",
-        culprits=scene.blame(),
-        location=place,
+        fix=f"use the torch function instead{scene.on_line}; .detach().numpy() is right only for logging",
     )
 
 
@@ -230,9 +220,8 @@ def numpy_call(scene: Scene, match: re.Match[str]) -> Explanation | None:
        r"The differentiated Tensor at index (\d+) appears to not have been used in the graph")  # fmt: skip
 def unused(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """autograd.grad of something that the output does not depend on."""
-    place = scene.location
     which = f"tensor {match[1]}" if match.groups() and match[1] else "a tensor"
-    return Explanation(
+    return scene.explain(
         code="grad-unused",
         summary=f"{scene.at}: {which} given to autograd.grad is not part of the graph",
         observed=scene.values(),
@@ -240,9 +229,7 @@ def unused(scene: Scene, match: re.Match[str]) -> Explanation | None:
         "tensor was used",
         because=scene.quote(),
         fix="differentiate with respect to the tensor that the output was computed "
-        f"from{on_line(place)}",
-        culprits=scene.blame(),
-        location=place,
+        f"from{scene.on_line}",
     )
 
 
@@ -254,7 +241,7 @@ def inference(scene: Scene, match: re.Match[str]) -> Explanation | None:
     shape = next((list(f.shape) for f in made.facts), None)
     at = made.line
     what = name or (f"a tensor {shape}" if shape is not None else "a tensor")
-    return Explanation(
+    return scene.explain(
         code="inference-tensor",
         summary=f"{scene.at} trains on {what} created under inference_mode",
         observed=scene.values(),
@@ -264,5 +251,5 @@ def inference(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if at is not None
         else "create it under torch.no_grad() instead, or clone it first",
         culprits=(*made.culprits, *scene.blame()),
-        location=at or scene.location,
+        location=at,
     )

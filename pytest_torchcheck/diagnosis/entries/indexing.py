@@ -137,7 +137,7 @@ def _table(scene: Scene, name: str, path: str, rows: int, found: _Indices) -> Ex
     built = building_line(scene.model, path) if path else None
     origin = size_origin(scene.model, path, value=rows) if path else None
     decided = origin.location if origin is not None else built
-    beside = f" on line {decided.line}" if decided else ""
+    beside = on_line(decided)
     observed = (
         f"indices {found.shown}, {found.low}..{found.high}; {name} has {rows} rows, 0..{rows - 1}"
     )
@@ -150,7 +150,7 @@ def _table(scene: Scene, name: str, path: str, rows: int, found: _Indices) -> Ex
         return _negative(found, name, rows, observed, scene, culprits, call)
     if found.counted:
         made = f" ({found.counted}{f' on line {found.line.line}' if found.line else ''})"
-        return Explanation(
+        return scene.explain(
             code="position-range",
             summary=f"{name} has {rows} positions, and the sequence has {need}",
             observed=observed + (f"; {length}" if length else ""),
@@ -159,11 +159,11 @@ def _table(scene: Scene, name: str, path: str, rows: int, found: _Indices) -> Ex
             + (f", and {length}" if length else ""),
             fix=f"{how}, or declare a smaller size of the input in the contract",
             culprits=culprits,
-            location=decided or call,
+            location=decided,
         )
     source = found.source or "the input"
     off = " (off by one: row 0 counts too)" if found.high == rows else ""
-    return Explanation(
+    return scene.explain(
         code="embedding-range",
         summary=f"{name} has {rows} rows, and {source} holds index {found.high}",
         observed=observed,
@@ -176,7 +176,7 @@ def _table(scene: Scene, name: str, path: str, rows: int, found: _Indices) -> Ex
         because=f"the largest index is {found.high}, the largest row {rows - 1}; {scene.said}",
         fix=f"{how}, or declare the ids as 0..{rows - 1} in the contract",
         culprits=culprits,
-        location=decided or call,
+        location=decided,
     )
 
 
@@ -191,7 +191,7 @@ def _negative(
 ) -> Explanation:
     """Explain an index below 0."""
     source = found.source or "the indices"
-    return Explanation(
+    return scene.explain(
         code="embedding-range",
         summary=f"{name} is indexed with {found.low}: indices must be 0..{rows - 1}",
         observed=observed,
@@ -201,7 +201,7 @@ def _negative(
         ),
         because=f"the smallest index is {found.low}; {scene.said}",
         fix=(
-            f"replace this value before the lookup, as in ids.clamp(min=0){on_line(scene.location)}, "
+            f"replace this value before the lookup, as in ids.clamp(min=0){scene.on_line}, "
             "or use padding_idx"
         ),
         culprits=culprits,
@@ -261,21 +261,17 @@ def bounds(scene: Scene, match: re.Match[str]) -> Explanation | None:
     index = named.get("i")
     where = f"dimension {named['d']}" if named.get("d") else "the dimension"
     shown = label(facts[0]) if facts else "a tensor"
-    call = scene.location
     if index is None:
         classes = re.search(
             r"num_classes=(\d+)", " ".join(scene.failing_op.arguments if scene.failing_op else ())
         )
         what = f"num_classes{f'={classes[1]}' if classes else ''}"
-        return Explanation(
+        return scene.explain(
             code="index-range",
             summary=f"{scene.at}: one_hot received a class outside {what}",
             observed=shown,
             cause="a class index is negative, or not smaller than the number of classes",
-            because=scene.said,
-            fix=f"raise num_classes or subtract the first label{on_line(scene.location)}",
-            culprits=scene.blame(),
-            location=call,
+            fix=f"raise num_classes or subtract the first label{scene.on_line}",
         )
     size = named["n"]
     counted = next(
@@ -298,16 +294,14 @@ def bounds(scene: Scene, match: re.Match[str]) -> Explanation | None:
             ),
         )
     words = scene.input_words()
-    return Explanation(
+    return scene.explain(
         code="index-range",
         summary=f"{scene.at}: index {index} is outside {where} of size {size} ({word} of {shown})",
         observed=f"index {index}, size {size}, {shown}"
         + (f"; the model's input is {words}" if words else ""),
         cause=cause,
-        because=scene.said,
-        fix=f"keep the index below {size}{on_line(scene.location)}, or make {where} larger",
+        fix=f"keep the index below {size}{scene.on_line}, or make {where} larger",
         culprits=scene.blame() + made,
-        location=call,
     )
 
 
@@ -335,18 +329,16 @@ def index_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
         index = next((fact for fact in facts if fact.dtype == got), None)
         source, shown, wanted = named_source(index), f"{got} numbers", "int32 or int64"
         cause = f"{source or 'the index tensor'} holds {got}, and indices are int32 or int64"
-    return Explanation(
+    return scene.explain(
         code="index-dtype",
         summary=f"{scene.at} received {shown} as indices: they must be {wanted}",
         observed=f"indices {source + ' ' if source else ''}{shown}",
         cause=cause,
-        because=scene.said,
         fix=(
-            f"call .long() on the indices{on_line(scene.location)}, or declare the input with Ints(...) "
+            f"call .long() on the indices{scene.on_line}, or declare the input with Ints(...) "
             "in the contract"
         ),
         culprits=(*scene.blame(), *made_culprit(scene, index)),
-        location=scene.location,
     )
 
 
@@ -361,13 +353,10 @@ def input_value(scene: Scene) -> torch.Tensor | None:
 )
 def mask_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A boolean mask of another shape than what it selects from."""
-    return Explanation(
+    return scene.explain(
         code="mask-shape",
         summary=f"{scene.at}: a mask [{match[1]}] selects from a tensor [{match[3]}]",
         observed=f"mask [{match[1]}], tensor [{match[3]}]: they differ in dimension {match[2]}",
         cause="the mask was created for another length or another order of dimensions",
-        because=scene.said,
-        fix=f"compute the mask from the tensor that it selects from{on_line(scene.location)}",
-        culprits=scene.blame(),
-        location=scene.location,
+        fix=f"compute the mask from the tensor that it selects from{scene.on_line}",
     )

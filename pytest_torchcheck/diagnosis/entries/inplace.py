@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ...explanation import Explanation, numbers
+from ...explanation import Explanation, numbers, on_line
 from ...findings import Culprit, Location
 from ..crashes.inference_tensors import made_in_inference
 from ..crashes.table import entry
@@ -32,7 +32,7 @@ def _word(op: Op) -> str:
 def _in_words(op: Op) -> str:
     """Return the edit that makes an op leave its input alone."""
     place = op.location
-    line = f" on line {place.line}" if place else ""
+    line = on_line(place)
     if "inplace" in _word(op):
         return f"write inplace=False{line}"
     match op.name:
@@ -105,7 +105,7 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
     holder = (place.function.rpartition("<locals>.")[2] if place else "") or op.module or op.name
     where = op.module if op.module and op.module != holder else ""
     target = name or (f"the output of {maker}" if maker else f"a tensor {list(shape)}")
-    line = f" on line {place.line}" if place else ""
+    line = on_line(place)
     # the flag of a module is changed where the module is built
     built = building_line(scene.model, op.module) if op.module and "inplace" in _word(op) else None
     needed = (
@@ -124,7 +124,7 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
     else:
         cause = f"{_word(op)}{line} overwrites {target}, and {needed}"
         fix = f"write inplace=False on line {built.line}" if built else _in_words(op)
-    return Explanation(
+    return scene.explain(
         code="inplace-saved",
         summary=f"optimizer.step() changes {target} before backward needs it"
         if name and stepped
@@ -138,7 +138,7 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
         + (f", and {saving} saved it on line {saver.line}" if saver and saving else ""),
         fix=fix,
         culprits=culprits,
-        location=built or place or scene.location,
+        location=built or place,
     )
 
 
@@ -180,7 +180,7 @@ def _unknown_change(
         else []
     )
     hint = f"; built with inplace=True: {', '.join(inplace[:3])}" if inplace else ""
-    return Explanation(
+    return scene.explain(
         code="inplace-saved",
         summary=f"{what} {list(shape)} is modified in place before backward needs it",
         observed=observed + hint,
@@ -198,7 +198,7 @@ def _unknown_change(
             for n in inplace[:3]
         )
         or scene.blame(),
-        location=saver or scene.location,
+        location=saver,
     )
 
 
@@ -247,21 +247,19 @@ def leaf(scene: Scene, match: re.Match[str]) -> Explanation | None:
     name = fact.name if fact is not None and fact.name else ""
     name = name or (_leaf_name(fact) if fact is not None else "")
     place = scene.location
-    line = f" on line {place.line}" if place else ""
+    line = on_line(place)
     view = "a view of " if match[1] else ""
-    return Explanation(
+    return scene.explain(
         code="inplace-leaf",
         summary=f"{scene.at} changes {view}{name or 'a leaf that requires a gradient'} in place",
         observed=f"{_word(op) if op is not None else 'an in-place operation'} on {name or 'a leaf'}"
         + (f" {list(fact.shape)}" if fact is not None else ""),
         cause="a parameter cannot be modified in place while autograd records",
-        because=scene.said,
         fix=(
             f"wrap the change{line} in torch.no_grad() if it is an initialisation or update, "
             "else work on a copy (x = x + ...)"
         ),
         culprits=(*((Culprit(kind="parameter", name=name),) if name else ()), *scene.blame()),
-        location=place,
     )
 
 
@@ -287,7 +285,7 @@ def view(scene: Scene, match: re.Match[str]) -> Explanation | None:
     made = f", created by {maker.name}" if maker is not None else ""
     made += f" on line {maker.location.line}" if maker is not None and maker.location else ""
     place = scene.location
-    line = f" on line {place.line}" if place else ""
+    line = on_line(place)
     mode: Inference | None = None
     if match[2]:
         cause = (
@@ -305,15 +303,13 @@ def view(scene: Scene, match: re.Match[str]) -> Explanation | None:
         mode = made_in_inference(scene)
         if mode.line is not None:
             cause += f" on line {mode.line.line}"
-    return Explanation(
+    return scene.explain(
         code=code,
         summary=f"{scene.at} writes to a tensor{shown} that cannot be modified in place{made}",
         observed=f"{_word(op) if op is not None else 'an in-place operation'} on a "
         f"tensor{shown}{made}",
         cause=cause,
-        because=scene.said,
         fix=f"write x = x.clone() before the change{line}, or use an operation that returns a new "
         "tensor",
         culprits=(*scene.blame(), *(mode.culprits if mode is not None else ())),
-        location=place,
     )

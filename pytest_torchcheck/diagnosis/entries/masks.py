@@ -66,15 +66,13 @@ def attention_mask(scene: Scene, match: re.Match[str]) -> Explanation | None:
             Culprit(kind="call", name=maker.name, detail=f"creates {name}", location=place)
             for place in places
         )
-    return Explanation(
+    return scene.explain(
         code="mask-shape",
         summary=f"{what} received a {name} for {got} {words}, but there are {want}",
         observed=f"{name} {list(mask.shape)}, {shown}; dimension {dim} of the mask is {got}",
         cause=cause,
-        because=scene.said,
         fix=fix,
         culprits=(*culprits, *scene.meeting(culprits[-1].location)),
-        location=call,
     )
 
 

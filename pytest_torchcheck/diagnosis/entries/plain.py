@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ... import sources
-from ...explanation import CXX_DTYPES, PHASE_WORDS, Explanation
+from ...explanation import CXX_DTYPES, PHASE_WORDS, Explanation, on_line
 from ...findings import Culprit
 from ..crashes.table import entry
 
@@ -189,7 +189,7 @@ def told(scene: Scene, row: Row, groups: dict[str, str]) -> Explanation:
     place = scene.location
     words = {
         **groups,
-        "line": f" on line {place.line}" if place else "",
+        "line": on_line(place),
         "number": str(place.line) if place else "of the call",
     }
     op = scene.failing_op
@@ -198,7 +198,7 @@ def told(scene: Scene, row: Row, groups: dict[str, str]) -> Explanation:
         if op is not None and place is not None and op.name in place.text
         else ()
     )
-    return Explanation(
+    return scene.explain(
         code=row.code,
         summary=f"{scene.at}: {row.summary.format(**words)}",
         observed=_observed(scene),
@@ -206,7 +206,6 @@ def told(scene: Scene, row: Row, groups: dict[str, str]) -> Explanation:
         because=scene.quote(),
         fix=row.fix.format(**words),
         culprits=(*called, *scene.blame()),
-        location=place,
     )
 
 
@@ -267,7 +266,7 @@ def operand(scene: Scene, match: re.Match[str]) -> Explanation | None:
     source = made or place
     silent = _without_return(scene, source) if kind == "NoneType" else None
     shown_of = f"; {scene.values()}" if scene.values() != scene.first_line else ""
-    return Explanation(
+    return scene.explain(
         code="wrong-operand",
         summary=f"{scene.at}: {name or 'a value'} is {shown} where a tensor or a layer is expected",
         observed=f"{name or 'the value'} is {shown}{shown_of}",

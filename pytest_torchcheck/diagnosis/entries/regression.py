@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...explanation import Explanation, on_line
 from ..crashes.losses_called import loss_call, target_culprit
 
 if TYPE_CHECKING:
+    from ...explanation import Explanation
     from ..crashes.scene import Scene
 
 _REGRESSIONS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
@@ -21,21 +21,18 @@ def regression_shape(scene: Scene) -> Explanation | None:
     columns = given.shape[-1]
     whole = not target.is_floating_point()
     place = scene.location
-    return Explanation(
+    return scene.explain(
         code="target-shape",
         summary=f"{name} received targets {list(target.shape)} for an output {list(given.shape)}",
         observed=f"output {list(given.shape)}, target {list(target.shape)}",
         cause=f"the output has {columns} columns per target"
         + (": class indices need cross_entropy, not a regression loss" if whole else ""),
-        because=scene.said,
         fix=(
-            f"use cross_entropy{on_line(scene.location)}"
+            f"use cross_entropy{scene.on_line}"
             if whole
             else (
-                "give the model's last layer one output and call .squeeze(-1) on "
-                f"it{on_line(scene.location)}"
+                f"give the model's last layer one output and call .squeeze(-1) on it{scene.on_line}"
             )
         ),
         culprits=target_culprit(str(list(target.shape)), place, scene),
-        location=place,
     )

@@ -100,7 +100,7 @@ def out_of_memory(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else scene.at
     )
     batch = scene.batch_size()
-    return Explanation(
+    return scene.explain(
         code="out-of-memory",
         summary=f"{scene.at} runs out of memory on {scene.device} in the {scene.phase} phase{how_much}",
         observed=f"{what} asked for {format_bytes(asked)}"
@@ -113,7 +113,6 @@ def out_of_memory(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=f"try {_ADVICE.get(scene.phase, 'a smaller batch')}"
         + (f"; the line is {place.line}" if place else ""),
         culprits=scene.blame(how_much.strip(" ()")),
-        location=place,
         evidence={"largest tensors": rows, "asked_bytes": asked},
     )
 
@@ -131,7 +130,7 @@ def device_assert(scene: Scene, match: re.Match[str]) -> Explanation | None:
                 because=f"{found.because}; CUDA reported {kind}, and the same batch on the CPU raised this",
                 evidence={**found.evidence, "cuda_message": scene.first_line},
             )
-        return Explanation(
+        return scene.explain(
             code="device-assert",
             summary=(
                 f"{again.at} fails on CUDA with {kind}; on the CPU with "
@@ -144,7 +143,7 @@ def device_assert(scene: Scene, match: re.Match[str]) -> Explanation | None:
             culprits=again.blame(),
             location=again.location,
         )
-    return Explanation(
+    return scene.explain(
         code="device-assert",
         summary=f"{kind} on CUDA in the {scene.phase} phase: most likely an index or label out of range",
         observed=scene.first_line,
@@ -152,8 +151,6 @@ def device_assert(scene: Scene, match: re.Match[str]) -> Explanation | None:
         "asynchronously, so the line of the message is not reliable",
         because=scene.said + "; it could not be replayed on the CPU",
         fix="run the contract with devices=('cpu',), or set CUDA_LAUNCH_BLOCKING=1, to see the exact line",
-        culprits=scene.blame(),
-        location=scene.location,
     )
 
 
@@ -212,16 +209,13 @@ def library(scene: Scene, match: re.Match[str]) -> Explanation | None:
         "MAPPING_ERROR": "an earlier CUDA error, or too little free memory",
     }
     cause = causes.get(status, "a CUDA library failed")
-    return Explanation(
+    return scene.explain(
         code="cuda-library",
         summary=f"{scene.at}: {match[0]} in the {scene.phase} phase",
         observed=scene.first_line,
         cause=f"likely {cause}",
-        because=scene.said,
         fix="run the contract with devices=('cpu',): an error of sizes or indices then names its "
         "line" + ("; make the operand contiguous()" if status == "NOT_SUPPORTED" else ""),
-        culprits=scene.blame(),
-        location=scene.location,
     )
 
 
@@ -229,7 +223,7 @@ def library(scene: Scene, match: re.Match[str]) -> Explanation | None:
 def forked(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """CUDA in a process that was forked after CUDA had been started."""
     place = scene.location
-    return Explanation(
+    return scene.explain(
         code="cuda-forked",
         summary=f"{scene.at} uses CUDA in a forked process",
         observed=scene.first_line,
@@ -237,11 +231,9 @@ def forked(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "the process was forked after CUDA had started: a DataLoader worker, or a "
             "multiprocessing pool, touches a CUDA tensor"
         ),
-        because=scene.said,
         fix=(
             "keep CUDA out of Dataset and collate_fn (move batches in the loop), or use "
             "multiprocessing_context='spawn'"
         ),
         culprits=(Culprit(kind="dataset", name=scene.at, location=place),),
-        location=place,
     )

@@ -7,13 +7,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
-from ...explanation import Explanation
 from ...findings import Culprit
 from ..crashes.table import entry
 
 if TYPE_CHECKING:
     import re
 
+    from ...explanation import Explanation
     from ...findings import Location
     from ..crashes.scene import Scene
 
@@ -38,7 +38,7 @@ def groups_added(scene: Scene, match: re.Match[str]) -> Explanation | None:
     made = _calls(scene, name)
     place = added[0] if len(added) == 1 else None
     line = f" (line {place.line})" if place is not None else ""
-    return Explanation(
+    return scene.explain(
         code="scheduler-groups",
         summary=(f"{name}.step fails: its optimizer has {groups} parameter groups, and it was "
             f"created for {known}"),
@@ -53,7 +53,7 @@ def groups_added(scene: Scene, match: re.Match[str]) -> Explanation | None:
             *(Culprit(kind="scheduler", name=name, detail=f"created for {known}", location=p) for p in made[:1]),
             *((Culprit(kind="call", name=f"{name}.step", detail="fails", location=scene.location),) if scene.location else ()),
         ),
-        location=place or scene.location,
+        location=place,
     )  # fmt: skip
 
 

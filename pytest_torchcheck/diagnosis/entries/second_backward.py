@@ -59,7 +59,7 @@ def second_backward(scene: Scene, match: re.Match[str]) -> Explanation | None:
         op for op in (again.ops if again is not None else []) if op.name in ("backward", "grad")
     ]
     lines = [op.location.line for op in calls if op.location is not None]
-    return Explanation(
+    return scene.explain(
         code="second-backward",
         summary=f"{scene.at} runs backward a second time through the same graph",
         observed=f"backward was called {len(calls)} times, on lines "
@@ -68,10 +68,9 @@ def second_backward(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else scene.values(),
         cause="two backward calls share a part of the graph: the first one frees it",
         because=scene.quote(),
-        fix=f"add the losses and call backward once{on_line(place)}, or detach inputs that the "
+        fix=f"add the losses and call backward once{scene.on_line}, or detach inputs that the "
         "second loss must not train",
         culprits=scene.call_culprit(),
-        location=place,
     )
 
 
@@ -85,7 +84,7 @@ def _kept_graph(
     """Explain a tensor that carries its graph from one backward into another."""
     first = found[0]
     line = on_line(first.location)
-    return Explanation(
+    return scene.explain(
         code="second-backward",
         summary=f"{first.root} carries the graph of an earlier "
         f"{'step' if shared is None else 'backward'} into backward",
@@ -144,7 +143,7 @@ def _in_one_run(scene: Scene, shared: Shared) -> Explanation:
         came = None
     if loops:
         cause = (
-            f"{name} is part of the graph of both backward passes{on_line(place)}: the first "
+            f"{name} is part of the graph of both backward passes{scene.on_line}: the first "
             "one frees its graph, the second one needs it"
         )
         fix = f"create {name} without its graph: .detach(){on_line(made)}" + (
@@ -154,14 +153,14 @@ def _in_one_run(scene: Scene, shared: Shared) -> Explanation:
     else:
         cause = (
             f"both losses contain {name}: the backward{on_line(first)} frees its graph, and the "
-            f"one{on_line(place)} needs it"
+            f"one{scene.on_line} needs it"
         )
         fix = (
             f"add the losses and call backward once, or use {name}.detach() in the loss that "
             f"must not train what it was computed from{on_line(made)}"
         )
     trained = f" of {source[1]}" if source is not None and source[1] else ""
-    return Explanation(
+    return scene.explain(
         code="second-backward",
         summary=(f"{scene.at} runs backward again through {name}, whose graph an earlier backward "
             "of the same call has freed"),
@@ -177,7 +176,7 @@ def _in_one_run(scene: Scene, shared: Shared) -> Explanation:
               if came is not None else ()),
             *((Culprit(kind="call", name=place.text, detail="runs through it again", location=place),) if place else ()),
         ),
-        location=made or place,
+        location=made,
     )  # fmt: skip
 
 

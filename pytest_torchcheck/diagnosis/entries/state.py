@@ -39,17 +39,17 @@ def sparse_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if dense:
         cause, fix = (
             "SparseAdam takes the parameters of sparse embeddings only",
-            f"give only those to SparseAdam, and the others to Adam{on_line(place)}",
+            f"give only those to SparseAdam, and the others to Adam{scene.on_line}",
         )
     elif not match[1]:
         cause, fix = (
             "weight decay or momentum mixes a sparse gradient with a dense tensor",
-            f"set weight_decay=0{on_line(place)}, or sparse=False{on_line(made)}",
+            f"set weight_decay=0{scene.on_line}, or sparse=False{on_line(made)}",
         )
     else:
         cause = f"{names} is built with sparse=True, and {optimizer} needs dense gradients"
         fix = f"drop sparse=True{on_line(made)}, or use SparseAdam or SGD for {names}"
-    return Explanation(
+    return scene.explain(
         code="sparse-gradient",
         summary=(
             f"{optimizer} cannot step on the {'dense' if dense else 'sparse'} gradient of "
@@ -57,7 +57,6 @@ def sparse_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
         ),
         observed=f"built with sparse=True: {names}" if found else scene.first_line,
         cause=cause,
-        because=scene.said,
         fix=fix,
         culprits=(
             *(
@@ -71,7 +70,7 @@ def sparse_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
             ),
             Culprit(kind="optimizer", name=optimizer, location=place),
         ),
-        location=made or place,
+        location=made,
     )
 
 
@@ -121,12 +120,11 @@ def optimizer_parameters(scene: Scene, match: re.Match[str]) -> Explanation | No
             "two groups share a parameter, as with tied weights",
         )
         fix = f"remove it from one of the groups{on_line(place)}"
-    return Explanation(
+    return scene.explain(
         code="optimizer-parameters",
         summary=summary,
         observed=observed,
         cause=cause,
-        because=scene.said,
         fix=fix,
         culprits=(*made, Culprit(kind="optimizer", name="optimizer", location=scene.location)),
         location=place,
@@ -138,18 +136,16 @@ def closure(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """An optimizer whose step needs a closure."""
     place = scene.location
     name = scene.first_line.split(".step", 1)[0]
-    return Explanation(
+    return scene.explain(
         code="closure-missing",
         summary=f"{name}.step needs a closure that computes the loss",
         observed=f"{name}.step() was called with no argument",
         cause=f"{name} evaluates the loss several times per step",
-        because=scene.said,
         fix=(
             "pass a closure that clears the gradients, runs forward, loss and backward, and "
             "returns the loss"
         ),
         culprits=(Culprit(kind="optimizer", name=name, location=place),),
-        location=place,
     )
 
 
@@ -165,7 +161,7 @@ def lazy(scene: Scene, match: re.Match[str]) -> Explanation | None:
     ]
     made = sources.of_parameter(scene.model, names[0]) if names else None
     use = re.search(r"method '(\w+)'", match[1] or "")
-    return Explanation(
+    return scene.explain(
         code="lazy-parameter",
         summary=(
             f"{listed(names, 3) or 'a lazy parameter'} is used before the first forward gives "
@@ -179,7 +175,7 @@ def lazy(scene: Scene, match: re.Match[str]) -> Explanation | None:
         ),
         because=scene.quote(),
         fix=(
-            f"call the model once with a batch before the call{on_line(place)}, or pass the size "
+            f"call the model once with a batch before the call{scene.on_line}, or pass the size "
             f"and use the non-lazy module{on_line(made)}"
         ),
         culprits=tuple(
@@ -220,7 +216,7 @@ def deepcopy(scene: Scene, match: re.Match[str]) -> Explanation | None:
         )
         fix = "keep it detached, or use torch.nn.utils.parametrizations.weight_norm"
         culprits, where = scene.blame(), place
-    return Explanation(
+    return scene.explain(
         code="deepcopy-nonleaf",
         summary=(
             f"{found[0].root if found else scene.at} cannot be copied: it holds a tensor with "
@@ -247,14 +243,11 @@ def _computed(scene: Scene) -> str:
 @entry(r"you can only change requires_grad flags of leaf variables")
 def flag(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """requires_grad set on a computed tensor."""
-    place = scene.location
-    return Explanation(
+    return scene.explain(
         code="requires-grad-nonleaf",
         summary=f"{scene.at} sets requires_grad on a computed tensor",
         observed=scene.values(),
         cause="only leaves (parameters and inputs) have a flag of their own",
         because=scene.quote(),
-        fix=f"detach the tensor instead{on_line(place)}, or freeze the parameters that it comes from",
-        culprits=scene.blame(),
-        location=place,
+        fix=f"detach the tensor instead{scene.on_line}, or freeze the parameters that it comes from",
     )

@@ -43,7 +43,7 @@ def state_dict(scene: Scene, match: re.Match[str]) -> Explanation | None:
     parts += [f"other size: {listed([s[0] for s in sizes])}"] if sizes else []
     first = (absent or foreign or [cls])[0]
     names = [*absent, *foreign]
-    return Explanation(
+    return scene.explain(
         code="state-dict-keys",
         summary=(
             f"loading a state_dict into {cls}: {len(absent)} keys are missing, {len(foreign)} "
@@ -80,7 +80,7 @@ def _other_size(
     )
     origin = size_origin(scene.model, module, place_argument) if module and place_argument else None
     made = origin.location if origin is not None else made
-    return Explanation(
+    return scene.explain(
         code="state-dict-size",
         summary=(
             f"{name} is {times(numbers(ours))} in {cls} and {times(numbers(theirs))} in the "

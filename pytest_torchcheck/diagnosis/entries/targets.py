@@ -65,7 +65,7 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if low >= 1 and high == classes:
         return _from_one(common, summary, kept, high, scene)
     if logits.dim() > 2 and logits.shape[-1] > high >= 0 and logits.shape[-1] != classes:
-        return Explanation(
+        return scene.explain(
             **common,
             summary=summary,
             cause=(
@@ -76,10 +76,10 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
                 f"the last dimension of the logits, {logits.shape[-1]}, would hold every "
                 f"target (0..{high}); {scene.said}"
             ),
-            fix=f"call .movedim(-1, 1) on the logits{on_line(scene.location)}",
+            fix=f"call .movedim(-1, 1) on the logits{scene.on_line}",
         )
     if high < classes:
-        return Explanation(
+        return scene.explain(
             **common,
             summary=summary,
             cause=f"the head gives {classes} classes, the data a negative label",
@@ -87,7 +87,7 @@ def label_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
             fix="correct the negative labels where the data is read, or pass them as ignore_index",
         )
     common["culprits"] = (*made, *head)
-    return Explanation(
+    return scene.explain(
         **common,
         summary=summary,
         cause=f"the head gives {classes} classes, the data {high + 1}",
@@ -117,12 +117,8 @@ def _mark_counted(
 ) -> Explanation | None:
     """Explain a mark for ignored targets that the loss does not ignore."""
     built = criterion_built(scene, made[0].location)
-    at = (
-        f" on line {built[0].location.line}"
-        if built and built[0].location
-        else on_line(scene.location)
-    )
-    return Explanation(
+    at = f" on line {built[0].location.line}" if built and built[0].location else scene.on_line
+    return scene.explain(
         **{
             **common,
             "culprits": (*built, *common["culprits"]),
@@ -139,7 +135,7 @@ def _from_one(
     common: dict[str, Any], summary: str, kept: torch.Tensor, high: int, scene: Scene
 ) -> Explanation | None:
     """Explain labels that count from one."""
-    return Explanation(
+    return scene.explain(
         **common,
         summary=summary,
         cause="labels start at 1",
@@ -172,13 +168,13 @@ def label_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if target.is_floating_point()
         else ""
     )
-    return Explanation(
+    return scene.explain(
         code="label-dtype",
         summary=f"targets are {found}, and {name} needs int64 class indices",
         observed=f"target {describe(target)}; logits {describe(logits)}",
         cause=f"the labels are {found}" + (f": they come from {why}" if why else ""),
         because=("every target is a whole number; " if whole else "") + scene.said,
-        fix=f"call .long() on the targets{on_line(scene.location)} or where the data is read",
+        fix=f"call .long() on the targets{scene.on_line} or where the data is read",
         culprits=(made := target_culprit(found, place, scene)),
         location=made[0].location,
     )
@@ -241,13 +237,13 @@ def label_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
     else:
         cause = f"logits {list(logits.shape)} need targets {list(want)}, got {list(target.shape)}"
         change = f"reshape the targets to {list(want)}"
-    return Explanation(
+    return scene.explain(
         code=code,
         summary=f"{name} received targets {list(target.shape)} for logits {list(logits.shape)}",
         observed=observed,
         cause=cause,
         because=because,
-        fix=change if change.startswith("give") else f"{change}{on_line(scene.location)}",
+        fix=change if change.startswith("give") else f"{change}{scene.on_line}",
         culprits=(*(made := target_culprit(describe(target), place, scene)), *head),
         location=made[0].location,
     )
@@ -290,13 +286,13 @@ def _other_maps(
             break
         op = before
     place = op.location if op is not None else None
-    line = f" on line {place.line}" if place is not None else on_line(scene.location)
+    line = f" on line {place.line}" if place is not None else scene.on_line
     gives = f"{op.name}{line} gives the {size}; " if op is not None and place is not None else ""
     made = target_culprit(describe(target), scene.location, scene)
     if op is not None and place is not None:
         holder = place.function.rpartition("<locals>.")[2] or op.name
         made = (Culprit(kind="call", name=holder, detail=f"gives {size}", location=place), *made)
-    return Explanation(
+    return scene.explain(
         code="label-shape",
         summary=f"{name} received targets {list(target.shape)} for logits {list(logits.shape)}",
         observed=observed,
@@ -331,9 +327,9 @@ def _broadcast_in_model(
 ) -> Explanation:
     first, second = (list(fact.shape) for fact in op.inputs)
     made, place = list(op.outputs[0].shape), op.location
-    line = f" on line {place.line}" if place is not None else ""
+    line = on_line(place)
     holder = (place.function.rpartition("<locals>.")[2] if place else "") or op.module or op.name
-    return Explanation(
+    return scene.explain(
         code="label-shape",
         summary=f"{name} received targets {list(target.shape)} for logits {made}",
         observed=observed,
@@ -358,12 +354,11 @@ def class_weights(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """Class weights for another number of classes."""
     made = criterion_culprits(scene.location, criterion_of(scene))
     place = made[0].location if made else scene.location
-    return Explanation(
+    return scene.explain(
         code="class-weights",
         summary=f"the loss has weights for {match[2]} classes, the logits have {match[1]}",
         observed=f"weight [{match[2]}], {match[1]} classes",
         cause="the class weights were created for another number of classes",
-        because=scene.said,
         fix=f"give weight= {match[1]} entries{f' on line {place.line}' if place else ''}",
         culprits=(
             *made,

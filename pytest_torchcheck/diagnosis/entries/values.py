@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...explanation import Explanation, describe, on_line
+from ...explanation import Explanation, describe
 from ..crashes.table import entry
 
 if TYPE_CHECKING:
@@ -19,21 +19,17 @@ if TYPE_CHECKING:
        r"only one element tensors can be converted to Python scalars")  # fmt: skip
 def one_value(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A tensor of several elements where one value is needed."""
-    place = scene.location
     boolean = match[0].startswith("Boolean")
-    return Explanation(
+    return scene.explain(
         code="tensor-as-scalar",
         summary=f"{scene.at} uses a tensor of several elements as one {'truth value' if boolean else 'number'}",
         observed=scene.values(),
         cause="`if`, `and`, `or`, `not` and `in` need one truth value"
         if boolean
         else ".item(), float() and int() need one element",
-        because=scene.said,
-        fix=f"use .any(), .all(), &, | or torch.where{on_line(place)}"
+        fix=f"use .any(), .all(), &, | or torch.where{scene.on_line}"
         if boolean
-        else f"reduce it first (.mean(), .sum()), or use .tolist(){on_line(place)}",
-        culprits=scene.blame(),
-        location=place,
+        else f"reduce it first (.mean(), .sum()), or use .tolist(){scene.on_line}",
     )
 
 
@@ -41,7 +37,6 @@ def one_value(scene: Scene, match: re.Match[str]) -> Explanation | None:
        r"probability tensor contains either `inf`, `nan` or element < 0()()")  # fmt: skip
 def distribution(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A distribution whose parameters are outside its domain, often NaN."""
-    place = scene.location
     name = match[1] or "probs"
     value = scene.argument(name, "logits", "probs", "scale", "input")
     broken = (
@@ -50,7 +45,7 @@ def distribution(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else 0
     )
     nan = broken > 0 or "nan" in scene.message.lower().split("found invalid values")[-1]
-    return Explanation(
+    return scene.explain(
         code="distribution-parameters",
         summary=f"{scene.at}: {name} of a distribution is {'not finite' if nan else 'outside its domain'}",
         observed=(
@@ -61,12 +56,10 @@ def distribution(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause="NaN or inf come from an earlier operation"
         if nan
         else f"{name} must be {_constraint(scene, match[2])}",
-        because=scene.said,
         fix="find where the first NaN arises (finiteness check)"
         if nan
-        else f"map it into its domain, as with softplus or exp{on_line(place)}",
+        else f"map it into its domain, as with softplus or exp{scene.on_line}",
         culprits=scene.blame(name),
-        location=place,
     )
 
 

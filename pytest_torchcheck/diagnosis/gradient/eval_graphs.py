@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...probes.holding.step_leaks import grad_line
 from ...text.units import format_bytes
@@ -43,7 +44,7 @@ def inference_graph(subject: Subject, paths: Sequence[str], total: int, kept: Ke
             fix="enable gradients only around the code that needs them, and return the output "
             "detached in eval mode",
         )
-    line = f" on line {known.location.line}" if known.location is not None else ""
+    line = on_line(known.location)
     who = "the forward" if known.within else "the loss"
     connected = known.within and known.connected
     return suspicious(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ... import sources
+from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...verdicts import violated
 from .freezing import files_of_model
@@ -115,7 +116,7 @@ def _of_modules(target: str, place: Location) -> bool:
 def idle(flag: Flag) -> Finding:
     """Report a flag that does nothing."""
     first, many = flag.names[0], len(flag.names) > 1
-    at = f" on line {flag.location.line}" if flag.location is not None else ""
+    at = on_line(flag.location)
     does = "trains" if flag.value else "freezes"
     still = "are still frozen" if flag.value else "still require a gradient"
     shown = ", ".join(flag.names[:3]) + (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
+from ...explanation import on_line
 from ...findings import Culprit, Finding, Location
 from ...loop.closures import functions_of
 from ...objects import trees
@@ -139,7 +140,7 @@ def disconnected(subject: Subject) -> Finding:
 def dead_term(subject: Subject, term: DeadTerm) -> Finding:
     """Explain a term of the loss that is made of a derivative without a graph."""
     place, added = term.derivative.location, term.added.location
-    line = f" on line {place.line}" if place is not None else ""
+    line = on_line(place)
     return violated(
         "derivative-without-graph",
         (f"a term of the loss comes from autograd.grad without create_graph=True{line}: it gives "
@@ -160,7 +161,7 @@ def dead_term(subject: Subject, term: DeadTerm) -> Finding:
 def focal_mean(found: FocalMean) -> Finding:
     """Explain a focal weight that is one number for the whole batch."""
     place, product = found.criterion.location, found.weighted.location
-    line = f" on line {place.line}" if place is not None else ""
+    line = on_line(place)
     name = found.criterion.name
     return violated(
         "focal-of-mean",
@@ -176,7 +177,7 @@ def focal_mean(found: FocalMean) -> Finding:
         cause=("the criterion's reduction is 'mean', so hard and easy elements receive the same "
             "weight"),
         because=f"the mean{line} was multiplied by 1 - exp(-mean)"
-        + (f" on line {product.line}" if product is not None else ""),
+        + on_line(product),
         fix=f"pass reduction='none' to {name}{line}, and take the mean after weighting",
     )  # fmt: skip
 
@@ -246,7 +247,7 @@ def changed_arguments(
     name = changed[0]
     target = name.startswith("targets")
     place = _mutating_line(subject, name)
-    at = f" on line {place.line}" if place is not None else ""
+    at = on_line(place)
     before, after, last = sizes
     make = violated if target else suspicious
     return make(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ... import sources
+from ...explanation import on_line
 from ...findings import Culprit, Finding, Location
 from ...verdicts import suspicious, violated
 from ..crashes.losses_called import criterion_culprits
@@ -174,7 +175,7 @@ def no_class_probabilities(subject: Subject, used: Consumed) -> Finding:
     """Warn of a cross entropy with float targets that are not class probabilities."""
     what, cause, because, fix = _UNLIKE[used.unlike]
     place = _loss_place(subject, used)
-    line = f" on line {place.line}" if place is not None else ""
+    line = on_line(place)
     return suspicious(
         "targets-no-distribution",
         f"cross_entropy receives {what}",
@@ -191,7 +192,7 @@ def arguments_swapped(subject: Subject, used: Consumed) -> Finding:
     """Explain a binary cross entropy that takes the targets for the output."""
     function = used.function.removeprefix("F.")
     place = _loss_place(subject, used)
-    line = f" on line {place.line}" if place is not None else ""
+    line = on_line(place)
     return violated(
         "loss-arguments-swapped",
         f"{function} receives the targets first and the output second",
@@ -217,7 +218,7 @@ def unstable_log(subject: Subject, log: LogOf) -> Finding:
     """Warn of a logarithm of probabilities that a sure model takes of 0."""
     kind = log.squash.name.rpartition(".")[2]
     place = log.op.location or log.squash.location or loss_line(subject)
-    line = f" on line {place.line}" if place is not None else ""
+    line = on_line(place)
     return suspicious(
         "log-of-probabilities",
         f"the loss takes the logarithm of a {kind}: it is infinite once the model is confident",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
-from ...explanation import counted
+from ...explanation import counted, on_line
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...probes.randomness import generators
@@ -310,7 +310,7 @@ def anomaly_left_on(subject: Subject, *, by_build: bool) -> Finding:
         if thing is not None
     )  # fmt: skip
     place = next((one for one in places if one is not None), None)
-    line = f" on line {place.line}" if place is not None else ""
+    line = on_line(place)
     return suspicious(
         "anomaly-left-on",
         "anomaly mode is on" + (" after the model is built" if by_build else ""),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
-from ...explanation import counted, listed
+from ...explanation import counted, listed, on_line
 from ...findings import Culprit
 from ...objects import trees
 from ...state import seed_everything
@@ -74,7 +74,7 @@ def _made_real(
     """Report complex buffers whose imaginary part a conversion loses."""
     place = sources.of_parameter(subject.model, names[0])
     word = str(dtype).removeprefix("torch.")
-    line = f" on line {place.line}" if place is not None else ""
+    line = on_line(place)
     return violated(
         "complex-cast",
         f"model.to(torch.{word}) makes {listed(names, 3)} real: the imaginary part is lost",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
+from ...explanation import on_line
 from ...findings import Culprit, Finding, Location
 from ...probes.holding.init_arguments import given_to_init
 from ...runs.hidden import hidden
@@ -94,7 +95,7 @@ def _says(stray: Stray) -> str:
 def _attribute(subject: Subject, mixture: Mixture, stray: Stray, evidence: Portability) -> Finding:
     holding = evidence.held[stray.name]
     hand = placed_by_hand(holding)
-    line = f" on line {stray.location.line}" if stray.location else ""
+    line = on_line(stray.location)
     what = "a plain attribute" if holding.via == "attribute" else f"held through a {holding.via}"
     fields: dict[str, Any] = {
         "culprits": [
@@ -183,7 +184,7 @@ def _moved_at(place: Location | None) -> str:
 def _factory(mixture: Mixture, stray: Stray) -> Finding:
     place = stray.location
     holder = place.function.rpartition("<locals>.")[2] if place and place.function else stray.name
-    line = f" on line {place.line}" if place else ""
+    line = on_line(place)
     literal = stray.kind == "literal"
     return violated(
         "cpu-literal" if literal else "cpu-factory",
@@ -215,7 +216,7 @@ def _factory(mixture: Mixture, stray: Stray) -> Finding:
 
 def _fixed(subject: Subject, mixture: Mixture, stray: Stray) -> Finding:
     place = stray.location
-    line = f" on line {place.line}" if place else ""
+    line = on_line(place)
     stale = _stale(subject, mixture, stray)
     made = suspicious if stale is None else violated
     return made(
@@ -260,7 +261,7 @@ def _foreign(mixture: Mixture, stray: Stray, evidence: Portability) -> Finding:
     maker = numpy_line(mixture.location)
     agrees = evidence.meta.kind == "mixed"
     made = violated if maker is not None or agrees else suspicious
-    line = f" on line {maker.line}" if maker else ""
+    line = on_line(maker)
     return made(
         "cpu-tensor",
         f"{_where(mixture)} uses a CPU tensor with the model's tensors",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ... import sources
+from ...explanation import on_line
 from ..crashes.layers import Dropped, behind, dropped_by, makers
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def with_squeeze(scene: Scene, found: Explanation) -> Explanation:
     lost = next(_lost(scene), None)
     if lost is None or lost.culprit.location == found.location:
         return found
-    line = f" on line {found.location.line}" if found.location is not None else ""
+    line = on_line(found.location)
     known = lost.words in found.cause
     others = [c for c in found.culprits if c.location != lost.culprit.location]
     return replace(

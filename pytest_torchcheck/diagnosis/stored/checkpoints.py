@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ... import sources
-from ...explanation import listed
+from ...explanation import listed, on_line
 from ...findings import Culprit, Finding
 from ...probes.holding.init_arguments import given_to_init
 from ...runs.hidden import hidden
@@ -69,7 +69,7 @@ def _loses(
         if confirmed
         else f"the two instances differ in {names}, and state_dict() does not hold it"
     )
-    line = f" on line {first.location.line}" if first.location else ""
+    line = on_line(first.location)
     trained = {holding.path for holding in hidden(subject).trained.values()}
     # a module hidden in a list that gets no gradient is hidden on purpose, and has a checkpoint of
     # its own

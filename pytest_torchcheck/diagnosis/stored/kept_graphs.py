@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
-from ...explanation import listed
+from ...explanation import listed, on_line
 from ...findings import Culprit, Finding
 from ...probes.holding.held_by_models import holdings
 from ...runs.training.digests import checksums
@@ -61,7 +61,7 @@ def copied_after_training(subject: Subject, names: Collection[str]) -> Finding |
     made = violated if idle else suspicious
     places = {c.name: c.location for c in keeping_lines(subject, train=True)}
     place = places.get(first.attribute) or first.location
-    line = f" on line {place.line}" if place else ""
+    line = on_line(place)
     return made(
         "copy-after-training",
         f"after a training step the model cannot be copied: {listed([h.path for h in guilty])} keeps its graph",

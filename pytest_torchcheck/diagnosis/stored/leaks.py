@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcheck.findings import Culprit, Finding, Location
 from pytest_torchcheck.text.units import format_bytes
 
+from ...explanation import on_line
 from ...measure.evidence import short
 from ...verdicts import suspicious, violated
 
@@ -187,7 +188,7 @@ def longer_graph(
     place = carried.location
     first, *others = carried.culprits() or (Culprit(kind="tensor", name=name),)
     kept = name.startswith("model.")
-    at = f" on line {place.line}" if place is not None else ""
+    at = on_line(place)
     given = next(iter(carried.given), None)
     read = f"; {given[0]}, read on line {place.line}, has one too" if given and place else ""
     handed = given is not None and place is not None and given[1].function != place.function

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
-from ...explanation import listed
+from ...explanation import listed, on_line
 from ...findings import Culprit, Finding, Location
 from ...probes.holding.held_by_models import CONTAINERS
 from ...runs.training.observation import observe
@@ -44,7 +44,7 @@ def unregistered(attribute: str, group: list[Holding]) -> Finding:
     else:
         held = "is a tensor that trains but not a parameter"
         fix = f"write self.{first.word} = nn.Parameter(...)"
-    line = f" on line {place.line}" if place else ""
+    line = on_line(place)
     if (same := same_name(group)) is not None:
         return _replaced(attribute, group, held, same)
     code = "module-hidden" if first.kind == "module" else "parameter-hidden"
@@ -116,7 +116,7 @@ def made_in_forward(subject: Subject) -> Iterator[Finding]:
         )
     for stranger in seen.strangers:
         made = violated if stranger.fleeting else suspicious
-        line = f" on line {stranger.location.line}" if stranger.location else ""
+        line = on_line(stranger.location)
         place = (stranger.made if stranger.fleeting else None) or stranger.location
         edit = f" of line {place.line}" if place else ""
         yield made(

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ... import sources
-from ...explanation import listed
+from ...explanation import listed, on_line
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...runs.outputs import gap, outputs_of
@@ -76,7 +76,7 @@ def _unsaved(guilty: list[Piece], parted: _Parted, *, alone: bool, confirmed: bo
     """Explain what training changes, what decides later runs, and what no checkpoint holds."""
     first, names = guilty[0], listed([piece.name for piece in guilty])
     place = first.location
-    line = f" on line {place.line}" if place else ""
+    line = on_line(place)
     # another rate of noise after a restart may be meant; learnt values that are overwritten cannot
     # be
     made = suspicious if parted.mode == "training" and not parted.overwritten else violated

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
-from ...explanation import listed
+from ...explanation import listed, on_line
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...runs.layers import BURST, FADED, FADING
@@ -173,7 +173,7 @@ def _rectify(chain: Sequence[Tap], squashed: Sequence[Squashed]) -> str:
     if 2 * len(fed) < len(chain):
         return ""
     place = fed[0].location
-    line = f" on line {place.line}" if place is not None else ""
+    line = on_line(place)
     return f"use nn.ReLU (or GELU) instead of the sigmoid{line}, whose slope is at most 1/4; "
 
 
@@ -232,7 +232,7 @@ def saturated(subject: Subject, found: Squashed, *, hidden: bool) -> Finding:
 
 def dead(subject: Subject, found: Rectified) -> Finding:
     """Report a rectifier that lets next to nothing through."""
-    line = f" on line {found.location.line}" if found.location else ""
+    line = on_line(found.location)
     name = found.module or type(subject.model).__name__
     return suspicious(
         "units-dead",

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
-from ...explanation import Explanation, clipped, listed
+from ...explanation import Explanation, clipped, listed, on_line
 from ...findings import Culprit
 from ..lines.assigned import assigned, holds
 from .used_up_iterators import used_up_near
@@ -43,7 +43,7 @@ def groups_overlap(scene: Scene) -> Explanation | None:
     words = {one: f"group {one}" + (f" ({text})" if text else "") for one, text in texts.items()}
     wide = _wide_group(other, first, latest, number, shared)
     at = lines.get(number if wide is None else wide)
-    line = f" on line {at.line}" if at is not None else ""
+    line = on_line(at)
     shown = listed(names, 3) or f"{len(shared)} parameters"
     if wide is None:
         cause = f"{words[other]} and {words[number]} share {shown}"

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ... import sources
+from ...explanation import on_line
 from ...findings import Culprit
 from ...runs.overfitting.stuck import STEPS
 from ...verdicts import violated
@@ -40,7 +41,7 @@ def rows_stay_equal(subject: Subject, name: str, dim: int) -> Finding:
     """Explain a parameter whose rows do the work of one."""
     shape = list(subject.named_parameters()[name].shape)
     place = _constant_line(subject, name) or initialisation_line(subject, name)
-    line = f" on line {place.line}" if place is not None else ""
+    line = on_line(place)
     return violated(
         "units-equal",
         f"the {shape[dim]} rows of {name} are equal and stay equal",

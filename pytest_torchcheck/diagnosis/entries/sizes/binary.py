@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ....explanation import Explanation, describe, dtype_word, numbers, on_line
+from ....explanation import Explanation, describe, dtype_word, numbers
 from ....findings import Culprit
 from ...crashes.losses_called import (
     criterion_culprits,
@@ -37,21 +37,19 @@ def binary_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if given == (*target, 1):
         cause, fix = (
             "the output has a last dimension of 1 that the targets lack",
-            f"call .squeeze(-1) on the output{on_line(scene.location)}",
+            f"call .squeeze(-1) on the output{scene.on_line}",
         )
     elif target == (*given, 1):
         cause, fix = (
             "the targets have a last dimension of 1 that the output lacks",
-            f"call .squeeze(-1) on the targets{on_line(scene.location)}",
+            f"call .squeeze(-1) on the targets{scene.on_line}",
         )
     elif given[: len(target)] == target and len(given) == len(target) + 1:
         cause = (
             f"the output has {given[-1]} columns per target: class indices need cross_entropy, "
             "BCE needs one column or one-hot targets"
         )
-        fix = (
-            f"use cross_entropy, or one_hot(targets, {given[-1]}).float(){on_line(scene.location)}"
-        )
+        fix = f"use cross_entropy, or one_hot(targets, {given[-1]}).float(){scene.on_line}"
     elif given and given[:1] + given[2:] == target[:1] + target[2:]:
         _, output, _, _ = loss_call(scene, _BINARY_LOSSES)
         head = heads_behind(scene.model, output, given[1])
@@ -60,17 +58,15 @@ def binary_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
     else:
         cause, fix = (
             "output and targets have different sizes",
-            f"make both the same shape{on_line(scene.location)}",
+            f"make both the same shape{scene.on_line}",
         )
-    return Explanation(
+    return scene.explain(
         code="target-shape",
         summary=f"{name} received targets {list(target)} for an output {list(given)}",
         observed=f"output {list(given)}, target {list(target)}",
         cause=cause,
-        because=scene.said,
         fix=fix,
         culprits=(*target_culprit(str(list(target)), place, scene), *head),
-        location=place,
     )
 
 
@@ -86,7 +82,7 @@ def binary_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if scene.phase != "backward":
             return None
         found, wanted = dtype_word(match[1]), dtype_word(match[2])
-        return Explanation(
+        return scene.explain(
             code="target-dtype",
             summary=(
                 f"backward got a {found} gradient for a {wanted} output: the targets are "
@@ -94,26 +90,22 @@ def binary_dtype(scene: Scene, match: re.Match[str]) -> Explanation | None:
             ),
             observed=f"{found} where {wanted} is expected",
             cause=f"likely the targets of the loss are {found} (NumPy's default is float64)",
-            because=scene.said,
             fix="call .float() on the targets of the loss",
             culprits=target_culprit(found, place, scene),
-            location=place,
         )
     want, got = dtype_word(str(given.dtype)), dtype_word(str(target.dtype))
     if want == got:
         return None
     from_numpy = got == "float64" and want == "float32"
-    return Explanation(
+    return scene.explain(
         code="target-dtype",
         summary=f"{name} received {got} targets for a {want} output",
         observed=f"output {describe(given)}, target {describe(target)}",
         cause="the targets are float64, NumPy's default"
         if from_numpy
         else f"the targets are {got}; {name} needs the dtype of the output",
-        because=scene.said,
-        fix=f"call .to(output.dtype) on the targets{on_line(scene.location)} or where the data is read",
+        fix=f"call .to(output.dtype) on the targets{scene.on_line} or where the data is read",
         culprits=target_culprit(got, place, scene),
-        location=place,
     )
 
 
@@ -152,7 +144,7 @@ def binary_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
             if made and made[0].location is not None
             else (
                 "use "
-                f"{'BCEWithLogitsLoss' if criterion else 'binary_cross_entropy_with_logits'}{on_line(scene.location)}"
+                f"{'BCEWithLogitsLoss' if criterion else 'binary_cross_entropy_with_logits'}{scene.on_line}"
             ),
         )
         summary = f"{name} received outputs in {span}, not in 0..1"
@@ -167,7 +159,7 @@ def binary_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if match[1] == "target"
         else (*made, Culprit(kind="output", name="output", detail=span, location=place))
     )
-    return Explanation(
+    return scene.explain(
         code="probability-range",
         summary=summary,
         observed=observed,
@@ -175,5 +167,4 @@ def binary_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because=f"{match[1]} ranges over {span}; {scene.said}",
         fix=fix,
         culprits=kind,
-        location=place,
     )

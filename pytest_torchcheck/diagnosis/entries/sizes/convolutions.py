@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ....explanation import Explanation, describe, numbers, times
+from ....explanation import Explanation, describe, numbers, on_line, times
 from ...crashes.layers import (
     dropped,
     edit,
@@ -99,7 +99,7 @@ def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
     shape = list(given.shape) if given is not None else list(numbers(match[1]))
     spatial = len(numbers(match[1])) - 2
     call = scene.location
-    call_line = f" on line {call.line}" if call else ""
+    call_line = on_line(call)
     common: dict[str, Any] = {
         "code": "channels",
         "summary": f"{name} expects {want} channels, got {got} (input {shape})",
@@ -108,39 +108,33 @@ def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if given is not None:
         cause, because, change = _layout(module, given, want, spatial)
         if cause:
-            return Explanation(
+            return scene.explain(
                 **common,
                 cause=cause,
                 because=because,
                 fix=f"call {name} with {change} of its input{call_line}",
-                culprits=scene.blame(),
-                location=call,
             )
         cause, because, change, place = _taken_for_channels(scene, given, spatial)
         if cause:
-            return Explanation(
+            return scene.explain(
                 **common,
                 cause=cause,
                 because=because,
                 fix=change,
-                culprits=scene.blame(),
-                location=place or call,
+                location=place,
             )
     source = _input_source(scene, given)
     if not isinstance(module, _CONVOLUTIONS):
-        return Explanation(
+        return scene.explain(
             **common,
             cause=f"the convolution's weight was created for {want} channels",
-            because=scene.said,
             fix=f"give the weight {got} input channels, or the input {want}{call_line}",
-            culprits=scene.blame(),
-            location=call,
         )
     place, origin = where_decided(scene, module.in_channels)
     of = f"the model's input {source}" if source else "its input"
     groups = f" with groups={module.groups}" if module.groups != 1 else ""
     because = f"the weight of {name} is {list(module.weight.shape)}{groups}"
-    return Explanation(
+    return scene.explain(
         **common,
         cause=f"{name} was built for {want} channels, and {of} has {got}",
         because=f"{because}; {scene.said}",
@@ -149,7 +143,7 @@ def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
         culprits=scene.culprit(detail=f"takes {want} channels, got {got}")
         + scene.call_culprit()
         + size_values(scene, beside=place),
-        location=place or call,
+        location=place,
     )
 
 
@@ -174,7 +168,7 @@ def rank(scene: Scene, match: re.Match[str]) -> Explanation | None:
         return None
     wanted = sorted({int(group) for group in (match[1], match[2]) if group})
     call = scene.location
-    call_line = f" on line {call.line}" if call else ""
+    call_line = on_line(call)
     words = " or ".join(f"{size}" for size in wanted)
     missing = max(wanted) - len(shape)
     batch = scene.batch_size()
@@ -206,7 +200,7 @@ def rank(scene: Scene, match: re.Match[str]) -> Explanation | None:
         culprits += (lost.culprit,)
         change = lost.fix if lost.batch else change
         call = lost.culprit.location if lost.batch else call
-    return Explanation(
+    return scene.explain(
         code="input-rank",
         summary=f"{name} expects {words} dimensions, got {len(shape)}: {list(shape)}",
         observed=f"input {describe(given) if given is not None else list(shape)}"
@@ -224,7 +218,7 @@ def rank(scene: Scene, match: re.Match[str]) -> Explanation | None:
        r"Padding size should be less than the corresponding input dimension")  # fmt: skip
 def too_small(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """Feature maps that have shrunk below the kernel."""
-    given, name, call = input_of(scene), scene.at, scene.location
+    given, name, _call = input_of(scene), scene.at, scene.location
     shape = list(given.shape) if given is not None else list(numbers(scene.message))[:3]
     kernel = getattr(scene.module, "kernel_size", None)
     kernel_words = (
@@ -235,15 +229,13 @@ def too_small(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else "its padding"
     )
     model_input = scene.input_words()
-    return Explanation(
+    return scene.explain(
         code="kernel-larger-than-input",
         summary=f"{name} needs maps of at least {kernel_words}, got {times(shape[2:] or shape)}",
         observed=f"input {shape}, kernel {kernel_words}"
         + (f"; the model's input is {model_input}" if model_input else ""),
         cause="the maps are smaller than the kernel: the input is too small for this many "
         "strides and pools",
-        because=scene.said,
         fix=f"raise the smallest size of the input in the contract, or remove a stride or pool before {name}",
         culprits=scene.blame(f"input {shape}"),
-        location=call,
     )

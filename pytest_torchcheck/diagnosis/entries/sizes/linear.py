@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ....explanation import Explanation, describe, times
+from ....explanation import Explanation, describe, on_line, times
 from ....findings import Culprit
 from ...crashes.layers import edit, input_fact, input_of, or_declared, size_values, where_decided
 from ...crashes.shapes import flattened_from, single_sample
@@ -41,7 +41,7 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
     observed = f"{name} takes {want} features; its input is {describe(given)}"
     observed += f"; the model's input is {model_input}" if model_input else ""
     call = scene.location
-    call_line = f" on line {call.line}" if call else ""
+    call_line = on_line(call)
     place, origin = where_decided(scene, want)
     common: dict[str, Any] = {"code": "matmul-shapes", "summary": summary, "observed": observed}
     alone = single_sample(input_fact(scene)) if given.numel() == want else None
@@ -58,25 +58,23 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if fixed is not None:
             return _fixed_batch(scene, fixed, given, batch, common)
     if given.dim() > 2 and math.prod(given.shape[1:]) == want:
-        return Explanation(
+        return scene.explain(
             **common,
             cause=f"the input of {name} is not flattened",
             because=f"{times(given.shape[1:])} = {want} numbers per sample, and they spread over "
             f"{given.dim() - 1} dimensions",
             fix=f"call {name} with .flatten(1) of its input{call_line}",
             culprits=scene.culprit(detail=f"takes {want} features"),
-            location=call,
         )
     first = int(batch is not None and given.shape[0] == batch)  # a batch of that size by chance
     if want in given.shape[first:-1]:
         dimension = list(given.shape).index(want, first)
-        return Explanation(
+        return scene.explain(
             **common,
             cause=f"likely the dimensions of {name}'s input are swapped: a Linear layer works on the last one",
             because=f"dimension {dimension} of its input has the {want} that it expects, the last one has {got}",
             fix=f"call {name} with .transpose({dimension}, -1) of its input{call_line}",
             culprits=scene.culprit(detail=f"takes {want} features"),
-            location=call,
         )
     if sizes:
         cause = f"in_features of {name} does not match the result of flattening {times(sizes)}"
@@ -89,7 +87,7 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
     else:
         cause = f"{name} was built for {want} features, and its input has {got}"
         because = f"{name}.weight is {list(module.weight.shape)}; {scene.said}"
-    return Explanation(
+    return scene.explain(
         **common,
         cause=cause,
         because=because,
@@ -98,7 +96,7 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
         culprits=scene.culprit(detail=f"takes {want} features, got {got}")
         + scene.call_culprit()
         + size_values(scene, beside=place),
-        location=place or call,
+        location=place,
     )
 
 
@@ -114,7 +112,7 @@ def _without_batch(
         if dropped is not None and dropped.name == "__getitem__"
         else dropped and dropped.name
     )
-    return Explanation(
+    return scene.explain(
         **common,
         cause="the batch dimension is missing"
         + (f": {word} on line {at.line} drops it" if at is not None else " in the model's input"),
@@ -150,9 +148,9 @@ def _fixed_batch(
 ) -> Explanation:
     """Explain a batch size that is written into a reshape."""
     place, rows = op.location, given.shape[0]
-    line = f" on line {place.line}" if place is not None else ""
+    line = on_line(place)
     holder = (place.function.rpartition("<locals>.")[2] if place is not None else "") or op.name
-    return Explanation(
+    return scene.explain(
         **common,
         cause=f"{op.name}{line} gives {rows} rows regardless of the batch: a batch size is "
         "hard-coded",
@@ -161,5 +159,5 @@ def _fixed_batch(
         f"{given.numel() // batch} that {scene.module_name} takes",
         fix=f"write x.shape[0] instead of {rows}{line}, or use .flatten(1)",
         culprits=(Culprit(kind="call", name=holder, detail=f"gives {rows} rows", location=place),),
-        location=place or scene.location,
+        location=place,
     )

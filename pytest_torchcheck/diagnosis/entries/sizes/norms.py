@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ....explanation import Explanation, describe, numbers, times
+from ....explanation import Explanation, describe, numbers, on_line, times
 from ...crashes.layers import edit, input_of, size_values, where_decided
 from ...crashes.table import entry
 
@@ -34,7 +34,7 @@ def one_value(scene: Scene, match: re.Match[str]) -> Explanation | None:
     else:
         because += f": a batch of {shape[0]}"
         fix = f"use batches of at least 2 (drop_last=True in the DataLoader), or a LayerNorm for {name}"
-    return Explanation(
+    return scene.explain(
         code="norm-one-value",
         summary=f"{name} cannot normalise {what} in training mode (input {list(shape)})",
         observed=f"input {list(shape)}, training mode",
@@ -42,7 +42,6 @@ def one_value(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because=f"{because}; {scene.said}",
         fix=fix,
         culprits=scene.blame(f"input {list(shape)}"),
-        location=scene.location,
     )
 
 
@@ -59,7 +58,7 @@ def norm_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
     over_last = "normalized_shape" in match[0]
     got = shape[-len(want) :] if over_last else numbers(match[1]) if contain else shape[1:2]
     call = scene.location
-    call_line = f" on line {call.line}" if call else ""
+    call_line = on_line(call)
     dimension = len(shape) - 1 if over_last else 1
     elsewhere = [i for i, size in enumerate(shape) if (size,) == want and i not in (0, dimension)]
     summary = f"{name} normalises {times(want)} features, got {times(got)} (input {list(shape)})"
@@ -68,7 +67,7 @@ def norm_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
         f"{describe(given) if given is not None else list(shape)}"
     )
     if elsewhere and len(want) == 1:
-        return Explanation(
+        return scene.explain(
             code="norm-shape",
             summary=summary,
             observed=observed,
@@ -77,7 +76,6 @@ def norm_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
             because=f"dimension {elsewhere[0]} of the input has the {want[0]} that it expects",
             fix=f"call {name} with .transpose({elsewhere[0]}, {dimension}) of its input{call_line}",
             culprits=scene.blame(f"built for {times(want)}"),
-            location=call,
         )
     layer = any(
         hasattr(scene.module, key) for key in ("normalized_shape", "num_features", "num_channels")
@@ -94,17 +92,16 @@ def norm_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
     )
     if not layer:
         fix = f"normalise over {times(got)} features{call_line}"
-    return Explanation(
+    return scene.explain(
         code="norm-shape",
         summary=summary,
         observed=observed,
         cause=f"{name} was built for {times(want)} features, and its input has {times(got)}",
-        because=scene.said,
         fix=fix,
         culprits=scene.blame(f"built for {times(want)}")
         + scene.call_culprit()
         + size_values(scene, beside=place),
-        location=place or call,
+        location=place,
     )
 
 
@@ -136,13 +133,11 @@ def divisible(scene: Scene, match: re.Match[str]) -> Explanation | None:
     near = min(fitting, key=lambda n: abs(n - int(parts)))
     name = type(scene.module).__name__ if scene.module is not None else scene.at
     call = scene.location
-    return Explanation(
+    return scene.explain(
         code="not-divisible",
         summary=f"{name}: {total} channels cannot be split into {parts} {unit}",
         observed=f"{total} / {parts} leaves a remainder of {int(total) % int(parts)}",
         cause=f"the number of channels is not a multiple of the number of {unit}",
-        because=scene.said,
-        fix=f"use {near} {unit}" + (f" on line {call.line}" if call else ""),
+        fix=f"use {near} {unit}" + on_line(call),
         culprits=scene.blame() if scene.phase != "build" else scene.call_culprit(),
-        location=call,
     )

@@ -25,21 +25,19 @@ def recurrent_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
     got = int(named.get("got") or match[2])
     given, name = input_of(scene), scene.at
     place, origin = where_decided(scene, want)
-    call = scene.location
-    return Explanation(
+    return scene.explain(
         code="feature-size",
         summary=f"{name} expects {want} features, got {got}",
         observed=f"input {describe(given)}; {name} takes {want}"
         if given is not None
         else f"{name} takes {want}, got {got}",
         cause=f"{name} was built for {want} features, and its input has {got}",
-        because=scene.said,
         fix=edit(scene, origin, place, got, f"build {name} for {got} features")
         + or_declared(scene, want, got),
         culprits=scene.blame(f"takes {want} features, got {got}")
         + scene.call_culprit()
         + size_values(scene, beside=place),
-        location=place or call,
+        location=place,
     )
 
 
@@ -78,7 +76,7 @@ def recurrent_batch(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f", used on line {call.line}" if call else ""
         )
         place = call
-    return Explanation(
+    return scene.explain(
         code="mask-shape" if mask else "hidden-size",
         summary=f"{name} expects a {what} of {list(want)}, got {list(got)}",
         observed=observed,

@@ -54,7 +54,7 @@ def view_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if -1 in wanted
         else f"{'*'.join(map(str, wanted))} = {fixed}, not {size}"
     )
-    fix = f"choose sizes with the product {size}{on_line(scene.location)}"
+    fix = f"choose sizes with the product {size}{scene.on_line}"
     if shape:
         each = math.prod(shape[1:])
         if (
@@ -67,12 +67,12 @@ def view_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
             cause = f"the batch size {wanted[0]} is hard-coded in the {word}"
             because = f"the tensor holds {shape[0]} samples of {each} elements"
             written = edits.like_tensor(scene.location, "shape[0]") or "the size of dimension 0"
-            fix = f"write {written} (or -1) instead of {wanted[0]}{on_line(scene.location)}"
+            fix = f"write {written} (or -1) instead of {wanted[0]}{scene.on_line}"
         elif len(wanted) == 2 and -1 in wanted:
             cause = f"a sample has {each} elements here, not {fixed}"
             because = f"{'*'.join(map(str, shape[1:])) or 1} = {each} per sample in {list(shape)}"
-            fix = f"write {each} instead of {fixed}, or use .flatten(1){on_line(scene.location)}"
-    return Explanation(
+            fix = f"write {each} instead of {fixed}, or use .flatten(1){scene.on_line}"
+    return scene.explain(
         code="view-size",
         summary=summary,
         observed=observed,
@@ -80,7 +80,6 @@ def view_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because=f"{because}; {scene.said}",
         fix=fix,
         culprits=scene.blame(observed),
-        location=scene.location,
     )
 
 
@@ -95,13 +94,9 @@ def view_stride(scene: Scene, match: re.Match[str]) -> Explanation | None:
         "the tensor is not contiguous: its elements are not stored in the order of its dimensions"
     )
     if mixer is not None:
-        cause = (
-            f"{mixer.name}"
-            + (f" on line {line.line}" if line else "")
-            + " left the tensor non-contiguous"
-        )
+        cause = f"{mixer.name}" + on_line(line) + " left the tensor non-contiguous"
     shape = f" {list(fact.shape)}" if fact is not None else ""
-    return Explanation(
+    return scene.explain(
         code="view-not-contiguous",
         summary=f"{scene.at}: view of a tensor{shape} that is not contiguous",
         observed=f"view{shape or ' of a non-contiguous tensor'}"
@@ -110,9 +105,7 @@ def view_stride(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because=scene.said
         if mixer is None
         else f"the history of the tensor shows {mixer.name}; {scene.said}",
-        fix=f"use .reshape instead of .view{on_line(scene.location)}",
-        culprits=scene.blame(),
-        location=scene.location,
+        fix=f"use .reshape instead of .view{scene.on_line}",
     )
 
 
@@ -136,9 +129,7 @@ def dimension(scene: Scene, match: re.Match[str]) -> Explanation | None:
     what = f"{name or 'a tensor'} {shape}" if shape is not None else "a tensor"
     what, detail, cause = _asked_for(match, shape, what)
     batch = scene.batch_size()
-    fix = (
-        f"name a dimension that exists{on_line(scene.location)} (negative ones count from the end)"
-    )
+    fix = f"name a dimension that exists{scene.on_line} (negative ones count from the end)"
     culprits, location = scene.blame(), scene.location
     lost = dropped(scene, fact)
     if lost is not None:
@@ -149,13 +140,12 @@ def dimension(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if lost is not None and lost.batch:
         fix, location = lost.fix, lost.culprit.location
         culprits = (lost.culprit, *scene.call_culprit(detail="needs the dimension"))
-    return Explanation(
+    return scene.explain(
         code="dimension-missing",
         summary=f"{scene.at}: {word} of {what} with {detail}",
         observed=f"{what}, {detail}"
         + (f"; the model's input is {scene.input_words()}" if scene.input_words() else ""),
         cause=cause,
-        because=scene.said,
         fix=fix,
         culprits=culprits,
         location=location,
@@ -215,7 +205,7 @@ def unpacking(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix = f"use as many names as there are values on line {place.line}"
         code, what = "unpack-count", "a value"
     words = scene.input_words()
-    return Explanation(
+    return scene.explain(
         code=code,
         summary=f"{scene.at} unpacks {what} into {match[1]} names, got {got}",
         observed=f"{got} values for {match[1]} names"
@@ -223,8 +213,6 @@ def unpacking(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=scene.said.replace("torch said", "Python said"),
         fix=fix,
-        culprits=scene.blame(),
-        location=place,
     )
 
 
@@ -233,15 +221,12 @@ def unpacking(scene: Scene, match: re.Match[str]) -> Explanation | None:
        r"divisible by (?:the square of upscale_factor|the product of kernel_size)()()()")  # fmt: skip
 def splitting(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A dimension that cannot be split as asked."""
-    return Explanation(
+    return scene.explain(
         code="split-sizes",
         summary=f"{scene.at}: {_split_words(match, scene)}",
         observed=scene.values(),
         cause="the parts do not add or multiply up to the size of the dimension",
-        because=scene.said,
-        fix=f"choose sizes that fit{on_line(scene.location)}",
-        culprits=scene.blame(),
-        location=scene.location,
+        fix=f"choose sizes that fit{scene.on_line}",
     )
 
 

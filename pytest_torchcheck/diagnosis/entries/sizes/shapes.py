@@ -55,7 +55,6 @@ def owned(scene: Scene, fact: Fact) -> tuple[str, Location | None]:
 def product(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A matrix product whose inner sizes differ."""
     facts = operands(scene)
-    place = scene.location
     a: Fact | None = None
     b: Fact | None = None
     if len(facts) >= 2 and facts[0].shape and facts[1].shape:
@@ -76,21 +75,21 @@ def product(scene: Scene, match: re.Match[str]) -> Explanation | None:
         shown = match[0].split(", ", 1)[-1]
     cause, fix = (
         f"the first has {left} columns, the second {right} rows",
-        f"make both sizes equal{on_line(scene.location)}",
+        f"make both sizes equal{scene.on_line}",
     )
     because = scene.said
     if left == right:
         cause = "the batch dimensions differ"
-        fix = f"make the batch dimensions equal{on_line(scene.location)}"
+        fix = f"make the batch dimensions equal{scene.on_line}"
     elif a is not None and b is not None and len(b.shape) > 1 and b.shape[-1] == left:
         cause = "likely the second factor must be transposed"
         because = f"its last dimension has {left}, the size that is needed; {scene.said}"
-        fix = f"transpose the second factor (.transpose(-2, -1)){on_line(scene.location)}"
+        fix = f"transpose the second factor (.transpose(-2, -1)){scene.on_line}"
     elif a is not None and b is not None and len(a.shape) > 1 and a.shape[-2] == right:
         cause = "likely the first factor must be transposed"
         because = f"its second-to-last dimension has {right}, the size that is needed; {scene.said}"
-        fix = f"transpose the first factor (.transpose(-2, -1)){on_line(scene.location)}"
-    return Explanation(
+        fix = f"transpose the first factor (.transpose(-2, -1)){scene.on_line}"
+    return scene.explain(
         code="matmul-shapes",
         summary=f"{scene.at} multiplies {shown}: {left} and {right} differ",
         observed=shown
@@ -99,7 +98,6 @@ def product(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because=because,
         fix=fix,
         culprits=(*scene.blame(shown), *scene.made_elsewhere(facts[:2])),
-        location=place,
     )
 
 
@@ -114,7 +112,7 @@ def einsum(scene: Scene, match: re.Match[str]) -> Explanation | None:
     )
     shapes = ", ".join(label(fact) for fact in facts)
     letter = match[2]
-    return Explanation(
+    return scene.explain(
         code="einsum-shapes",
         summary=f"{scene.at}: einsum {equation or ''} does not fit its operands".replace("  ", " "),
         observed=shapes or match[1],
@@ -126,10 +124,8 @@ def einsum(scene: Scene, match: re.Match[str]) -> Explanation | None:
             if letter
             else "an operand and its subscripts have different numbers of dimensions"
         ),
-        because=scene.said,
-        fix=f"rename the letter or transpose the operand{on_line(scene.location)}",
+        fix=f"rename the letter or transpose the operand{scene.on_line}",
         culprits=(*scene.blame(shapes), *scene.made_elsewhere(facts)),
-        location=scene.location,
     )
 
 
@@ -145,7 +141,6 @@ _BROADCAST = (
 def broadcast(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """An elementwise op whose operands cannot be broadcast."""
     facts = tuple(fact for fact in operands(scene) if fact.shape)
-    place = scene.location
     a, b = numbers(match["a"]), numbers(match["b"])
     dimension = match.groupdict().get("dim")
     shapes = (
@@ -165,19 +160,19 @@ def broadcast(scene: Scene, match: re.Match[str]) -> Explanation | None:
     cause, because, fix = (
         f"the sizes differ{at}, and neither is 1",
         scene.said,
-        f"make the sizes equal{on_line(scene.location)}",
+        f"make the sizes equal{scene.on_line}",
     )
     if len(facts) >= 2 and (change := _fitting_change(facts[0].shape, facts[1].shape)) is not None:
         cause, measured, edit = change
         because = f"{measured}; {scene.said}"
-        fix = f"{edit}{on_line(scene.location)}"
+        fix = f"{edit}{scene.on_line}"
     elif len(a) == len(b) == 1 and abs(a[0] - b[0]) == 1:
         cause = (
             f"one side has one element more{at}: a class or start token, or a shift by one, on "
             "one side only"
         )
         because = f"{a[0]} and {b[0]} differ by one; {scene.said}"
-        fix = f"add it to both sides or drop it from the longer one{on_line(scene.location)}"
+        fix = f"add it to both sides or drop it from the longer one{scene.on_line}"
     culprits: tuple[Culprit, ...] = scene.blame(shapes)
     for fact in facts[:2]:
         name, made = owned(scene, fact)
@@ -185,7 +180,7 @@ def broadcast(scene: Scene, match: re.Match[str]) -> Explanation | None:
             culprits += (
                 Culprit(kind="tensor", name=name, detail=f"{list(fact.shape)}", location=made),
             )
-    return Explanation(
+    return scene.explain(
         code="broadcast-shapes",
         summary=summary,
         observed=observed,
@@ -193,7 +188,6 @@ def broadcast(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because=because,
         fix=fix,
         culprits=(*culprits, *scene.made_elsewhere(facts[:2])),
-        location=place,
     )
 
 
@@ -223,7 +217,7 @@ def _short_table(
         # only a table that was cut to length is meant to be longer than what it is added to
         if has >= needs or table.name == name or _holds(scene, name, place, needs):
             continue
-        return Explanation(
+        return scene.explain(
             code="table-too-short",
             summary=f"{name} holds {has} positions, and {needs} are needed",
             observed=observed,
@@ -231,13 +225,13 @@ def _short_table(
             because=f"a slice of {name} gave {list(table.shape)}, added to {list(other.shape)}"
             + (f"; {source}" if (source := scene.input_with_size(needs)) else ""),
             fix=f"build {name} with at least {needs} positions"
-            + (f" on line {made.line}" if made else "")
+            + on_line(made)
             + ", or declare a smaller size of the input in the contract",
             culprits=(
                 Culprit(kind="tensor", name=name, detail=f"{has} positions", location=made),
                 *scene.call_culprit(),
             ),
-            location=made or scene.location,
+            location=made,
         )
     return None
 
@@ -284,11 +278,11 @@ def concatenation(scene: Scene, match: re.Match[str]) -> Explanation | None:
     shown = listed(shapes, 4) if shapes else match[0]
     if stack:
         cause = f"entry {match[4]} has shape {match[3]}, entry {match[2]} has {match[1]}"
-        fix = f"pad or crop the tensors to the same shape{on_line(scene.location)}"
+        fix = f"pad or crop the tensors to the same shape{scene.on_line}"
     elif not match[3]:
         least = min(int(match[1]), int(match[2]))
         cause = "the tensors have different numbers of dimensions"
-        fix = f"unsqueeze the one with {least} dimensions{on_line(scene.location)}"
+        fix = f"unsqueeze the one with {least} dimensions{scene.on_line}"
         lost = next((d for f in facts if len(f.shape) == least and (d := dropped(scene, f))), None)
         if lost is not None:
             cause += f": {lost.words}"
@@ -298,26 +292,24 @@ def concatenation(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"tensor {match[4]} has {match[3]} where the first one has {match[2]}, outside "
             f"dimension {match[1]}"
         )
-        fix = f"crop, pad or interpolate tensor {match[4]} to {match[2]}{on_line(scene.location)}"
+        fix = f"crop, pad or interpolate tensor {match[4]} to {match[2]}{scene.on_line}"
         if len({fact.shape for fact in facts}) == 2 and abs(int(match[2]) - int(match[3])) == 1:
             cause += (
                 "; a difference of one often comes from an odd size that was halved and "
                 "doubled again"
             )
-    return Explanation(
+    return scene.explain(
         code=f"{word}-sizes",
         summary=f"{scene.at}: {word} of tensors that do not fit: {shown}",
         observed=shown
         + (f"; the model's input is {scene.input_words()}" if scene.input_words() else ""),
         cause=cause,
-        because=scene.said,
         fix=fix,
         culprits=_each_line(
             *scene.blame(shown),
             *((lost.culprit,) if lost is not None else ()),
             *scene.made_elsewhere(facts),
         ),
-        location=scene.location,
     )
 
 
@@ -336,16 +328,14 @@ def product_rank(scene: Scene, match: re.Match[str]) -> Explanation | None:
     facts = operands(scene)
     shown: Any = " by ".join(label(fact) for fact in facts[:2]) or "its factors"
     lost = next((d for fact in facts if (d := dropped(scene, fact)) is not None), None)
-    return Explanation(
+    return scene.explain(
         code="matmul-shapes",
         summary=f"{scene.at} multiplies {shown}: the number of dimensions is wrong",
         observed=str(shown),
         cause="bmm needs three dimensions, mm two, matmul at least one"
         + (f"; {lost.words}" if lost is not None else ""),
-        because=scene.said,
         fix=lost.fix
         if lost is not None and lost.batch
-        else f"use matmul (@), which broadcasts the dimensions before the last two{on_line(scene.location)}",
+        else f"use matmul (@), which broadcasts the dimensions before the last two{scene.on_line}",
         culprits=_each_line(*scene.blame(), *((lost.culprit,) if lost is not None else ())),
-        location=scene.location,
     )
