@@ -13,11 +13,12 @@ longer_graph = One("diagnosis.stored.leaks:longer_graph", "leak-graph")
 not_accumulated = One(
     "loop.explain_equivalences:not_accumulated", "accumulation-differs accumulation-scale"
 )
-not_averaged = One("loop.explain_equivalences:not_averaged", "average-differs")
+not_averaged = One("diagnosis.training.following:not_averaged", "average-differs")
 not_guarded = One("loop.explain_equivalences:not_guarded", "non-finite-applied")
 not_resumed = One("loop.explain_equivalences:not_resumed")
-pushed_away = One("loop.explain_equivalences:pushed_away", "average-pushed-away")
-parted = One("loop.explain_equivalences:parted", "replicas-differ")
+pushed_away = One("diagnosis.training.following:pushed_away", "average-pushed-away")
+parted = One("diagnosis.training.following:parted", "replicas-differ")
+stale = One("diagnosis.training.following:stale", "average-statistics")
 stepped_each = One("loop.explain_equivalences:stepped_each", "accumulation-missing")
 stepped_early = Maybe("loop.explain_equivalences:stepped_early", "accumulation-early")
 

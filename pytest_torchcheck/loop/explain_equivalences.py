@@ -1,4 +1,4 @@
-"""From evidence on equivalences (accumulation, resuming, replicas, averages) to findings."""
+"""From evidence on equivalences (accumulation, resuming) to findings."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.explanation import counted
-from pytest_torchcheck.findings import Culprit, Finding, Location
+from pytest_torchcheck.findings import Culprit, Finding
 
 from ..verdicts import suspicious, violated
 from .traces.wording import at, call, few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from pytest_torchcheck.subject import Subject
 
     from .accumulation import Comparison
     from .resume import Resumption
@@ -205,45 +203,6 @@ def not_resumed(found: Resumption) -> Finding:
     )  # fmt: skip
 
 
-def parted(
-    subject: Subject,
-    pair: tuple[str, str],
-    trace: Trace,
-    step: int,
-    distance: float,
-    place: Location | None,
-) -> Finding:
-    """Two parameters that are promised to be equal are not."""
-    a, b = pair
-    stepped = trace.optimizer_steps()
-    fallback = stepped[0].place if stepped else None
-    return violated(
-        "replicas-differ",
-        f"{a} and {b} differ by {distance:.3g} after step {step}",
-        culprits=(
-            Culprit(
-                kind="parameter",
-                name=b,
-                detail=f"differs from {a}",
-                location=sources.of_parameter(subject.model, b),
-            ),
-            Culprit(
-                kind="parameter",
-                name=a,
-                detail="its replica",
-                location=sources.of_parameter(subject.model, a),
-            ),
-        ),
-        location=place or fallback,
-        observed=f"largest difference after each step: {', '.join(f'{p[pair]:.3g}' for p in trace.pairs[:6])}",
-        cause="the replicas do not receive the same gradient or the same update",
-        because=f"they were equal before, and their gradients differ after {at(place)}"
-        if place
-        else "they were equal before",
-        fix=f"make the gradients of {a} and {b} equal (average both) before the step",
-    )
-
-
 def not_guarded(step: OptimizerStep, broken: Sequence[str], total: int) -> Finding:
     """A NaN gradient was applied."""
     return violated(
@@ -262,74 +221,4 @@ def not_guarded(step: OptimizerStep, broken: Sequence[str], total: int) -> Findi
         because=f"{step.name}() ran at {at(step.place)} with a gradient norm of NaN",
         fix="skip the step unless torch.isfinite of the gradient norm",
         evidence={"parameters": list(broken[:32])},
-    )
-
-
-def pushed_away(wrong: dict[str, float], source: str, name: str, place: Location | None) -> Finding:
-    """A copy of the weights that every update moves away from them."""
-    return violated(
-        "average-pushed-away",
-        f"{name} moves away from {source}, although it started as a copy of it",
-        culprits=[
-            Culprit(kind="parameter", name=each, detail="moves away", location=place)
-            for each in wrong
-        ],
-        location=place,
-        observed=f"each update moves it against the difference {source} - {name} (cosine {wrong[name]:.3f})",
-        cause="the update of the average has the wrong sign",
-        because="an average of the weights lies between its old value and theirs, for any decay",
-        fix="move it towards the weights, as in average.lerp_(weight, 1 - decay)",
-    )
-
-
-def not_averaged(
-    target: str,
-    source: str,
-    decay: float,
-    name: str,
-    measured: float | None,
-    error: float,
-    place: Location | None,
-    *,
-    same: bool,
-) -> Finding:
-    """A moving average that is something else."""
-    if same:
-        cause = f"{target} and {source} share a storage: the average is the trained model itself"
-        because = f"{target}.{name} and {source}.{name} have the same data pointer"
-        fix = f"copy the module: {target} = copy.deepcopy({source})"
-    elif measured is not None and abs(measured - 1.0) < 1e-3:
-        cause, fix = f"{target} is never updated", f"update {target} after every optimizer step"
-        because = f"{target}.{name} keeps its value bit for bit"
-    elif measured is not None and abs(measured - (1 - decay)) < 1e-3 and abs(1 - 2 * decay) > 1e-2:
-        cause, fix = (
-            "the decay and its complement are swapped",
-            f"keep {decay:g} of {target}, add {1 - decay:g} of {source}",
-        )
-        because = f"{target}.{name} keeps {measured:.4g} of its value"
-    else:
-        cause = "the average follows another rule, or uses the weights of another step"
-        because = f"{target}.{name} " + (
-            f"keeps {measured:.4g} of its value"
-            if measured is not None
-            else "does not follow the average"
-        )
-        fix = f"{target} = {decay:g} * {target} + {1 - decay:g} * {source}, after the optimizer's step"
-    return violated(
-        "average-differs",
-        f"{target}.{name} is not the moving average of {source}.{name} with decay {decay:g}",
-        culprits=(
-            Culprit(
-                kind="parameter",
-                name=f"{target}.{name}",
-                detail=f"off by {error:.3g}",
-                location=place,
-            ),
-            Culprit(kind="parameter", name=f"{source}.{name}", detail="its source"),
-        ),
-        location=place,
-        observed=f"after one step {target}.{name} is off by {error:.3g}",
-        cause=cause,
-        because=because,
-        fix=fix,
     )

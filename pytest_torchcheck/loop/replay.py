@@ -199,6 +199,22 @@ def _unlike(pair: list[Any]) -> bool:
     return a.shape != b.shape or not torch.equal(a, b)
 
 
+def lines_of_step(subject: Subject, file: str) -> frozenset[int]:
+    """Return the lines of a file that one step of the user's runs."""
+    ran: set[int] = set()
+
+    def watch(model: nn.Module, _: Any) -> Watcher:
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            if event != "call" and frame.f_code.co_filename == file:
+                ran.add(line)
+            return False
+
+        return watcher
+
+    replay(subject, watch)
+    return frozenset(ran)
+
+
 def where_changed(subject: Subject, name: str) -> Location | None:
     """Find the line of the user's step that writes to a parameter or buffer, or the call of the step where none does."""
 

@@ -12,6 +12,7 @@ from ...codes import training as explain
 from ...loop.recorder import record
 from ...loop.replay import where_changed
 from ...objects import trees
+from ...state import seed_everything
 from ...verdicts import inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:
@@ -65,9 +66,14 @@ def averages_follow(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("the model holds no copy of a trained parameter")
         return
     followed = [_Pair(name, source) for name, source in pairs.items()]
+    statistics = _statistics(subject.model, pairs)
+    now = dict(subject.model.named_buffers())
+    first = {n: now[n].detach().clone() for n in {*statistics, *statistics.values()}}
+    last: dict[str, torch.Tensor] = {}
 
     def look(_: int, model: nn.Module) -> None:
         tensors = _state(model)
+        last.update({name: tensors[name].detach().clone() for name in first if name in tensors})
         for pair in followed:
             if pair.name in tensors and pair.source in tensors:
                 pair.note(tensors)
@@ -83,12 +89,54 @@ def averages_follow(subject: Subject) -> Iterator[Finding]:
         name = min(wrong, key=lambda name: wrong[name])
         place = where_changed(subject, name)
         yield explain.pushed_away(dict(wrong), pairs[name], name, place)
+        return
+    kept = {
+        name: source
+        for name, source in statistics.items()
+        if name in last and torch.equal(last[name], first[name])
+        and source in last and not torch.equal(last[source], first[source])
+    } if moved else {}  # fmt: skip
+    if kept and any(_is_read(subject, name) for name in kept):
+        yield explain.stale(subject, kept, next(iter(moved)))
     elif moved:
         yield passed(
             f"{len(moved)} copies of trained weights move towards them, or not against them"
         )
     else:
         yield not_applicable("no step updates the model's copies of trained weights")
+
+
+def _statistics(model: nn.Module, pairs: dict[str, str]) -> dict[str, str]:
+    """Return, by the name of a buffer beside the copies, the buffer beside their sources that it equals."""
+    buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point() and not b.is_meta}
+    found: dict[str, str] = {}
+    for name, source in pairs.items():
+        ours, theirs = name.split("."), source.split(".")
+        while ours and theirs and ours[-1] == theirs[-1]:
+            ours.pop()
+            theirs.pop()
+        for buffer, tensor in buffers.items():
+            parts = buffer.split(".")
+            other = ".".join([*theirs, *parts[len(ours) :]])
+            copied = ours and parts[: len(ours)] == ours and other != buffer and other in buffers
+            if copied and trees.address(tensor) != trees.address(buffers[other]):
+                found |= {buffer: other} if trees.same(tensor, buffers[other]) else {}
+    return found
+
+
+def _is_read(subject: Subject, name: str) -> bool:
+    """Say whether an output in evaluation or training changes with a buffer."""
+    for train in (False, True):
+        outputs = []
+        for shift in (0.0, 1.0):
+            with subject.pristine() as model, torch.no_grad():
+                dict(model.named_buffers())[name].add_(shift)
+                model.train(train)
+                seed_everything(subject.seed)
+                outputs.append(subject.call(model, subject.batch().clone()))
+        if not trees.same(*outputs):
+            return True
+    return False
 
 
 def _state(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -100,6 +100,11 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
             )
         )
         fix = f"call requires_grad_(False) on {whole} and keep it out of the optimizer, or drop it from Frozen(...)"
+        if (taken := _eval_line(subject, whole)) is not None:
+            place = taken
+            cause = f"eval() switches dropout and statistics of {whole} only; its parameters still train"
+            because = f"{because}; every module of {whole} is in eval mode"
+            fix = f"call requires_grad_(False) on {whole} on line {taken.line} too"
     idle = dropped_result(subject.model, name) if trainable and not writes and not thawed else None
     if idle is not None:
         place, because = idle.location, f"{because}; {idle.why}"
@@ -140,6 +145,16 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
         fix=fix,
         evidence={"parameters": list(names)},
     )
+
+
+def _eval_line(subject: Subject, name: str) -> Location | None:
+    """Return the line that puts a module into eval mode as its owner is built, where it is in that mode."""
+    module = subject.model.get_submodule(name)
+    if any(part.training for part in module.modules()):
+        return None
+    owner, _, leaf = name.rpartition(".")
+    made = type(subject.model.get_submodule(owner)).__init__
+    return sources.search(made, rf"\b{leaf}\b.*\.eval\(")
 
 
 def _on(place: Location | None) -> str:

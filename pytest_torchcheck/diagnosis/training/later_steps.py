@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ... import sources
 from ...culprits import parameter
+from ...findings import Culprit
 from ...runs.training.later_steps import STEPS, moving_without
 from ...text.wording import names_text
 from ...verdicts import suspicious, violated
@@ -77,7 +78,10 @@ def frozen_by_train(subject: Subject, names: list[str]) -> Finding:
         "frozen-by-train",
         f"{names_text(names)} {'is' if len(names) == 1 else 'are'} frozen only when train() is "
         "called, and the step does not call it",
-        culprits=[parameter(subject, name, "changes as built") for name in names[:8]],
+        culprits=[
+            *(parameter(subject, name, "changes as built") for name in names[:8]),
+            *_built(subject, names[0]),
+        ],
         location=setters[0] if setters else sources.of_own_class(subject.model),
         observed="changed by two steps on the model as the factory returns it; unchanged after "
         "model.train()",
@@ -86,6 +90,16 @@ def frozen_by_train(subject: Subject, names: list[str]) -> Finding:
         fix="freeze it in __init__ too, or call model.train() before the first step",
         evidence={"tensors": list(names)},
     )
+
+
+def _built(subject: Subject, name: str) -> list[Culprit]:
+    """Return the line that builds the module whose ``train()`` freezes a tensor: there it can be frozen too."""
+    parts = name.split(".")
+    paths = [".".join(parts[:depth]) for depth in range(1, len(parts))]
+    owner = next((p for p in paths if "train" in vars(type(subject.model.get_submodule(p)))), None)
+    place = sources.of_parameter(subject.model, owner) if owner else None
+    made = Culprit(kind="module", name=owner or "", detail="is built here", location=place)
+    return [made] if place is not None else []
 
 
 def _calls_train(step: Callable[..., object]) -> bool:

@@ -9,14 +9,19 @@ from ... import sources
 from ...culprits import parameter
 from ...findings import Culprit, Finding, Location
 from ...loop.traces.rebound_parameters import where_rebound
+from ...probes.gradient.provenance import find_cut
 from ...runs.training.steps import lost
+from ...state import seed_everything
+from ...subject.errors import SubjectError
 from ...subject.optimizers import optimizers_of
 from ...text.wording import have, names_text
 from ...verdicts import inconclusive, violated
+from ..gradient.cuts import CAUSES, fix_of, kind_at
 from .left_out import left_out, spent_of
 from .making import Making, making
 
 if TYPE_CHECKING:
+    from ...probes.gradient.provenance import GraphCut
     from ...runs.training.steps import Coverage, Trajectory
     from ...subject import Subject
     from ...subject.gradients import Gradients
@@ -301,6 +306,18 @@ def _own_step_cause(
 ) -> tuple[Location | None, str, str, str]:
     """Return why the user's own step leaves a parameter as it is."""
     step = subject.contract.train_step
+    plain = (
+        f"a plain forward, loss and backward gives {names[0]} a gradient of norm "
+        f"{first.stats[names[0]].norm:.3g}"
+    )
+    if (cut := _cut_in_step(subject, names[0])) is not None:
+        kind = kind_at(cut.kind, cut.region or cut.location)
+        return (
+            cut.region or cut.location,
+            f"it gets no gradient in the declared training step: {CAUSES.get(kind, 'the graph is cut')}",
+            f"{cut.fact}; {plain}" if cut.fact else plain,
+            fix_of(kind, cut.location).format(names=repr(names[0])),
+        )
     place = _suspect(subject)
     cleared = all(name not in made.live for name in names)
     cause = (
@@ -308,13 +325,25 @@ def _own_step_cause(
         if cleared and place is not None and "zero_grad" in place.text
         else "the declared training step does not apply the gradients"
     )
-    because = (
-        f"a plain forward, loss and backward gives {names[0]} a gradient of norm {first.stats[names[0]].norm:.3g}, "
-        f"and the step leaves it bit-equal"
-    )
+    because = f"{plain}, and the step leaves it bit-equal"
     fix = "order the calls as zero_grad, forward, backward, step"
     place = place or sources.of_object(step)
     return place, cause, because, fix
+
+
+def _cut_in_step(subject: Subject, name: str) -> GraphCut | None:
+    """Return where a parameter loses its gradient within the user's own step; None where one comes to it."""
+    with subject.pristine(steps=True) as model:
+        model.train()
+        made = subject.make_optimizer(model)
+        batch = subject.batch().clone()
+        seed_everything(subject.seed)
+        parameters = {name: dict(model.named_parameters())[name]}
+        try:
+            cut = find_cut(lambda: subject.train_step(model, made, batch), model, parameters)
+        except SubjectError:
+            return None  # the check that met the error reports it
+    return cut.get(name)
 
 
 def _rate_of(subject: Subject, names: list[str]) -> float | None:

@@ -66,6 +66,9 @@ _COARSE = {
 }  # blamed only where nothing else loses the gradient
 
 
+_SUMS = frozenset({"add", "__add__", "__radd__", "sub", "__sub__", "__rsub__", "__iadd__", "add_"})
+
+
 @dataclass(eq=False, slots=True)
 class Loss:
     """A call that had gradients flowing into it and none out: of ``value``, or of a Python number."""
@@ -166,8 +169,8 @@ class Flow:
         """Say whether the lost values demonstrably go on to the loss."""
         return loss.value is not None and loss.value in self.behind_loss_loosely
 
-    def _rank(self, loss: Loss, bit: int) -> tuple[int, bool, int]:
-        """Order the candidates: proof that the loss uses the values, then kind, then the latest."""
+    def _rank(self, loss: Loss, bit: int) -> tuple[int, bool, bool, int]:
+        """Order the candidates: proof that the loss uses the values, then kind, then what a term ends in, then the latest."""
         precise = self.kind_of(loss) not in _COARSE
         if loss.value is not None and loss.value in self.behind_loss:
             level = 5
@@ -177,7 +180,25 @@ class Flow:
             level = self._returns(gone, self._ends_here(loss, bit))
         else:
             level = 0
-        return level, precise, loss.call.op.index
+        return level, precise, self._makes_constant_term(loss), loss.call.op.index
+
+    def _makes_constant_term(self, loss: Loss) -> bool:
+        """Say whether a whole term of the loss is a constant by this: a number without a graph, added to one with."""
+        seen = {loss.value}
+        stack = [loss.value] if loss.value is not None else []
+        while stack:
+            value = stack.pop()
+            for call in value.consumers:
+                added = not value.tensor.dim() and call.op.name.rpartition(".")[2] in _SUMS
+                sums = [v.tensor for v in call.outputs if not v.tensor.dim()]
+                if added and any(total.requires_grad for total in sums):
+                    return True
+                following = [
+                    v for v in call.outputs if v not in seen and not v.tensor.requires_grad
+                ]
+                seen.update(following)
+                stack += following
+        return False
 
     def exit_after(self, loss: Loss) -> Call | None:
         """Return the call through which the lost values leave torch, if they do."""

@@ -106,3 +106,77 @@ def test_buffers_count_as_copies() -> None:
 
     found = check(update, buffers=True)
     assert [c.name for c in found.culprits] == ["memory"]
+
+
+class Averaged(nn.Module):
+    """Trains ``net``; what answers in evaluation, and how the average runs in training, is chosen."""
+
+    def __init__(self, *, answers: str = "slow", teaches: bool = False) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
+        self.slow = copy.deepcopy(self.net).requires_grad_(False)
+        self.answers, self.teaches = answers, teaches
+
+    def forward(self, x):
+        if self.training:
+            if self.teaches:
+                self.slow(x)
+            return self.net(x)
+        return getattr(self, self.answers)(x)
+
+
+def averages(update, **made):
+    def step(model, optimizer, inputs, targets):
+        model.train()
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(*inputs), targets)
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for slow, fast in zip(model.slow.parameters(), model.net.parameters(), strict=True):
+                slow.lerp_(fast, 0.1)
+            update(model)
+        return loss
+
+    generator = torch.Generator().manual_seed(0)
+    batch = ((1 + torch.randn(6, 5, generator=generator),), torch.randn(6, 4, generator=generator))
+    contract = Contract(
+        model=lambda: Averaged(**made),
+        batch=batch,
+        loss=F.mse_loss,
+        optimizer=lambda m: torch.optim.SGD(m.net.parameters(), lr=1e-2),
+        train_step=step,
+    )
+    (found,) = contract.check(checks=["averages-follow"]).findings
+    return found
+
+
+def copy_buffers(model):
+    for slow, fast in zip(model.slow.buffers(), model.net.buffers(), strict=True):
+        slow.copy_(fast)
+
+
+def average_buffers(model):
+    for slow, fast in zip(model.slow.buffers(), model.net.buffers(), strict=True):
+        slow.copy_(fast if slow.dtype == torch.long else slow.lerp(fast, 0.5))
+
+
+def test_statistics_that_an_average_leaves_behind_are_named_with_the_loop() -> None:
+    found = averages(untouched)
+    assert (found.status, found.code) == ("violated", "average-statistics")
+    assert "slow.1.running_mean" in {c.name for c in found.culprits}
+    assert found.location is not None
+    assert "model.slow.parameters()" in found.location.text
+
+
+@pytest.mark.parametrize("update", [copy_buffers, average_buffers])
+def test_statistics_that_are_copied_or_averaged_pass(update) -> None:
+    assert averages(update).status == "passed"
+
+
+def test_an_average_that_runs_in_training_gathers_its_own_statistics() -> None:
+    assert averages(untouched, teaches=True).status == "passed"
+
+
+def test_an_average_that_nothing_reads_needs_no_statistics() -> None:
+    assert averages(untouched, answers="net").status == "passed"

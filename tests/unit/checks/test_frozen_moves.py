@@ -189,3 +189,30 @@ def test_a_constructor_that_drops_what_a_call_returns(kept):
     if found:
         assert "# HERE" in found[0].location.text
         assert "static method" in found[0].because
+
+
+def test_eval_mode_taken_for_freezing_is_the_line() -> None:
+    class Distilled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher, self.student = nn.Linear(4, 2), nn.Linear(4, 2)
+            self.teacher.eval()
+
+        def train(self, mode=True):
+            super().train(mode)
+            self.teacher.eval()
+            return self
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.student(x) - self.teacher(x)
+
+    contract = Contract(
+        model=Distilled,
+        batch=((torch.randn(6, 4),), torch.randn(6, 2)),
+        loss=nn.functional.mse_loss,
+        promises=[promises.Frozen("teacher.*", reason="pretrained")],
+    )
+    (found,) = contract.check(["frozen-stays"]).findings
+    assert found.location is not None
+    assert found.location.text == "self.teacher.eval()"
+    assert "its parameters still train" in found.cause

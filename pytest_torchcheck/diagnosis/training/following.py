@@ -1,0 +1,178 @@
+"""Tensors that must follow others, and do not: moving averages and their statistics, replicas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ... import sources
+from ...findings import Culprit, Finding, Location
+from ...loop.replay import lines_of_step, where_changed
+from ...loop.traces.wording import at
+from ...verdicts import violated
+from ..lines.conditions import deciding
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...loop.trace import Trace
+    from ...subject import Subject
+
+
+def walked(subject: Subject, place: Location) -> tuple[Culprit, ...]:
+    """Return the lines of the step that choose what the statement on a line is applied to, the nearest first."""
+    ran = lines_of_step(subject, place.file)
+    return tuple(
+        Culprit(
+            kind="call",
+            name=sources.assigned_name(line) or "loop",
+            detail="chooses what it is applied to",
+            location=line,
+        )
+        for line in deciding(place)
+        if line.line in ran
+    )[:3]
+
+
+def stale(subject: Subject, kept: Mapping[str, str], average: str) -> Finding:
+    """Explain buffers of a moving average that keep their first values.
+
+    Args:
+        subject: Whose step.
+        kept: By buffer of the average, the buffer of the trained module that it was copied from.
+        average: A parameter of the average that the step does update.
+    """
+    place = where_changed(subject, average)
+    loops = walked(subject, place) if place is not None else ()
+    name, source = next(iter(kept.items()))
+    chosen = [c.location for c in loops if c.location and "parameters(" in c.location.text]
+    location = next(iter(sorted(chosen, key=lambda at: not at.text.startswith("for "))), place)
+    return violated(
+        "average-statistics",
+        f"{name} keeps its first values, while {source}, from which it was copied, changes",
+        culprits=[
+            *(
+                Culprit(kind="buffer", name=each, detail="does not follow", location=location)
+                for each in kept
+            ),
+            *loops,
+        ],
+        location=location,
+        observed=f"after 3 steps {len(kept)} buffers of the average are bit-equal to what they were; "
+        f"{average} was updated in each",
+        cause="the average is taken over parameters; running statistics are buffers",
+        because=f"{source} changed, {name} did not, and the output changes with {name}",
+        fix="update the buffers too: copy them after each update, or walk over state_dict() in "
+        "place of parameters()",
+        evidence={"buffers": dict(kept)},
+    )
+
+
+def pushed_away(wrong: dict[str, float], source: str, name: str, place: Location | None) -> Finding:
+    """A copy of the weights that every update moves away from them."""
+    return violated(
+        "average-pushed-away",
+        f"{name} moves away from {source}, although it started as a copy of it",
+        culprits=[
+            Culprit(kind="parameter", name=each, detail="moves away", location=place)
+            for each in wrong
+        ],
+        location=place,
+        observed=f"each update moves it against the difference {source} - {name} (cosine {wrong[name]:.3f})",
+        cause="the update of the average has the wrong sign",
+        because="an average of the weights lies between its old value and theirs, for any decay",
+        fix="move it towards the weights, as in average.lerp_(weight, 1 - decay)",
+    )
+
+
+def not_averaged(
+    target: str,
+    source: str,
+    decay: float,
+    name: str,
+    measured: float | None,
+    error: float,
+    place: Location | None,
+    *,
+    same: bool,
+) -> Finding:
+    """A moving average that is something else."""
+    if same:
+        cause = f"{target} and {source} share a storage: the average is the trained model itself"
+        because = f"{target}.{name} and {source}.{name} have the same data pointer"
+        fix = f"copy the module: {target} = copy.deepcopy({source})"
+    elif measured is not None and abs(measured - 1.0) < 1e-3:
+        cause, fix = f"{target} is never updated", f"update {target} after every optimizer step"
+        because = f"{target}.{name} keeps its value bit for bit"
+    elif measured is not None and abs(measured - (1 - decay)) < 1e-3 and abs(1 - 2 * decay) > 1e-2:
+        cause, fix = (
+            "the decay and its complement are swapped",
+            f"keep {decay:g} of {target}, add {1 - decay:g} of {source}",
+        )
+        because = f"{target}.{name} keeps {measured:.4g} of its value"
+    else:
+        cause = "the average follows another rule, or uses the weights of another step"
+        because = f"{target}.{name} " + (
+            f"keeps {measured:.4g} of its value"
+            if measured is not None
+            else "does not follow the average"
+        )
+        fix = f"{target} = {decay:g} * {target} + {1 - decay:g} * {source}, after the optimizer's step"
+    return violated(
+        "average-differs",
+        f"{target}.{name} is not the moving average of {source}.{name} with decay {decay:g}",
+        culprits=(
+            Culprit(
+                kind="parameter",
+                name=f"{target}.{name}",
+                detail=f"off by {error:.3g}",
+                location=place,
+            ),
+            Culprit(kind="parameter", name=f"{source}.{name}", detail="its source"),
+        ),
+        location=place,
+        observed=f"after one step {target}.{name} is off by {error:.3g}",
+        cause=cause,
+        because=because,
+        fix=fix,
+    )
+
+
+def parted(
+    subject: Subject,
+    pair: tuple[str, str],
+    trace: Trace,
+    step: int,
+    distance: float,
+    place: Location | None,
+) -> Finding:
+    """Two parameters that are promised to be equal are not."""
+    a, b = pair
+    stepped = trace.optimizer_steps()
+    fallback = stepped[0].place if stepped else None
+    loops = walked(subject, place) if place is not None else ()
+    return violated(
+        "replicas-differ",
+        f"{a} and {b} differ by {distance:.3g} after step {step}",
+        culprits=(
+            Culprit(
+                kind="parameter",
+                name=b,
+                detail=f"differs from {a}",
+                location=sources.of_parameter(subject.model, b),
+            ),
+            Culprit(
+                kind="parameter",
+                name=a,
+                detail="its replica",
+                location=sources.of_parameter(subject.model, a),
+            ),
+            *loops,
+        ),
+        location=place or fallback,
+        observed=f"largest difference after each step: {', '.join(f'{p[pair]:.3g}' for p in trace.pairs[:6])}",
+        cause="the replicas do not receive the same gradient or the same update",
+        because=f"they were equal before, and their gradients differ after {at(place)}"
+        if place
+        else "they were equal before",
+        fix=f"make the gradients of {a} and {b} equal (average both) before the step",
+    )
