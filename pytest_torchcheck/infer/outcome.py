@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 import torch.nn.functional as F
 
 from ..specs import Floats, Labels, Probabilities, SpecError, UnitVectors
@@ -71,7 +70,7 @@ def outcome_of(found: Accepted, *, loss: str | None = None) -> Outcome | None:
     single = next(iter(first.items())) if len(first) == 1 else None
     for path in found.trains:
         leaf = first.get(path)
-        if leaf is None or not leaf.is_floating_point() or leaf.ndim == 0:
+        if leaf is None or not (leaf.is_floating_point() and leaf.ndim and leaf.numel()):
             continue
         dims = _dims(found, path)
         if dims is None:
@@ -145,16 +144,11 @@ def _choice(leaf: Tensor, dims: tuple[str, ...], path: str, found: Accepted) -> 
     classes = (leaf.ndim == 2 or words) and dims[-1].isdigit() and int(dims[-1]) > 1
     if not (named and classes) or tuple(leaf.shape) in found.runs[0].inputs.values():
         return "mse_loss"  # what goes in and comes out alike is rather values than scores
-    if _is_constant(leaf):  # a head that starts at zero tells nothing of its range
-        return "cross_entropy"
-    every = [run.outputs[path] for run in found.runs if path in run.outputs]
-    if all(bool((output >= 0).all()) for output in every) or _is_unit(leaf):
+    every = found.values(path)
+    if _range(every) is not None or all(map(_is_unit, every)):
         return "mse_loss"
-    return (
-        "nll_loss"
-        if leaf.ndim == 2 and bool((leaf.exp().sum(-1) - 1).abs().max() < 1e-3)
-        else "cross_entropy"
-    )
+    logs = leaf.ndim == 2 and all(_is_distribution(values.exp()) for values in every)
+    return "nll_loss" if logs else "cross_entropy"
 
 
 def _loss(
@@ -162,7 +156,7 @@ def _loss(
 ) -> tuple[Loss, TensorSpec] | None:
     function: Callable[..., Any] = getattr(F, name)
     if name not in CLASSES:
-        return _picked(name, function, path), _values(name, leaf, dims)
+        return _picked(name, function, path), _values(name, found.values(path), dims)
     if leaf.ndim < 2:
         return None
     last = (
@@ -185,39 +179,34 @@ def _is_vocabulary(leaf: Tensor, found: Accepted) -> bool:
     )
 
 
-def _values(name: str, leaf: Tensor, dims: tuple[str, ...]) -> TensorSpec:
+def _values(name: str, seen: list[Tensor], dims: tuple[str, ...]) -> TensorSpec:
     """Return values that the output can reach, as far as those that were seen tell."""
     shape = " ".join(dims)
     if name in BINARY:
         return Floats(shape, low=0.0, high=1.0)
-    if leaf.shape[-1] > 1 and _is_unit(leaf):
+    if all(map(_is_unit, seen)):
         return UnitVectors(shape)
-    if leaf.shape[-1] > 1 and _is_distribution(leaf):
+    if all(map(_is_distribution, seen)):
         return Probabilities(shape)
-    bounds = _bounded(leaf)
-    return Floats(shape) if bounds is None else Floats(shape, low=bounds[0], high=bounds[1])
+    span = _range(seen)
+    return Floats(shape) if span is None else Floats(shape, low=span[0], high=span[1])
 
 
-def _is_distribution(leaf: Tensor) -> bool:
-    return bool((leaf >= 0).all()) and bool((leaf.sum(-1) - 1).abs().max() < 1e-3)
-
-
-def _is_unit(leaf: Tensor) -> bool:
-    return leaf.shape[-1] > 1 and bool((leaf.norm(dim=-1) - 1).abs().max() < 1e-3)
-
-
-def _is_constant(leaf: Tensor) -> bool:
-    return bool((leaf == leaf.flatten()[:1]).all())
-
-
-def _bounded(leaf: Tensor) -> tuple[float, float] | None:
-    """Return the range that an output seems to keep to, as after a sigmoid, ReLU or tanh."""
-    if not leaf.numel() or not bool(torch.isfinite(leaf).all()) or _is_constant(leaf):
-        return None
-    low, high = float(leaf.min()), float(leaf.max())
+def _range(seen: list[Tensor]) -> tuple[float, float] | None:
+    """Return a range that an output keeps to at all weights, as after a sigmoid, ReLU or tanh."""
+    low = min(float(values.min()) for values in seen)
     if low >= 0:
         return 0.0, 1.0
-    return (-1.0, 1.0) if low >= -1 and high <= 1 else None
+    return (-1.0, 1.0) if low >= -1 and all(bool((v <= 1).all()) for v in seen) else None
+
+
+def _is_distribution(values: Tensor) -> bool:
+    several = values.shape[-1] > 1 and bool((values >= 0).all())
+    return several and bool((values.sum(-1) - 1).abs().max() < 1e-3)
+
+
+def _is_unit(values: Tensor) -> bool:
+    return values.shape[-1] > 1 and bool((values.norm(dim=-1) - 1).abs().max() < 1e-3)
 
 
 _SAFE: Final = re.compile(r"output(\.[A-Za-z_]\w*|\[\d+\]|\['[^']*'\])*")

@@ -7,7 +7,7 @@ import copy
 import math
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -20,13 +20,13 @@ from torch._subclasses.fake_tensor import (
 )
 
 from ..batches import Batch, BatchSource
+from ..objects import trees
 from ..probes.memory.fake import fake_mode
 from ..specs import SpecError
-from ..specs.walk import walk
 from ..state import is_lazy, isolated, seed_everything
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from .options import Candidate
 
@@ -37,11 +37,12 @@ _UNDECIDED: Final = (
     UnsupportedOperatorException, NotImplementedError,
 )  # fmt: skip
 _LARGEST: Final = 1 << 25
+_MIXING: Final = 4
+"""Candidates that run but mix samples: after so many no other is looked for."""
 _BATCH: Final = 3
-_ROWS: Final = (
-    3,
-    2,
-)  # two sizes of a batch: what differs between their outputs is the batch's axis
+_ROWS: Final = (3, 2)  # two sizes of a batch: what differs between outputs is the batch's axis
+_FACTORS: Final = (1.0, 3.0, 10.0, 30.0) * 2
+"""Sizes of weights drawn at random, relative to those that the model was built with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,7 @@ class Accepted:
         runs: What was run, the first one at the default sizes.
         mixes: Whether a sample's output depends on the other samples of its batch, in eval mode.
         trains: Tensors of the output in train mode that carry a gradient, by their path.
+        drawn: Outputs at weights drawn at random, where those of the runs leave their range open.
     """
 
     candidate: Candidate
@@ -78,6 +80,14 @@ class Accepted:
     runs: tuple[Run, ...]
     mixes: bool
     trains: tuple[str, ...]
+    drawn: tuple[Mapping[str, Tensor], ...] = ()
+
+    def values(self, path: str) -> list[Tensor]:
+        """Return an output at all weights that were tried: what all share is the model's doing."""
+        found = (*(run.outputs for run in self.runs), *self.drawn)
+        return [
+            leaf for outputs in found if (leaf := outputs.get(path)) is not None and leaf.numel()
+        ]
 
 
 class Probe:
@@ -123,9 +133,9 @@ class Probe:
             return None if "fake" in str(error).lower() else False
         return True
 
-    def run(self, batch: Batch, *, train: bool = False) -> Any:
+    def run(self, batch: Batch, *, train: bool = False, model: nn.Module | None = None) -> Any:
         """Return the output of a forward, or None where it raises."""
-        model = self._model("real").train(train)
+        model = (model or self._model("real")).train(train)
         try:
             with torch.set_grad_enabled(train), _quiet():
                 seed_everything(0)
@@ -133,6 +143,19 @@ class Probe:
         except Exception as error:  # as above
             self._note(error)
             return None
+
+    def at_random_weights(self, batch: Batch) -> Iterator[Any]:
+        """Yield outputs at other weights; the model is of no further use then."""
+        model = self._model("real")
+        self.run(batch, model=model)  # a lazy module has no weights before
+        weights = [p.data for p in model.parameters() if p.is_floating_point()]
+        sizes = [float(weight.square().mean().sqrt()) or 1.0 for weight in weights]
+        generator = torch.Generator().manual_seed(0)
+        for factor in _FACTORS:
+            for weight, size in zip(weights, sizes, strict=True):
+                drawn = torch.randn(weight.shape, generator=generator, device="cpu")
+                weight.copy_(drawn * factor * size)
+            yield self.run(batch, model=model)
 
     def _note(self, error: Exception) -> None:
         """Keep the first error: that of the likeliest candidate."""
@@ -160,20 +183,29 @@ def try_all(
         The candidate, and the error of the likeliest candidate that did not run.
     """
     with isolated():
-        probe, second, tried = Probe(make), None, 0
+        probe, mixing = Probe(make), list[Accepted]()
         ends = time.monotonic() + SECONDS
         for candidate in found:
-            if time.monotonic() > ends:
+            if time.monotonic() > ends or len(mixing) == _MIXING:
                 break
             accepted = _try(probe, candidate)
-            if accepted is None:
-                continue
-            if not accepted.mixes:
-                return accepted, probe.error
-            second, tried = second or accepted, tried + 1
-            if tried == 4:
-                break
-    return second, probe.error
+            if accepted is not None and not accepted.mixes:
+                return _drawn(probe, accepted), probe.error
+            mixing += [] if accepted is None else [accepted]
+        return (_drawn(probe, mixing[0]) if mixing else None), probe.error
+
+
+def _drawn(probe: Probe, found: Accepted) -> Accepted:
+    """Add outputs at random weights, where those of the runs may keep to a range by chance."""
+    floats = trees.floats(found.runs[0].outputs).values()
+    if all(leaf.numel() and leaf.min() < -1 and leaf.max() > 1 for leaf in floats):
+        return found
+    made = map(trees.tensors, probe.at_random_weights(found.source.base(0)))
+    finite = (
+        {path: leaf for path, leaf in outputs.items() if bool(leaf.isfinite().all())}
+        for outputs in made
+    )
+    return replace(found, drawn=tuple(finite))
 
 
 def _source(candidate: Candidate, sizes: Mapping[str, Any]) -> BatchSource:
@@ -206,11 +238,7 @@ def _try(probe: Probe, candidate: Candidate) -> Accepted | None:
     trained = probe.run(source.base(0), train=True)
     if trained is None:
         return None
-    trains = tuple(
-        path
-        for path, leaf in walk("output", trained)
-        if isinstance(leaf, Tensor) and leaf.requires_grad
-    )
+    trains = tuple(path for path, leaf in trees.tensors(trained).items() if leaf.requires_grad)
     mixes = _mixes(probe, source)
     return Accepted(
         candidate=candidate,
@@ -247,7 +275,7 @@ def _run(probe: Probe, source: BatchSource, sizes: Mapping[str, int]) -> Run | N
     output = None if batch is None else probe.run(batch)
     if batch is None or output is None:
         return None
-    outputs = {path: leaf for path, leaf in walk("output", output) if isinstance(leaf, Tensor)}
+    outputs = trees.tensors(output)
     inputs = {
         path: tuple(leaf.shape) for path, leaf in batch.input_leaves() if isinstance(leaf, Tensor)
     }
@@ -298,10 +326,10 @@ def _mixes(probe: Probe, source: BatchSource) -> bool:
     whole, cut = probe.run(batch), probe.run(part)
     if whole is None or cut is None:
         return False
-    others = dict(walk("output", cut))
-    for path, leaf in walk("output", whole):
+    others = trees.tensors(cut)
+    for path, leaf in trees.tensors(whole).items():
         other = others.get(path)
-        if not isinstance(leaf, Tensor) or not isinstance(other, Tensor) or leaf.ndim != other.ndim:
+        if other is None or leaf.ndim != other.ndim:
             continue
         axis = next((i for i in range(leaf.ndim) if leaf.shape[i] != other.shape[i]), None)
         if axis is None or leaf.shape[axis] != _BATCH or not leaf.is_floating_point():

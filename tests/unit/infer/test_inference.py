@@ -112,7 +112,7 @@ class Own(nn.Module):
 
 CASES: list[tuple[Any, str]] = [
     (lambda: nn.Linear(4, 2), 'inputs="B 4", targets=Labels("B", classes=2), loss=F.cross_entropy,'),
-    (lambda: nn.Linear(4, 1), 'inputs="B 4", targets=Floats("B 1", low=-1.0, high=1.0), loss=F.mse_loss,'),
+    (lambda: nn.Linear(4, 1), 'inputs="B 4", targets="B 1", loss=F.mse_loss,'),
     (Convolutions, 'inputs="B 2 64 64", targets=Labels("B", classes=3), loss=F.cross_entropy,'),
     (TwoInputs, "loss=lambda output, targets: F.mse_loss(output['score'], targets),"),
     (TwoInputs, 'inputs={"a": "B 5", "b": "B 7"}'),
@@ -140,6 +140,30 @@ def test_what_is_declared(model: Any, expected: str) -> None:
     assert expected in " ".join(inferred.lines())
     report = inferred.contract().check(["backward"])
     assert report.ok, str(report)
+
+
+def started(bias: float, *after: nn.Module) -> nn.Module:
+    """Return scores that are all positive, or all zero, at the weights that the model is built with."""
+    layer = nn.Linear(4, 3)
+    nn.init.constant_(layer.bias, bias)
+    nn.init.zeros_(layer.weight)
+    return nn.Sequential(layer, *after)
+
+
+@pytest.mark.parametrize(
+    ("bias", "after", "expected"),
+    [
+        (5.0, (), 'targets=Labels("B", classes=3), loss=F.cross_entropy,'),
+        (0.0, (), 'targets=Labels("B", classes=3), loss=F.cross_entropy,'),
+        (5.0, (nn.ReLU(),), 'targets=Floats("B 3", low=0.0, high=1.0), loss=F.mse_loss,'),
+        (-5.0, (nn.Softplus(),), 'targets=Floats("B 3", low=0.0, high=1.0), loss=F.mse_loss,'),
+        (0.0, (nn.Tanh(),), 'targets=Floats("B 3", low=-1.0, high=1.0), loss=F.mse_loss,'),
+    ],
+)  # fmt: skip
+def test_a_range_is_declared_only_where_other_weights_keep_to_it(
+    bias: float, after: tuple[nn.Module, ...], expected: str
+) -> None:
+    assert expected in " ".join(infer(lambda: started(bias, *after)).lines())
 
 
 def test_a_sequence_is_declared_as_long_as_it_works() -> None:
