@@ -187,13 +187,13 @@ class Linear(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.into, self.out = nn.Linear(6, 16), nn.Linear(16, 6)
+        self.into, self.out = nn.Conv1d(6, 16, 1), nn.Conv1d(16, 6, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.into(x))
         if BROKEN:
-            weights = (h @ h.transpose(1, 2)).softmax(-1).exp().log()
-            h = h + 1e-3 * weights @ h
+            weights = (h.transpose(1, 2) @ h).softmax(-1)
+            h = h + 1e-3 * h @ weights
         return self.out(h)
 
 

@@ -259,9 +259,12 @@ def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
         )
     generator = torch.Generator().manual_seed(subject.seed)
     orders = [torch.arange(size).roll(1), torch.randperm(size, generator=generator)]
+    indices = _indices_along(subject, batch, {path: dim for path, (_, dim) in chosen.items()})
     turned = [
         with_inputs(
-            batch, {path: t.index_select(d, order.to(t.device)) for path, (t, d) in chosen.items()}
+            batch,
+            {path: t.index_select(d, order.to(t.device)) for path, (t, d) in chosen.items()}
+            | {path: order.argsort().to(t)[t.long()] for path, t in indices.items()},
         )
         for order in orders
     ]
@@ -276,13 +279,17 @@ def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
     base = trees.floats(outputs[0])
     if not base:
         return inconclusive("the output holds no floating tensor")
+    if output_dim is not None:
+        base = {
+            p: t for p, t in base.items() if t.dim() > output_dim and t.shape[output_dim] == size
+        }
+        if not base:
+            return inconclusive(f"no output has {size} entries along dimension {output_dim}")
     for order, variant, output in zip(orders, turned, outputs[1:], strict=True):
         other = trees.floats(output)
         for path, tensor in base.items():
             wanted = tensor
             if output_dim is not None:
-                if tensor.dim() <= output_dim or tensor.shape[output_dim] != size:
-                    continue
                 wanted = tensor.index_select(output_dim, order.to(tensor.device))
             gap = trees.worst(
                 wanted, other.get(path, wanted.new_full(wanted.shape, float("nan")))
@@ -290,4 +297,18 @@ def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
             if beyond_rounding(subject, batch, gap, bound):
                 axes = {name: dim for name, (_, dim) in chosen.items()}
                 return explain.permutation(subject, promise, path, gap, batch, variant, axes)
-    return passed(f"{len(base)} outputs agree over {len(orders)} permutations of {size} entries")
+    return passed(f"outputs agree over {len(orders)} permutations of {size} entries")
+
+
+def _indices_along(
+    subject: Subject, batch: Batch, dims: Mapping[str, int]
+) -> dict[str, torch.Tensor]:
+    """Return the inputs whose values are declared as indices into the dimensions that are permuted."""
+    axes = {symbol: subject.source.axes(symbol).items() for symbol in subject.source.symbols}
+    permuted = {symbol for symbol, found in axes.items() if found & dims.items()}
+    paths = {
+        path
+        for path, spec in subject.source.specs.items()
+        if spec.values is not None and spec.values.indexes in permuted
+    }
+    return {path: t for path, t in batch.tensors().items() if path in paths - dims.keys()}

@@ -18,6 +18,7 @@ from ..promises import (
 )
 from ..specs import Mask, Tokens
 from ..text.units import format_bytes, format_flops
+from .code import code_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -160,28 +161,26 @@ def _along(
     place: int,
 ) -> Iterator[tuple[Promise, str]]:
     (first, dim), *others = names.items()
-    given = "" if first == 0 else f", input={_quoted(first)}"
+    given = "" if first == 0 else f", input={code_of(first)}"
     if not others and kept is not False:
         said = f"dim={dim}{given}" + (f", output_dim={place}" if place != 1 else "")
         said = "" if said == "dim=1" else said
         yield Causal(dim=dim, input=first, output_dim=place), f"Causal({said})"
-    order = {True: (PermutationEquivariant,), False: (PermutationInvariant,), None: ()}[kept]
-    for kind in order:
-        if others:
-            code = "{" + ", ".join(f"{_quoted(n)}: {d}" for n, d in names.items()) + "}"
-            yield kind(inputs=dict(names)), f"{kind.__name__}(inputs={code})"
-        else:
-            yield kind(dim=dim, input=first), f"{kind.__name__}(dim={dim}{given})"
+    axes = f"dim={dim}{given}"
+    if others:
+        axes = f"inputs={code_of(dict(names))}"
+    if kept is False:
+        yield PermutationInvariant(inputs=dict(names)), f"PermutationInvariant({axes})"
+    elif kept:
+        axes += f", output_dim={place}" if place != dim else ""
+        promise = PermutationEquivariant(inputs=dict(names), output_dim=place)
+        yield promise, f"PermutationEquivariant({axes})"
     kinds = dict(zip(names, specs.values(), strict=True))
     ids = next((n for n, spec in kinds.items() if isinstance(spec, Tokens)), None)
     mask = next((n for n, spec in kinds.items() if isinstance(spec, Mask)), None)
     if ids is not None and mask is not None:
-        code = f"PaddingInvariant(ids={_quoted(ids)}, mask={_quoted(mask)})"
+        code = f"PaddingInvariant(ids={code_of(ids)}, mask={code_of(mask)})"
         yield PaddingInvariant(ids=ids, mask=mask), code
-
-
-def _quoted(name: int | str) -> str:
-    return str(name) if isinstance(name, int) else f'"{name}"'
 
 
 def ceilings(contract: Contract, *, runs: int) -> Iterator[Observed]:

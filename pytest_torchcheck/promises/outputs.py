@@ -95,12 +95,18 @@ class _Permutation(Promise):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PermutationInvariant(_Permutation):
-    """Permuting the inputs along a dimension leaves the output as it is."""
+    """Permuting the inputs along a dimension leaves the output as it is.
+
+    Inputs that are declared to index that dimension, such as ``Edges("2 E", nodes="N")``, follow it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PermutationEquivariant(_Permutation):
-    """Permuting the inputs along a dimension permutes the output along ``output_dim``."""
+    """Permuting the inputs along a dimension permutes the output along ``output_dim``.
+
+    Inputs that are declared to index that dimension, such as ``Edges("2 E", nodes="N")``, follow it.
+    """
 
     output_dim: int | None = None
 

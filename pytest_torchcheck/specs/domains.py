@@ -148,6 +148,11 @@ class Domain(abc.ABC):
         """The smallest and the largest value where every element may have them, else None."""
         return None
 
+    @property
+    def indexes(self) -> str | int | None:
+        """The symbol of the axis that the values are indices of, else None."""
+        return None
+
     @abc.abstractmethod
     def fill(self, shape: tuple[int, ...], dtype: torch.dtype, context: Context) -> Tensor:
         """Draw a contiguous CPU tensor of this shape and dtype."""
@@ -347,6 +352,11 @@ class EdgeIndex(Domain):
     def unit(self) -> Unit:
         """See `Domain`."""
         return "element" if self.self_loops else "whole"
+
+    @property
+    def indexes(self) -> str | int:
+        """See `Domain`."""
+        return self.nodes
 
     def allows_cut(self, *, row: bool, changed: Collection[str]) -> bool:
         """See `Domain`."""

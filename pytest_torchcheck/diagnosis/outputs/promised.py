@@ -177,7 +177,7 @@ def permutation(
 ) -> Finding:
     """Explain an output that depends on the order of a set, whose entries stand along ``axes`` of the inputs."""
     kind = type(promise).__name__
-    dims = ", ".join(f"{name} along {dim}" for name, dim in promise.dims.items())
+    dims = ", ".join(f"{name} along dimension {dim}" for name, dim in axes.items())
     place = places.place_dependence(subject, batch, variant, axes)
     line = place.location if place else sources.of_object(type(subject.model).forward)
     return violated(

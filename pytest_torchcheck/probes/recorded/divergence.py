@@ -358,7 +358,7 @@ def first_place_dependence(
 
 
 def _in_order(snapshot: Snapshot) -> Snapshot | None:
-    if snapshot.values is None or snapshot.values.is_complex():
-        return None
+    if snapshot.values is None or not snapshot.values.is_floating_point():
+        return None  # indices of the entries change with their order
     values = snapshot.values.to(torch.float64).flatten().sort().values
     return Snapshot((values.numel(),), values.dtype, values)

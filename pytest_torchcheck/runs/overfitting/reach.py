@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _DRAWN_FLOATS, _DRAWN_LABELS = 64, 1024
 """More random targets than these are not memorised within a budget of some steps."""
+_EQUAL_GRADIENT = 1e-9  # of the largest element of a parameter's gradient
 _EQUAL = 1e-12  # of the largest element, in float64: no more than the order of additions
 
 
@@ -140,7 +141,36 @@ def outputs_in_double(subject: Subject, batch: Batch, budget: Budget) -> Outputs
     )
     computed = {p: t for p, t in first.items() if p in trained}
     same = None if unmoved else _sameness(subject, batch, computed, second)
+    if same is not None:
+        try:
+            same = same if budget.take() and not _moved_apart(subject, batch, same) else None
+        except SubjectError:  # such as kernels without a backward in evaluation mode
+            same = None
     return Outputs(same=same, unmoved=unmoved)
+
+
+def _moved_apart(subject: Subject, batch: Batch, same: Sameness) -> bool:
+    """Say whether a parameter moves outputs apart that are equal, as where they differ by less than is rounded.
+
+    Small weights and statistics that were never updated make such outputs of a model that reads its input.
+    """
+    with jittered(subject, seed=subject.seed) as model, torch.enable_grad():
+        model.train(False)
+        seed_everything(subject.seed)
+        values = trees.floats(subject.call(model, batch.to(dtype=torch.float64).clone()))[same.path]
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        pull = torch.randn_like(values)
+        gaps = values - values.narrow(same.axis, 0, 1)
+        with subject.phase("backward", batch):
+            of_one, of_gap = (
+                torch.autograd.grad(one, parameters, pull, allow_unused=True, retain_graph=True)
+                for one in (values, gaps)
+            )
+        return any(
+            float(gap.abs().max()) > _EQUAL_GRADIENT * float(one.abs().max())
+            for one, gap in zip(of_one, of_gap, strict=True)
+            if one is not None and gap is not None
+        )
 
 
 def _loss_in_double(subject: Subject, output: Any, batch: Batch) -> float | None:

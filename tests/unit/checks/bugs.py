@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchcheck import Contract, Ints, Labels, Mask, Tokens, promises
+from pytest_torchcheck.specs import Edges
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -771,6 +772,24 @@ def order_of_a_sequence(buggy: bool) -> Contract:
 
     return Contract(
         model=Sums, inputs="B N 3", sizes={"B": (2, 4), "N": (3, 6)}, promises=(promises.PermutationEquivariant(dim=1, output_dim=1),),
+    )  # fmt: skip
+
+
+@bug("permutation-equivariance", "order-dependent", "", "2 * h[:1]")
+def order_of_nodes(buggy: bool) -> Contract:
+    class Neighbours(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.node = nn.Linear(3, 8)
+
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+            source, target = edge_index
+            h = torch.tanh(self.node(x)).index_add(0, target, self.node(x)[source])
+            return torch.cat([2 * h[:1], h[1:]]) if buggy else h
+
+    return Contract(
+        model=Neighbours, inputs={"x": "N 3", "edge_index": Edges("2 E", nodes="N")},
+        sizes={"N": (4, 9), "E": (6, 12)}, batch_dim=None, promises=(promises.PermutationEquivariant(input="x", dim=0),),
     )  # fmt: skip
 
 
