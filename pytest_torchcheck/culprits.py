@@ -13,9 +13,4 @@ if TYPE_CHECKING:
 
 def parameter(subject: Subject, name: str, detail: str = "") -> Culprit:
     """Return a parameter as a culprit, with the line that builds it."""
-    return Culprit(
-        kind="parameter",
-        name=name,
-        detail=detail,
-        location=sources.of_parameter(subject.model, name),
-    )
+    return Culprit("parameter", name, detail, sources.of_parameter(subject.model, name))

@@ -72,7 +72,7 @@ class Location:
         return Location(file=shown[0], line=self.line, text=shown[1], function=shown[2])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Culprit:
     """What is at fault, by the name that the user gave it.
 

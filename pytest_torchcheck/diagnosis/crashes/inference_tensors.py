@@ -33,7 +33,7 @@ class Inference:
         if self.line is None:
             return ()
         detail = "creates a tensor that autograd cannot use"
-        return (Culprit(kind="call", name="inference_mode", detail=detail, location=self.line),)
+        return (Culprit("call", "inference_mode", detail, self.line),)
 
 
 def made_in_inference(scene: Scene) -> Inference:

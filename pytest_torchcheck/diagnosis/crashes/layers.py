@@ -65,7 +65,7 @@ def dropped_by(scene: Scene, op: Op) -> Dropped | None:
                 f"name the dimensions that squeeze should drop on line {place.line}: all but "
                 "the batch (or flatten(1))"
             )
-    culprit = Culprit(kind="call", name=name, detail=f"gives {after} from {before}", location=place)
+    culprit = Culprit("call", name, f"gives {after} from {before}", place)
     return Dropped(words=words, batch=batch, fix=fix, culprit=culprit)
 
 
@@ -187,7 +187,7 @@ def size_values(
     """
     path = path or scene.path_of(scene.module)
     return tuple(
-        Culprit(kind="call", name=place.text, detail="sets the size", location=place)
+        Culprit("call", place.text, "sets the size", place)
         for place in value_lines(scene.model, path)
         if beside is None or (place.file, place.line) != (beside.file, beside.line)
     )

@@ -42,7 +42,7 @@ def target_culprit(detail: str, place: Location | None, scene: Scene) -> tuple[C
     made = target_culprits(*files, scene.model)
     first = place or (made[0].location if made else None)
     return (
-        Culprit(kind="target", name="targets", detail=detail, location=first),
+        Culprit("target", "targets", detail, first),
         *(culprit for culprit in made if culprit.location != first),
     )
 
@@ -74,7 +74,7 @@ def criterion_built(scene: Scene, near: Location | None) -> tuple[Culprit, ...]:
     ]
     if len(lines) != 1:
         return ()
-    return (Culprit(kind="loss", name=cls, detail="is created", location=lines[0]),)
+    return (Culprit("loss", cls, "is created", lines[0]),)
 
 
 def criterion_culprits(place: Location | None, cls: str) -> tuple[Culprit, ...]:
@@ -99,7 +99,5 @@ def criterion_culprits(place: Location | None, cls: str) -> tuple[Culprit, ...]:
         if made is None or made.location.line == place.line:
             continue
         if any(called(node) == cls for node in ast.walk(made.value)):
-            return (
-                Culprit(kind="loss", name=cls, detail=f"creates {name}", location=made.location),
-            )
+            return (Culprit("loss", cls, f"creates {name}", made.location),)
     return ()

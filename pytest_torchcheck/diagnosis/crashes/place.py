@@ -45,7 +45,7 @@ class Place:
             return []
         if self.module:
             place = self.built or self.location
-            first = Culprit(kind="module", name=self.module, detail=self.op, location=place)
+            first = Culprit("module", self.module, self.op, place)
         else:
-            first = Culprit(kind="call", name=self.op, detail=self.op, location=self.location)
+            first = Culprit("call", self.op, self.op, self.location)
         return [first, *self.settings]

@@ -293,7 +293,7 @@ class Scene:
         if module is None:
             return ()
         place = location or building_line(self.model, self.path_of(module))
-        return (Culprit(kind="module", name=self.name_of(module), detail=detail, location=place),)
+        return (Culprit("module", self.name_of(module), detail, place),)
 
     def call_culprit(self, kind: CulpritKind = "call", detail: str = "") -> tuple[Culprit, ...]:
         """Return the user's function that holds the failing line as a culprit."""
@@ -301,7 +301,7 @@ class Scene:
         if place is None:
             return ()
         name = place.function.rpartition("<locals>.")[2] or place.text
-        return (Culprit(kind=kind, name=name, detail=detail, location=place),)
+        return (Culprit(kind, name, detail, place),)
 
     def meeting(self, made_at: Location | None) -> tuple[Culprit, ...]:
         """Return the failing line as a culprit, where what it was given was made on another one."""
@@ -318,7 +318,7 @@ class Scene:
             place = maker.location if maker is not None else None
             if maker is not None and place is not None and self.meeting(place):
                 made = f"gives {list(fact.shape)}"
-                culprit = Culprit(kind="call", name=maker.name, detail=made, location=place)
+                culprit = Culprit("call", maker.name, made, place)
                 found.setdefault((place.file, place.line), culprit)
         return tuple(found.values())[:most]
 
@@ -329,7 +329,7 @@ class Scene:
             return found
         name = type(self.model).__name__ if self.model is not None else self.phase
         kind: CulpritKind = "module" if self.model is not None else "call"
-        return (Culprit(kind=kind, name=name, detail=detail),)
+        return (Culprit(kind, name, detail),)
 
     @property
     def at(self) -> str:

@@ -89,7 +89,7 @@ def signature(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=scene.said.replace("torch said", "Python said"),
         fix=fix,
-        culprits=(Culprit(kind="module", name=name, detail=f"forward({takes})", location=defined),),
+        culprits=(Culprit("module", name, f"forward({takes})", defined),),
         location=defined if root else call or defined,
     )
 
@@ -202,7 +202,7 @@ def forward_missing(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=f"{match[1]} defines {_methods(cls)}" if cls is not None else f"class {match[1]}",
         cause=cause,
         fix=fix + (on_line(place) if near else ""),
-        culprits=(Culprit(kind="module", name=name, detail="no forward", location=place),),
+        culprits=(Culprit("module", name, "no forward", place),),
         location=place if not container else call,
     )
 
@@ -243,7 +243,7 @@ def no_super(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause="nn.Module's __init__ was not called, so nothing can be registered",
         fix="write super().__init__() as the first line of __init__"
         + (f" (line {init.line + 1})" if init else ""),
-        culprits=(Culprit(kind="module", name=cls, location=init),),
+        culprits=(Culprit("module", cls, location=init),),
         location=place or init,
     )
 

@@ -55,9 +55,9 @@ def weights_only(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because=f'torch said "Weights only load failed ... {clipped(named[0], 100)}"',
         fix=plain,
         culprits=(
-            *((Culprit(kind="call", name=made.text, detail=f"gives {key!r} its value", location=made),) if made else ()),
-            *((Culprit(kind="call", name="torch.save", detail="writes it", location=saves),) if saves else ()),
-            Culprit(kind="call", name="torch.load", detail=f"refuses {kind}", location=place),
+            *((Culprit("call", made.text, f"gives {key!r} its value", made),) if made else ()),
+            *((Culprit("call", "torch.save", "writes it", saves),) if saves else ()),
+            Culprit("call", "torch.load", f"refuses {kind}", place),
         ),
         location=made or saves,
     )  # fmt: skip

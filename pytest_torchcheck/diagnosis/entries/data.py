@@ -82,7 +82,7 @@ def worker(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=f"see line {place.line}: {place.text}"
         if place
         else "read the sample in the main process (num_workers=0) to debug it",
-        culprits=(Culprit(kind="dataset", name=name, location=place),),
+        culprits=(Culprit("dataset", name, location=place),),
         location=place,
     )
 
@@ -103,9 +103,7 @@ def _unequal(
         fix="pad in a collate_fn (torch.nn.utils.rnn.pad_sequence)"
         if one_dimension
         else f"resize or crop to the same shape{on_line(getitem)}",
-        culprits=(
-            Culprit(kind="dataset", name=name, detail=f"{first} and {second}", location=getitem),
-        ),
+        culprits=(Culprit("dataset", name, f"{first} and {second}", getitem),),
         location=place,
     )
 
@@ -125,7 +123,7 @@ def collate_sizes(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=scene.first_line,
         cause="the default collate transposes lists, so all must have the same length",
         fix="return a tensor per field, and pad in a collate_fn",
-        culprits=(Culprit(kind="dataset", name=name, location=getitem),),
+        culprits=(Culprit("dataset", name, location=getitem),),
         location=getitem,
     )
 
@@ -153,7 +151,7 @@ def collate_type(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=f"a field of type {kind}",
         cause=cause,
         fix=fix,
-        culprits=(Culprit(kind="dataset", name=name, detail=kind, location=getitem),),
+        culprits=(Culprit("dataset", name, kind, getitem),),
         location=getitem,
     )
 
@@ -198,7 +196,7 @@ def pickling(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=f"use a function at the module's top level, or functools.partial{on_line(place)}"
         if "<l" in what or "lambda" in what
         else f"open it in the worker, on first use{on_line(place)}",
-        culprits=(Culprit(kind="dataset", name=name, detail=shown, location=place),),
+        culprits=(Culprit("dataset", name, shown, place),),
         location=place,
     )
 
@@ -254,7 +252,7 @@ def worker_died(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         fix="run once with num_workers=0 to see the error in this process"
         + ("; lower num_workers or the batch size" if "memory" in cause else ""),
-        culprits=(Culprit(kind="dataset", name=name, location=getitem),),
+        culprits=(Culprit("dataset", name, location=getitem),),
         location=getitem,
     )
 
@@ -269,5 +267,5 @@ def empty(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed="len(dataset) = 0",
         cause="no sample was found: a wrong path, pattern or split",
         fix=f"check what the dataset reads{scene.on_line}",
-        culprits=(Culprit(kind="dataset", name="dataset", location=place),),
+        culprits=(Culprit("dataset", "dataset", location=place),),
     )

@@ -127,8 +127,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=f"move that operand to the device of the other one{scene.on_line}",
         culprits=scene.blame()
         + tuple(
-            Culprit(kind="tensor", name=n, location=attribute_line(scene.model, n))
-            for n in list(strays)[:3]
+            Culprit("tensor", n, location=attribute_line(scene.model, n)) for n in list(strays)[:3]
         ),
     )
 
@@ -160,7 +159,7 @@ def _input_elsewhere(
         because=f"{name} is on {stray_device} when the model is called; {scene.said}",
         fix=f"call {name}.to(device) before the model",
         culprits=(
-            Culprit(kind="input", name=name, detail=f"on {stray_device}"),
+            Culprit("input", name, f"on {stray_device}"),
             *scene.call_culprit(),
         ),
         location=call,
@@ -195,7 +194,7 @@ def _stray_attribute(
             f"self.{attribute} = ...{on_line(made)}"
         ),
         culprits=(
-            Culprit(kind="tensor", name=name, detail=f"on {strays[name].device}", location=made),
+            Culprit("tensor", name, f"on {strays[name].device}", made),
             *scene.call_culprit(),
         ),
         location=made or call,
@@ -221,12 +220,7 @@ def _made_elsewhere(
         because=f"the history of the {stray_device} operand begins with {maker.name}; {scene.said}",
         fix=f"give {maker.name} {edits.device_at(made_at)} on line {made_at.line}",
         culprits=(
-            Culprit(
-                kind="call",
-                name=holder,
-                detail=f"{maker.name} on {stray_device}",
-                location=made_at,
-            ),
+            Culprit("call", holder, f"{maker.name} on {stray_device}", made_at),
             *scene.blame(),
             *scene.meeting(made_at),
         ),
@@ -269,7 +263,7 @@ def _two_places(scene: Scene, part: str, device: str, home: str, observed: str) 
             else ""
         ),
         culprits=(
-            Culprit(kind="module", name=part, detail=f"on {device}", location=moved),
+            Culprit("module", part, f"on {device}", moved),
             *scene.call_culprit(),
         ),
         location=moved,

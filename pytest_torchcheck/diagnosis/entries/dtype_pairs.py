@@ -182,7 +182,7 @@ def _input_cause(
     source: str, got: str, culprits: tuple[Culprit, ...], scene: Scene, want: str, fix: str
 ) -> tuple[tuple[Culprit, ...], str, str, str]:
     """Return why an input has another dtype, and where to convert it."""
-    culprits = (Culprit(kind="input", name=source, detail=got), *culprits)
+    culprits = (Culprit("input", source, got), *culprits)
     because = f"{source} is {got} when the model is called; {scene.said}"
     if got == "float64":
         cause = f"{source} is float64, NumPy's default dtype, and the model is {want}"
@@ -231,7 +231,7 @@ def _maker_cause(
     )
     name = made_at.function.rpartition("<locals>.")[2] or maker.name
     culprits = (
-        Culprit(kind="call", name=name, detail=f"{maker.name} creates {got}", location=made_at),
+        Culprit("call", name, f"{maker.name} creates {got}", made_at),
         *culprits,
         *(meeting := scene.meeting(made_at)),
     )
@@ -251,7 +251,7 @@ def made_culprit(scene: Scene, fact: Fact | None) -> tuple[Culprit, ...]:
     place = maker.location if maker is not None else None
     if fact is None or maker is None or place is None or not scene.meeting(place):
         return ()
-    return (Culprit(kind="call", name=maker.name, detail=f"gives {fact.dtype}", location=place),)
+    return (Culprit("call", maker.name, f"gives {fact.dtype}", place),)
 
 
 def _part_apart(scene: Scene, module: nn.Module, own: str, rest: str) -> Explanation | None:
@@ -282,7 +282,7 @@ def _part_apart(scene: Scene, module: nn.Module, own: str, rest: str) -> Explana
             f"x.to({name}.weight.dtype)"
         ),
         culprits=(
-            Culprit(kind="module", name=name, detail=own, location=converted),
+            Culprit("module", name, own, converted),
             *scene.call_culprit(),
         ),
         location=converted,

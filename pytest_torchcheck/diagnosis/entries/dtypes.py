@@ -168,9 +168,9 @@ def float16_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=(f"keep the weights in float32{f', without the conversion{line}' if made else ''}, "
             "and let torch.autocast compute in float16"),
         culprits=(
-            *((Culprit(kind="call", name=made.text, detail="converts to float16", location=made),) if made else ()),
-            Culprit(kind="call", name="unscale_", detail="refuses float16 gradients", location=place),
-            *(Culprit(kind="parameter", name=name, detail="float16") for name in names[:4]),
+            *((Culprit("call", made.text, "converts to float16", made),) if made else ()),
+            Culprit("call", "unscale_", "refuses float16 gradients", place),
+            *(Culprit("parameter", name, "float16") for name in names[:4]),
         ),
         location=made,
         evidence={"parameters": names},

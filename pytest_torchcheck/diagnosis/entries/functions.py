@@ -65,7 +65,7 @@ def function_returns(scene: Scene, match: re.Match[str]) -> Explanation | None:
         observed=observed,
         cause=cause,
         fix=fix,
-        culprits=(Culprit(kind="function", name=name, location=place),),
+        culprits=(Culprit("function", name, location=place),),
         location=place,
     )
 

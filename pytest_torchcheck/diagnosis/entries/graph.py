@@ -58,7 +58,7 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
             cause="every parameter is frozen",
             because="requires_grad is False for every parameter",
             fix="set requires_grad on the parameters to train",
-            culprits=(Culprit(kind="loss", name="loss", detail="grad_fn=None", location=place),),
+            culprits=(Culprit("loss", "loss", "grad_fn=None", place),),
         )
     again = scene.replay()
     cut = _cut(fact)
@@ -86,7 +86,7 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause="between output and loss the tensor is detached, computed under no_grad, or "
         "rebuilt (torch.tensor, .item(), NumPy)",
         fix=f"compute the loss from the model's output with torch functions only{scene.on_line}",
-        culprits=(Culprit(kind="loss", name="loss", detail="grad_fn=None", location=place),),
+        culprits=(Culprit("loss", "loss", "grad_fn=None", place),),
     )
 
 
@@ -114,8 +114,8 @@ def _cut_at(cut: Op, observed: str, scene: Scene, place: Location | None) -> Exp
         if cut.name in _STEPS
         else f"drop {word}{on_line(at)}",
         culprits=(
-            Culprit(kind="call", name=holder, detail=f"{word} cuts the graph", location=at),
-            Culprit(kind="loss", name="loss", detail="grad_fn=None"),
+            Culprit("call", holder, f"{word} cuts the graph", at),
+            Culprit("loss", "loss", "grad_fn=None"),
         ),
         location=at or place,
     )
@@ -140,12 +140,12 @@ def _no_second_graph(cut: Op, observed: str, scene: Scene) -> Explanation:
         else "train on a value that depends on the parameters",
         culprits=(
             Culprit(
-                kind="call",
-                name=(at.function.rpartition("<locals>.")[2] if at else "") or "autograd.grad",
-                detail="autograd.grad cuts the graph",
-                location=at,
+                "call",
+                (at.function.rpartition("<locals>.")[2] if at else "") or "autograd.grad",
+                "autograd.grad cuts the graph",
+                at,
             ),
-            Culprit(kind="loss", name="loss", detail="grad_fn=None"),
+            Culprit("loss", "loss", "grad_fn=None"),
         ),
         location=at,
     )
@@ -173,7 +173,7 @@ def not_scalar(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=f"reduce it: loss.abs().mean(){scene.on_line}"
         if match[1]
         else f"reduce it: loss.mean(){scene.on_line}",
-        culprits=(Culprit(kind="loss", name="loss", detail=str(shape or kind), location=place),),
+        culprits=(Culprit("loss", "loss", str(shape or kind), place),),
     )
 
 
@@ -198,7 +198,7 @@ def not_a_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=scene.said.replace("torch said", "the error says"),
         fix=f"return the scalar tensor itself{scene.on_line}",
-        culprits=(Culprit(kind="loss", name="loss", detail=kind, location=place),),
+        culprits=(Culprit("loss", "loss", kind, place),),
     )
 
 

@@ -236,12 +236,7 @@ def _table_culprits(
 ) -> tuple[Culprit, ...]:
     """Return the table, the call, and what decides the size."""
     return (
-        Culprit(
-            kind="module",
-            name=path or name,
-            detail=f"{rows} rows, index {found.high}",
-            location=built,
-        ),
+        Culprit("module", path or name, f"{rows} rows, index {found.high}", built),
         *scene.call_culprit(),
         *values,
     )
@@ -285,14 +280,7 @@ def bounds(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause += " (off by one)"
     made: tuple[Culprit, ...] = ()
     if facts and scene.model is not None and (name := named_source(facts[0])):
-        made = (
-            Culprit(
-                kind="tensor",
-                name=name,
-                detail=f"size {size}",
-                location=building_line(scene.model, name),
-            ),
-        )
+        made = (Culprit("tensor", name, f"size {size}", building_line(scene.model, name)),)
     words = scene.input_words()
     return scene.explain(
         code="index-range",

@@ -157,9 +157,7 @@ def _stepped_over(
         target = f"{name} or {alike[0]}"
     failing = scene.location
     if failing is not None and failing != saver and failing != place:
-        culprits += (
-            Culprit(kind="call", name=failing.text, detail="needs the old value", location=failing),
-        )
+        culprits += (Culprit("call", failing.text, "needs the old value", failing),)
     cause = f"{target} is changed by the optimizer{line} between forward and backward"
     fix = f"call step(){line} after every backward that uses {target}"
     if failing is not None and place is not None and failing.file == place.file:
@@ -189,13 +187,7 @@ def _unknown_change(
         fix="replace the in-place operation on it by one that returns a new tensor"
         + (f" (line {saver.line} is where backward needs it)" if saver else ""),
         culprits=tuple(
-            Culprit(
-                kind="module",
-                name=n,
-                detail="inplace=True",
-                location=building_line(scene.model, n),
-            )
-            for n in inplace[:3]
+            Culprit("module", n, "inplace=True", building_line(scene.model, n)) for n in inplace[:3]
         )
         or scene.blame(),
         location=saver,
@@ -214,26 +206,17 @@ def _change_culprits(
     """Return the module, the change and the call that saved the tensor."""
     culprits: tuple[Culprit, ...] = ()
     if module and "inplace" in _word(op):
-        culprits += (
-            Culprit(
-                kind="module",
-                name=module,
-                detail="inplace=True",
-                location=building_line(scene.model, module),
-            ),
-        )
-    culprits += (
-        Culprit(kind="call", name=holder, detail=f"{_word(op)} changes {target}", location=place),
-    )
+        culprits += (Culprit("module", module, "inplace=True", building_line(scene.model, module)),)
+    culprits += (Culprit("call", holder, f"{_word(op)} changes {target}", place),)
     if saver is not None and (
         place is None or saver.line != place.line or saver.file != place.file
     ):
         culprits += (
             Culprit(
-                kind="call",
-                name=saver.function.rpartition("<locals>.")[2] or saver.text,
-                detail="saved the tensor",
-                location=saver,
+                "call",
+                saver.function.rpartition("<locals>.")[2] or saver.text,
+                "saved the tensor",
+                saver,
             ),
         )
     return culprits
@@ -259,7 +242,7 @@ def leaf(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"wrap the change{line} in torch.no_grad() if it is an initialisation or update, "
             "else work on a copy (x = x + ...)"
         ),
-        culprits=(*((Culprit(kind="parameter", name=name),) if name else ()), *scene.blame()),
+        culprits=(*((Culprit("parameter", name),) if name else ()), *scene.blame()),
     )
 
 

@@ -56,16 +56,13 @@ def attention_mask(scene: Scene, match: re.Match[str]) -> Explanation | None:
     culprits = scene.blame(f"{name} {list(mask.shape)}")
     if source:
         cause += f": it is {source}, as passed to the model"
-        culprits = (*culprits, Culprit(kind="input", name=source, detail=f"size {got}"))
+        culprits = (*culprits, Culprit("input", source, f"size {got}"))
     elif maker is not None and made_at is not None:
         places = [p for p in (made_at, *maker.callers) if p != call]
         cause += f": that size comes from {maker.name} on line {made_at.line}"
         cause += "".join(f", called on line {p.line}" for p in maker.callers[-1:])
         fix += f" (line {places[-1].line})" if places else ""
-        culprits += tuple(
-            Culprit(kind="call", name=maker.name, detail=f"creates {name}", location=place)
-            for place in places
-        )
+        culprits += tuple(Culprit("call", maker.name, f"creates {name}", place) for place in places)
     return scene.explain(
         code="mask-shape",
         summary=f"{what} received a {name} for {got} {words}, but there are {want}",

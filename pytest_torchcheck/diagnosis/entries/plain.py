@@ -194,7 +194,7 @@ def told(scene: Scene, row: Row, groups: dict[str, str]) -> Explanation:
     }
     op = scene.failing_op
     called = (
-        (Culprit(kind="call", name=op.name, location=place),)
+        (Culprit("call", op.name, location=place),)
         if op is not None and place is not None and op.name in place.text
         else ()
     )
@@ -289,7 +289,7 @@ def operand(scene: Scene, match: re.Match[str]) -> Explanation | None:
             else f"select one, as in {name or 'x'}[0], on line {source.line}"
         ),
         culprits=(
-            *((Culprit(kind="tensor", name=name, detail=shown, location=source),) if name else ()),
+            *((Culprit("tensor", name, shown, source),) if name else ()),
             *scene.blame(),
         ),
         location=silent or source,

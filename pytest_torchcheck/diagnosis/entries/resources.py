@@ -235,5 +235,5 @@ def forked(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "keep CUDA out of Dataset and collate_fn (move batches in the loop), or use "
             "multiprocessing_context='spawn'"
         ),
-        culprits=(Culprit(kind="dataset", name=scene.at, location=place),),
+        culprits=(Culprit("dataset", scene.at, location=place),),
     )

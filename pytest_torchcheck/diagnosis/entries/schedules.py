@@ -49,9 +49,9 @@ def groups_added(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix="give the optimizer every group before the scheduler is created (frozen ones have "
             f"no gradient), or create the scheduler again after add_param_group{line}",
         culprits=(
-            *(Culprit(kind="call", name="add_param_group", detail="adds a group", location=p) for p in added[:3]),
-            *(Culprit(kind="scheduler", name=name, detail=f"created for {known}", location=p) for p in made[:1]),
-            *((Culprit(kind="call", name=f"{name}.step", detail="fails", location=scene.location),) if scene.location else ()),
+            *(Culprit("call", "add_param_group", "adds a group", p) for p in added[:3]),
+            *(Culprit("scheduler", name, f"created for {known}", p) for p in made[:1]),
+            *((Culprit("call", f"{name}.step", "fails", scene.location),) if scene.location else ()),
         ),
         location=place,
     )  # fmt: skip

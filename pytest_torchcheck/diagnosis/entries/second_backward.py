@@ -109,15 +109,15 @@ def _kept_graph(
         fix=f"keep {first.root.rpartition('.')[2]} without its graph: .detach(){line}",
         culprits=tuple(
             Culprit(
-                kind="tensor",
-                name=h.root,
-                detail=f"grad_fn={h.grad_fn}" if h.grad_fn else "kept from step to step",
-                location=h.location,
+                "tensor",
+                h.root,
+                f"grad_fn={h.grad_fn}" if h.grad_fn else "kept from step to step",
+                h.location,
             )
             for h in found[:3]
         )
         + tuple(
-            Culprit(kind="call", name=h.caller.text, detail="passes it on", location=h.caller)
+            Culprit("call", h.caller.text, "passes it on", h.caller)
             for h in found[:3]
             if h.caller is not None
         ),
@@ -171,10 +171,10 @@ def _in_one_run(scene: Scene, shared: Shared) -> Explanation:
         because=scene.quote(90),
         fix=fix,
         culprits=(
-            Culprit(kind="tensor", name=name, detail=f"created{on_line(made)} with its graph", location=made),
-            *((Culprit(kind="tensor", name=sources.assigned_name(came) or name, detail=f"takes the graph{trained} here", location=came),)
+            Culprit("tensor", name, f"created{on_line(made)} with its graph", made),
+            *((Culprit("tensor", sources.assigned_name(came) or name, f"takes the graph{trained} here", came),)
               if came is not None else ()),
-            *((Culprit(kind="call", name=place.text, detail="runs through it again", location=place),) if place else ()),
+            *((Culprit("call", place.text, "runs through it again", place),) if place else ()),
         ),
         location=made,
     )  # fmt: skip

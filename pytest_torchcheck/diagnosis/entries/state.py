@@ -60,15 +60,10 @@ def sparse_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=fix,
         culprits=(
             *(
-                Culprit(
-                    kind="module",
-                    name=name,
-                    detail="sparse=True",
-                    location=building_line(scene.model, name),
-                )
+                Culprit("module", name, "sparse=True", building_line(scene.model, name))
                 for name in found[:3]
             ),
-            Culprit(kind="optimizer", name=optimizer, location=place),
+            Culprit("optimizer", optimizer, location=place),
         ),
         location=made,
     )
@@ -126,7 +121,7 @@ def optimizer_parameters(scene: Scene, match: re.Match[str]) -> Explanation | No
         observed=observed,
         cause=cause,
         fix=fix,
-        culprits=(*made, Culprit(kind="optimizer", name="optimizer", location=scene.location)),
+        culprits=(*made, Culprit("optimizer", "optimizer", location=scene.location)),
         location=place,
     )
 
@@ -145,7 +140,7 @@ def closure(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "pass a closure that clears the gradients, runs forward, loss and backward, and "
             "returns the loss"
         ),
-        culprits=(Culprit(kind="optimizer", name=name, location=place),),
+        culprits=(Culprit("optimizer", name, location=place),),
     )
 
 
@@ -179,7 +174,7 @@ def lazy(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"and use the non-lazy module{on_line(made)}"
         ),
         culprits=tuple(
-            Culprit(kind="parameter", name=name, location=sources.of_parameter(scene.model, name))
+            Culprit("parameter", name, location=sources.of_parameter(scene.model, name))
             for name in names[:3]
         )
         or scene.blame(),
@@ -205,8 +200,7 @@ def deepcopy(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "it where it is used"
         )
         culprits = tuple(
-            Culprit(kind="tensor", name=h.root, detail=f"grad_fn={h.grad_fn}", location=h.location)
-            for h in found[:3]
+            Culprit("tensor", h.root, f"grad_fn={h.grad_fn}", h.location) for h in found[:3]
         )
         where = first.location or place
     else:

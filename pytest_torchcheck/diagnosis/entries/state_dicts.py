@@ -55,10 +55,10 @@ def state_dict(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=fix,
         culprits=tuple(
             Culprit(
-                kind="buffer" if name in late else "parameter",
-                name=name,
-                detail="missing" if name in absent else "unexpected",
-                location=late.get(name),
+                "buffer" if name in late else "parameter",
+                name,
+                "missing" if name in absent else "unexpected",
+                late.get(name),
             )
             for name in names[:4]
         ),
@@ -97,8 +97,7 @@ def _other_size(
             f"{listed([s[0] for s in sizes], 3)} from it before loading"
         ),
         culprits=tuple(
-            Culprit(kind="parameter", name=s[0], detail=f"[{s[2]}] in the model, [{s[1]}] saved")
-            for s in sizes[:4]
+            Culprit("parameter", s[0], f"[{s[2]}] in the model, [{s[1]}] saved") for s in sizes[:4]
         ),
         location=made or place,
     )

@@ -291,7 +291,7 @@ def _other_maps(
     made = target_culprit(describe(target), scene.location, scene)
     if op is not None and place is not None:
         holder = place.function.rpartition("<locals>.")[2] or op.name
-        made = (Culprit(kind="call", name=holder, detail=f"gives {size}", location=place), *made)
+        made = (Culprit("call", holder, f"gives {size}", place), *made)
     return scene.explain(
         code="label-shape",
         summary=f"{name} received targets {list(target.shape)} for logits {list(logits.shape)}",
@@ -342,7 +342,7 @@ def _broadcast_in_model(
             f"make both operands the same shape{line} (squeeze one, or index the smaller one "
             "with None)"
         ),
-        culprits=(Culprit(kind="call", name=holder, detail=f"gives {made}", location=place),),
+        culprits=(Culprit("call", holder, f"gives {made}", place),),
         location=place,
     )
 
@@ -362,7 +362,7 @@ def class_weights(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=f"give weight= {match[1]} entries{f' on line {place.line}' if place else ''}",
         culprits=(
             *made,
-            Culprit(kind="loss", name="weight", detail=f"[{match[2]}]", location=scene.location),
+            Culprit("loss", "weight", f"[{match[2]}]", scene.location),
         ),
         location=place,
     )

@@ -30,10 +30,7 @@ def changed_inputs(subject: Subject, changed: list[str], *, train: bool) -> Iter
     yield violated(
         "input-mutated",
         f"the forward changes its input {names_text(changed)} in place",
-        culprits=[
-            Culprit(kind="input", name=name, detail="changed", location=location)
-            for name in changed
-        ]
+        culprits=[Culprit("input", name, "changed", location) for name in changed]
         + ([alias.culprit(changed[0])] if alias is not None else []),
         location=location or sources.of_object(type(subject.model).forward),
         observed=f"{counted(len(changed), 'input')} {have(changed, 'differs')} after a forward in "

@@ -65,12 +65,10 @@ def _of_call(place: Location, lines: tuple[Location, ...]) -> Reason | None:
     names = {name, *(line.function.rpartition(".")[2] for line in lines)}
     culprits = [
         Culprit(
-            kind="call",
-            name=next(
-                (sources.called(c) for c in _calls(line) if sources.called(c) in names), name
-            ),
-            detail="no return value here has a graph",
-            location=line,
+            "call",
+            next((sources.called(c) for c in _calls(line) if sources.called(c) in names), name),
+            "no return value here has a graph",
+            line,
         )
         for line in lines[:_MOST]
     ]
@@ -166,7 +164,7 @@ def _of_module(model: nn.Module, place: Location, flag: _Flag) -> Reason | None:
         fix = f", or pass {argument}={not flag.value} to {kind} on line {line.line}"
     if line is None:
         return None
-    culprit = Culprit(kind="module", name=name or kind, detail=detail, location=line)
+    culprit = Culprit("module", name or kind, detail, line)
     return Reason(cause=cause, fix=fix, culprits=(culprit,))
 
 
@@ -213,7 +211,7 @@ def _of_argument(place: Location, flag: _Flag, callers: tuple[Location, ...]) ->
         cause=f"; line {first.line} calls {name} {how}",
         fix=f", or pass {flag.name}={not flag.value} on line {first.line}",
         culprits=tuple(
-            Culprit(kind="call", name=called, detail=f"called here {how}", location=line)
+            Culprit("call", called, f"called here {how}", line)
             for line, (called, how) in list(met.items())[:_MOST]
         ),
     )

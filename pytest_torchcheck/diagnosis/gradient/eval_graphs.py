@@ -30,7 +30,7 @@ def inference_graph(subject: Subject, paths: Sequence[str], total: int, kept: Ke
     """
     summary = f"{paths[0]} carries a graph under no_grad"
     observed = f"{len(paths)} of {total} outputs have a grad_fn; {format_bytes(kept.kept_bytes)} are saved for backward"
-    culprits = [Culprit(kind="output", name=path, detail="has a grad_fn") for path in paths]
+    culprits = [Culprit("output", path, "has a grad_fn") for path in paths]
     known = kept.derivatives.get(paths[0])
     if known is None:
         return violated(
@@ -53,12 +53,14 @@ def inference_graph(subject: Subject, paths: Sequence[str], total: int, kept: Ke
         culprits=[
             *culprits,
             Culprit(
-                kind="call",
-                name="autograd.grad",
-                detail="computes a derivative, with create_graph=True"
-                if connected
-                else "computes a derivative",
-                location=known.location,
+                "call",
+                "autograd.grad",
+                (
+                    "computes a derivative, with create_graph=True"
+                    if connected
+                    else "computes a derivative"
+                ),
+                known.location,
             ),
         ],
         location=known.location if known.within else grad_line(subject),

@@ -176,10 +176,7 @@ def culprits_of(places: list[Location]) -> list[Culprit]:
     for place in places:
         above = _condition(place)
         found += [at for at in (above, *deciding(place)) if at is not None and at not in found]
-    return [
-        Culprit(kind="call", name="requires_grad", detail="selects what is frozen", location=place)
-        for place in found
-    ]
+    return [Culprit("call", "requires_grad", "selects what is frozen", place) for place in found]
 
 
 def files_of_model(subject: Subject) -> set[str]:
@@ -310,12 +307,7 @@ def off(subject: Subject, names: Iterable[str]) -> Iterator[Finding]:
             location = alias.location or location
             culprits.insert(
                 0,
-                Culprit(
-                    kind="module",
-                    name=alias.other,
-                    detail=f"is {alias.name}",
-                    location=alias.location,
-                ),
+                Culprit("module", alias.other, f"is {alias.name}", alias.location),
             )
         yield violated(
             "grad-off",

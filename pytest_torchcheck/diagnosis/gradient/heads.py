@@ -95,7 +95,7 @@ def head_culprits(model: nn.Module, name: str, classes: int) -> tuple[Culprit, .
     """Return the line that builds a head, and up to two lines that give it its number of outputs."""
     if name in dict(model.named_parameters()):
         place = sources.of_parameter(model, name)
-        return (Culprit(kind="parameter", name=name, detail=f"{classes} outputs", location=place),)
+        return (Culprit("parameter", name, f"{classes} outputs", place),)
     module = model.get_submodule(name)
     argument = next((size for size in _SIZES if hasattr(module, size)), "")
     built = building_line(model, name)
@@ -105,11 +105,8 @@ def head_culprits(model: nn.Module, name: str, classes: int) -> tuple[Culprit, .
         p for p in places if built is None or (p.file, p.line) != (built.file, built.line)
     )
     return (
-        Culprit(kind="module", name=name, detail=f"{classes} outputs", location=built),
-        *(
-            Culprit(kind="call", name=p.text, detail="sets the size", location=p)
-            for p in list(fresh)[:2]
-        ),
+        Culprit("module", name, f"{classes} outputs", built),
+        *(Culprit("call", p.text, "sets the size", p) for p in list(fresh)[:2]),
     )
 
 

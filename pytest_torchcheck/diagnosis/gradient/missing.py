@@ -58,9 +58,7 @@ def _missing(
     if cut is not None and cut.region is not None:
         location = cut.region  # the line to change: it turned gradients off for the operation
         if not cut.module:
-            culprits.append(
-                Culprit(kind="call", name=op.name if op else "no_grad", location=cut.location)
-            )
+            culprits.append(Culprit("call", op.name if op else "no_grad", location=cut.location))
     kind = kind_at(kind, location)
     cause = _cause_of(kind, op)
     fix = fix_of(kind, location, default="connect it to the loss")
@@ -126,14 +124,12 @@ def _beside_parameters(
 ) -> None:
     """Add the loss that does not use them, and the module or call that computes with them."""
     if kind == "not-reaching-loss" and (line := loss_line(subject)) is not None:
-        culprits.append(Culprit(kind="loss", name="loss", detail="does not use it", location=line))
+        culprits.append(Culprit("loss", "loss", "does not use it", line))
     made = op.location if op is not None and op.location is not None else location
     if cut is not None and cut.module:
-        culprits.append(
-            Culprit(kind="module", name=cut.module, detail=str(op or ""), location=made)
-        )
+        culprits.append(Culprit("module", cut.module, str(op or ""), made))
     elif op is not None and made != location:
-        culprits.append(Culprit(kind="call", name=op.name, detail="computes it", location=made))
+        culprits.append(Culprit("call", op.name, "computes it", made))
 
 
 def _used_instead(cause: str, instead: Sibling, culprits: list[Culprit]) -> tuple[str, str]:
@@ -141,12 +137,7 @@ def _used_instead(cause: str, instead: Sibling, culprits: list[Culprit]) -> tupl
     cause += f"; {instead.fact}"
     fix = f"use {instead.idle} instead of {instead.name} on line {instead.line.line}, or delete it"
     culprits.append(
-        Culprit(
-            kind="call",
-            name=instead.name,
-            detail=f"used where {instead.idle} is not",
-            location=instead.line,
-        )
+        Culprit("call", instead.name, f"used where {instead.idle} is not", instead.line)
     )
     return cause, fix
 
@@ -167,12 +158,7 @@ def not_reparameterised(subject: Subject, stop: GraphCut) -> Finding:
         f"{stop.op.name if stop.op else 'normal'} has no gradient",
         culprits=[
             *(
-                Culprit(
-                    kind="module",
-                    name=name,
-                    detail="no gradient through the sample",
-                    location=stop.location,
-                )
+                Culprit("module", name, "no gradient through the sample", stop.location)
                 for name in owners
             ),
             *(parameter(subject, name, "no gradient through the sample") for name in names[:8]),

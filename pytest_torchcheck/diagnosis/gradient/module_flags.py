@@ -126,7 +126,7 @@ def idle(flag: Flag) -> Finding:
         "requires-grad-of-module",
         f"requires_grad = {flag.value} on {shown} {does} nothing: modules have no such attribute",
         culprits=tuple(
-            Culprit(kind="module", name=name, detail=f"requires_grad={flag.value}", location=flag.location)
+            Culprit("module", name, f"requires_grad={flag.value}", flag.location)
             for name in flag.names[:4]
         ),
         location=flag.location,

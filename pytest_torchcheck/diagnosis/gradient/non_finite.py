@@ -37,9 +37,7 @@ def non_finite(
         what = f"the gradient of {names_text(grads)}" if grads else f"{names_text(outputs)}"
     culprits = [parameter(subject, name, "non-finite gradient") for name in grads[:8]]
     if at is not None and at.module:
-        culprits.insert(
-            0, Culprit(kind="module", name=at.module, detail=str(at.op or ""), location=at.location)
-        )
+        culprits.insert(0, Culprit("module", at.module, str(at.op or ""), at.location))
     culprits = [*writers(at), *culprits]
     observed = (
         f"loss {loss:.4g}; {counted(len(grads), 'gradient')} not finite"
@@ -171,7 +169,7 @@ def writers(at: NonFinite | None) -> list[Culprit]:
     detail = "writes inf" if source.upward else "writes -inf"
     if source.origin == "given":
         detail = source.fact
-    return [Culprit(kind="call", name=source.op.name, detail=detail, location=source.location)]
+    return [Culprit("call", source.op.name, detail, source.location)]
 
 
 def evidence_of(at: NonFinite | None) -> str:

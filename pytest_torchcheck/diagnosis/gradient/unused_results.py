@@ -40,7 +40,7 @@ def bound(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
         fix = fix or f"let line {anew.line} read {name}, or drop the part that computes it"
         if anew not in (place, *(one.location for one in calls)):
             detail = "reassigned before it is read"
-            culprits.append(Culprit(kind="tensor", name=name, detail=detail, location=anew))
+            culprits.append(Culprit("tensor", name, detail, anew))
     if culprits or anew is not None or told.startswith("_"):
         return cause, fix, culprits
     if (slip := _slip(subject, place)) is not None:
@@ -54,12 +54,7 @@ def _slip(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]] |
         found = unread(place, forward_and_loss(subject))
     if found is None or found.slip is None:
         return None
-    culprit = Culprit(
-        kind="call",
-        name=found.sibling,
-        detail=f"read where {found.name} is not",
-        location=found.slip,
-    )
+    culprit = Culprit("call", found.sibling, f"read where {found.name} is not", found.slip)
     return (
         (
             f": {found.name} is never read after line {place.line}, and line {found.slip.line} "
@@ -78,18 +73,13 @@ def _passed_by(subject: Subject, place: Location, unused: str) -> list[Culprit]:
     with subject.pristine():
         lines, back = passed_by(place, forward_and_loss(subject))
     seen = [
-        Culprit(
-            kind="tensor",
-            name=name,
-            detail=f"read here; {unused}, which is computed from it, is not",
-            location=line,
-        )
+        Culprit("tensor", name, f"read here; {unused}, which is computed from it, is not", line)
         for name, line in lines[:2]
     ]
     if back is None or any(one.location == back for one in seen):
         return seen
     detail = f"returned here; {unused} is never read"
-    return [*seen, Culprit(kind="call", name="return", detail=detail, location=back)][:2]
+    return [*seen, Culprit("call", "return", detail, back)][:2]
 
 
 def picked(subject: Subject, op: Op, place: Location) -> tuple[str, str, list[Culprit]]:
@@ -110,10 +100,7 @@ def picked(subject: Subject, op: Op, place: Location) -> tuple[str, str, list[Cu
             f"make the selection on line {places[0].line} depend on the scores: multiply it by "
             f"{scores}, or use softmax, or a straight-through estimator"
         )
-    culprits = [
-        Culprit(kind="call", name=user.name, detail="uses the indices", location=user.location)
-        for user in users
-    ]
+    culprits = [Culprit("call", user.name, "uses the indices", user.location) for user in users]
     return cause, fix, [*culprits[:1], *_handed_on(subject, places), *culprits[1:]][:3]
 
 
@@ -124,5 +111,5 @@ def _handed_on(subject: Subject, places: list[Location]) -> list[Culprit]:
             name, line = handed_on(place, forward_and_loss(subject))
         if line is not None:
             detail = "passed on without the scores"
-            return [Culprit(kind="tensor", name=name, detail=detail, location=line)]
+            return [Culprit("tensor", name, detail, line)]
     return []

@@ -68,14 +68,9 @@ def zero(
         if zeros:
             because += f"; {names_text(zeros)} {'starts' if len(zeros) == 1 else 'start'} at zero"
         if made:
-            culprits.append(
-                Culprit(
-                    kind="call", name=at.op.name, detail="multiplies by zero", location=location
-                )
-            )
+            culprits.append(Culprit("call", at.op.name, "multiplies by zero", location))
             culprits += [
-                Culprit(kind="call", name="zeros", detail=f"makes {zeros[0]} zero", location=place)
-                for place in made
+                Culprit("call", "zeros", f"makes {zeros[0]} zero", place) for place in made
             ]
             location = made[0]
             fix += f": start {zeros[0]} from other values on line {location.line}"
@@ -132,10 +127,8 @@ def _given_twice(subject: Subject, at: Any) -> tuple[str, str, list[Culprit]] | 
     whole = at.op.name.rpartition(".")[2]
     detail = f"given {found.given} twice, and {found.unread} of the same tensor never"
     culprits = [
-        Culprit(kind="call", name=name, detail=detail, location=found.joining.location),
-        Culprit(
-            kind="call", name=whole, detail=f"{found.unread} is never read", location=at.location
-        ),
+        Culprit("call", name, detail, found.joining.location),
+        Culprit("call", whole, f"{found.unread} is never read", at.location),
     ]
     return (
         f"{name} on line {line} receives {found.given} of the result of {whole} twice, and "

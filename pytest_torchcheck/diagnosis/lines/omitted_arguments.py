@@ -55,7 +55,7 @@ class Omitted:
             f"with another value as {self.parameter}" if self.other else f"without {self.parameter}"
         )
         detail = f"called here {how}; {self.name} {why}"
-        return Culprit(kind="call", name=self.called, detail=detail, location=self.location)
+        return Culprit("call", self.called, detail, self.location)
 
 
 def edit(calls: list[Omitted]) -> str:

@@ -23,11 +23,8 @@ def softmax_axis(wrong: list[Averaging]) -> Finding:
         "softmax-axis",
         f"softmax weights sum to one over dimension {one.normalised - rank}, and are summed over {one.summed - rank}",
         culprits=[
-            *(
-                Culprit(kind="module", name=name, location=one.softmax)
-                for name in list(modules)[:3]
-            ),
-            Culprit(kind="call", name="product", detail="takes the weights", location=one.location),
+            *(Culprit("module", name, location=one.softmax) for name in list(modules)[:3]),
+            Culprit("call", "product", "takes the weights", one.location),
         ],
         location=one.softmax or one.location,
         observed=f"weights {list(one.shape)} of a softmax over dimension {one.normalised - rank}{other}",

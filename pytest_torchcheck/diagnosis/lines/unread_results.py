@@ -44,10 +44,10 @@ def result(subject: Subject, lost: Unread) -> Finding:
     }[lost.kind]
     place = lost.location
     told = lost.name or lost.op
-    culprits = [Culprit(kind="tensor", name=told, detail="is never read", location=place)]
+    culprits = [Culprit("tensor", told, "is never read", place)]
     if lost.again is not None:
         detail = "binds the name again" if lost.kind == "overwritten" else "reads its sibling again"
-        culprits.append(Culprit(kind="tensor", name=told, detail=detail, location=lost.again))
+        culprits.append(Culprit("tensor", told, detail, lost.again))
     elif lost.kind == "bound":
         culprits += _past(subject, lost)
     return violated(
@@ -67,7 +67,7 @@ def _past(subject: Subject, lost: Unread) -> list[Culprit]:
     with subject.pristine():
         lines, _ = passed_by(lost.location, forward_and_loss(subject))
     detail = f"is read here; {lost.name}, which is computed from it, is not"
-    return [Culprit(kind="tensor", name=n, detail=detail, location=line) for n, line in lines[:1]]
+    return [Culprit("tensor", n, detail, line) for n, line in lines[:1]]
 
 
 def rows(subject: Subject, idle: IdleRows) -> Finding:
@@ -79,9 +79,7 @@ def rows(subject: Subject, idle: IdleRows) -> Finding:
         f"their gradients are exactly 0, and with other weights in these {idle.stop - idle.start} of {idle.total} "
         "rows every output is bit-equal"
     )
-    culprit = Culprit(
-        kind="parameter", name=idle.name, detail=f"rows {idle.start} to {idle.stop - 1}"
-    )
+    culprit = Culprit("parameter", idle.name, f"rows {idle.start} to {idle.stop - 1}")
     observed = f"{idle.name} has {idle.total} rows; no gradient comes to rows {idle.start} to {idle.stop - 1}"
     if lost is None:
         return suspicious(
@@ -99,7 +97,7 @@ def rows(subject: Subject, idle: IdleRows) -> Finding:
         summary,
         culprits=[
             culprit,
-            Culprit(kind="tensor", name=lost.name, detail="is never read", location=lost.location),
+            Culprit("tensor", lost.name, "is never read", lost.location),
         ],
         location=lost.again or lost.location,
         observed=observed,

@@ -30,9 +30,7 @@ def hot_start(subject: Subject, used: Consumed, uniform: float, gain: float) -> 
         "loss-at-start",
         f"the first cross entropy is {used.entropy:.2f}, far above the {uniform:.2f} of a uniform guess: "
         f"{used.weight} is initialised too large",
-        culprits=[
-            Culprit(kind="parameter", name=used.weight, detail=f"gain {gain:.2f}", location=place)
-        ],
+        culprits=[Culprit("parameter", used.weight, f"gain {gain:.2f}", place)],
         location=place,
         observed=f"logits have a standard deviation of {used.spread:.2f} over {used.classes} classes",
         cause=f"the weight that computes the logits scales a unit input by {gain:.2f}; usual is "

@@ -75,12 +75,7 @@ def culprit(subject: Subject, detail: str, place: Location | None = None) -> Cul
     """Return the loss as a culprit, with its line."""
     loss = subject.contract.loss
     name = "loss" if isinstance(loss, str) or loss is None else _name_of(loss)
-    return Culprit(
-        kind="loss",
-        name=name.replace("<lambda>", "loss"),
-        detail=detail,
-        location=place or loss_line(subject),
-    )
+    return Culprit("loss", name.replace("<lambda>", "loss"), detail, place or loss_line(subject))
 
 
 def not_scalar(subject: Subject, shape: tuple[int, ...]) -> Finding:
@@ -118,7 +113,7 @@ def disconnected(subject: Subject) -> Finding:
     if cut is not None and cut.op is not None:
         culprits.insert(
             0,
-            Culprit(kind="call", name=cut.op.name, detail="cuts the graph", location=cut.location),
+            Culprit("call", cut.op.name, "cuts the graph", cut.location),
         )
     return violated(
         "loss-disconnected",
@@ -146,8 +141,8 @@ def dead_term(subject: Subject, term: DeadTerm) -> Finding:
         (f"a term of the loss comes from autograd.grad without create_graph=True{line}: it gives "
         "no gradient"),
         culprits=[
-            Culprit(kind="call", name="create_graph", detail="not passed to autograd.grad", location=place),
-            Culprit(kind="call", name=term.added.name, detail="adds the term", location=added),
+            Culprit("call", "create_graph", "not passed to autograd.grad", place),
+            Culprit("call", term.added.name, "adds the term", added),
         ],
         location=place,
         observed="the term has no graph, and is added to a loss that has one",
@@ -168,8 +163,8 @@ def focal_mean(found: FocalMean) -> Finding:
         (f"the focal weight is one number for {found.elements} elements: it is computed from the "
         f"mean that {name} returns"),
         culprits=[
-            Culprit(kind="call", name=name, detail="reduces to a mean before the weight", location=place),
-            Culprit(kind="call", name=found.weighted.name, detail="weights the mean", location=product),
+            Culprit("call", name, "reduces to a mean before the weight", place),
+            Culprit("call", found.weighted.name, "weights the mean", product),
         ],
         location=place,
         observed=(f"{name} gave one number for {found.elements} elements, and 1 - exp(-mean) weights "
@@ -256,10 +251,10 @@ def changed_arguments(
         culprits=[
             *(
                 Culprit(
-                    kind="target" if one.startswith("targets") else "output",
-                    name=one,
-                    detail="changed by the loss",
-                    location=place if one == name else None,
+                    "target" if one.startswith("targets") else "output",
+                    one,
+                    "changed by the loss",
+                    place if one == name else None,
                 )
                 for one in changed[:4]
             ),

@@ -22,12 +22,7 @@ def too_few_outputs(subject: Subject, classes: int, used: Consumed) -> Finding:
     made_at = used.producer.op.location if used.producer is not None else used.place
     name = layer_of(subject.model, used.weight, used.classes) if used.weight else ""
     head = head_culprits(subject.model, name, used.classes) if name else ()
-    called = Culprit(
-        kind="output",
-        name=used.weight or "the last layer",
-        detail=f"{used.classes} outputs",
-        location=made_at,
-    )
+    called = Culprit("output", used.weight or "the last layer", f"{used.classes} outputs", made_at)
     place = (head[0].location if head else None) or made_at or declared_loss_line(subject)
     return violated(
         "label-classes",
@@ -65,8 +60,7 @@ def no_probabilities(subject: Subject, used: Consumed) -> Finding:
     return violated(
         "label-range",
         f"targets of binary_cross_entropy_with_logits are {values}, but must be in 0..1",
-        culprits=culprits
-        or (Culprit(kind="target", name="targets", detail=values, location=place),),
+        culprits=culprits or (Culprit("target", "targets", values, place),),
         location=place,
         observed=f"target {list(used.shape)}, {values}",
         cause=cause,
@@ -126,10 +120,7 @@ def beyond_the_classes(subject: Subject, used: Consumed, labels: Alignable) -> F
 
 def _ctc_call(subject: Subject, used: Consumed, detail: str) -> Culprit:
     return Culprit(
-        kind="loss",
-        name=used.criterion or "ctc_loss",
-        detail=detail,
-        location=used.place or declared_loss_line(subject),
+        "loss", used.criterion or "ctc_loss", detail, used.place or declared_loss_line(subject)
     )
 
 
@@ -139,14 +130,7 @@ def counted(subject: Subject, path: str, ignore: int, share: float, largest: flo
     return violated(
         "ignored-counted",
         f"targets of {ignore} are declared as ignored, but the loss counts them",
-        culprits=[
-            Culprit(
-                kind="loss",
-                name="loss",
-                detail=f"ignore_index={ignore} has no effect",
-                location=line,
-            )
-        ],
+        culprits=[Culprit("loss", "loss", f"ignore_index={ignore} has no effect", line)],
         location=line,
         observed=f"{share:.0%} of the ignored positions of {path} receive a gradient, up to "
         f"{largest:.3g}",
@@ -160,7 +144,7 @@ def _made_lines(subject: Subject) -> tuple[Culprit, ...]:
     """Return where the targets of the loss are made: within the loss, else where they are handed over."""
     within = next((u.target_place for u in evidence(subject).consumed if u.target_place), None)
     if within is not None:
-        return (Culprit(kind="target", name="targets", detail="created here", location=within),)
+        return (Culprit("target", "targets", "created here", within),)
     contract = subject.contract
     return target_culprits(contract.batch, contract.loss, type(subject.model))
 
@@ -181,7 +165,7 @@ def shifted(subject: Subject, path: str, shift: int, share: float) -> Finding:
         "label-shift",
         f"each position is trained to predict {what}, not the next token",
         culprits=[
-            Culprit(kind="target", name="targets", detail=f"shift {shift}", location=line),
+            Culprit("target", "targets", f"shift {shift}", line),
             *made,
         ],
         location=line,
@@ -206,7 +190,7 @@ def padding(subject: Subject, path: str, share: float, count: int) -> Finding:
     return violated(
         "padding-counted",
         "the loss includes padded positions",
-        culprits=[Culprit(kind="loss", name="loss", detail="counts padding", location=line)],
+        culprits=[Culprit("loss", "loss", "counts padding", line)],
         location=line,
         observed=f"{share:.0%} of {count} padded positions of {path} receive a gradient",
         cause="padded positions are averaged like real ones",

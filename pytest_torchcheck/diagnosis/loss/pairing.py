@@ -31,7 +31,7 @@ def misplaced(
     return violated(
         "target-misplaced",
         f"{name} are compared with outputs of other positions",
-        culprits=[Culprit(kind="loss", name="loss", detail="positions mixed", location=place)],
+        culprits=[Culprit("loss", "loss", "positions mixed", place)],
         location=place,
         observed="; ".join(shown),
         cause="output and targets are given one shape by a reshape that reorders one of them",
@@ -50,8 +50,8 @@ def order(subject: Subject, call: LossCall, change: float, size: int) -> Finding
         "pairs-mixed",
         "the loss that ranks the samples against each other changes with their order",
         culprits=[
-            Culprit(kind="target", name="labels", detail="wrong partners", location=place),
-            Culprit(kind="loss", name="loss", detail=call.op.name, location=call.op.location),
+            Culprit("target", "labels", "wrong partners", place),
+            Culprit("loss", "loss", call.op.name, call.op.location),
         ],
         location=place,
         observed=f"the same {size} samples in another order change the loss by at least {change:.0%}",
@@ -69,11 +69,9 @@ def self_counted(subject: Subject, call: LossCall, share: float) -> Finding:
     target_line = made.location if made is not None else None
     place: Location | None = (target_line if itself else None) or call.op.location
     producer = call.producer.op.location if call.producer is not None else None
-    culprits = [
-        Culprit(kind="loss", name="loss", detail=call.op.name, location=place or loss_line(subject))
-    ]
+    culprits = [Culprit("loss", "loss", call.op.name, place or loss_line(subject))]
     if producer is not None and not itself:
-        culprits.append(Culprit(kind="call", name="logits", detail="not masked", location=producer))
+        culprits.append(Culprit("call", "logits", "not masked", producer))
     # two encoders that start alike and are shown one view give this too, and rightly
     made_of = suspicious if itself else violated
     return made_of(

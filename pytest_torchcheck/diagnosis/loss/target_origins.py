@@ -37,14 +37,9 @@ def target_culprits(*things: Any, name: str = "targets") -> tuple[Culprit, ...]:
         if helper not in lines
     ]
     return (
-        *(Culprit(kind="target", name=name, detail="created here", location=p) for p in lines),
+        *(Culprit("target", name, "created here", p) for p in lines),
         *(
-            Culprit(
-                kind="call",
-                name=function,
-                detail="a return of the function that creates them",
-                location=helper,
-            )
+            Culprit("call", function, "a return of the function that creates them", helper)
             for function, helper in helpers[:_MOST]
         ),
     )

@@ -64,10 +64,10 @@ def not_finite(
     divided = at is not None and "div" in at.op.name  # a zero elsewhere may be guarded
     zero = divisors.found.location if divided and divisors.found is not None else None
     place = zero or (at.location if at is not None else None) or loss_line(subject)
-    culprits = [*writers(at), Culprit(kind="loss", name="loss", detail=what, location=place)]
+    culprits = [*writers(at), Culprit("loss", "loss", what, place)]
     if zero is not None:
         name = sources.assigned_name(zero) or str(divisors.found)
-        culprits.insert(0, Culprit(kind="tensor", name=name, detail="is 0", location=zero))
+        culprits.insert(0, Culprit("tensor", name, "is 0", zero))
         cause = f"{name} is 0 here, and the loss is divided by it"
         fix = f"keep it above 0 on line {zero.line}: .clamp(min=1) for a count, + eps for a sum"
     return (violated if status == "violated" else suspicious)(
@@ -103,8 +103,8 @@ def unread(
         "target-unread",
         f"the loss never reads {path} of {len(samples)} of {total} samples",
         culprits=[
-            Culprit(kind="target", name=path, detail="has no influence", location=place),
-            Culprit(kind="loss", name="loss", detail="over a part of the batch", location=place),
+            Culprit("target", path, "has no influence", place),
+            Culprit("loss", "loss", "over a part of the batch", place),
         ],
         location=place,
         observed=f"changing the targets of sample {', '.join(map(str, samples[:4]))} leaves the "
@@ -136,8 +136,8 @@ def ignored(
         "targets-ignored",
         f"the {reader} never reads its targets ({listed(paths)})",
         culprits=[
-            *(Culprit(kind="target", name=path, detail="has no influence") for path in paths),
-            Culprit(kind="loss", name="loss", detail="ignores its targets", location=place),
+            *(Culprit("target", path, "has no influence") for path in paths),
+            Culprit("loss", "loss", "ignores its targets", place),
         ],
         location=place,
         observed="changed targets, even unreadable ones, leave the loss bit-equal for the same "
@@ -167,8 +167,8 @@ def of_other_samples(
         "target-of-another-sample",
         f"{path} are compared with the outputs of other samples",
         culprits=[
-            Culprit(kind="target", name=path, detail="of other samples", location=place),
-            Culprit(kind="loss", name="loss", detail="samples mismatched", location=place),
+            Culprit("target", path, "of other samples", place),
+            Culprit("loss", "loss", "samples mismatched", place),
         ],
         location=place,
         observed=shown,
@@ -193,8 +193,8 @@ def shared(
             "separate term for each"
         ),
         culprits=[
-            Culprit(kind="loss", name="loss", detail="mixes samples", location=place),
-            Culprit(kind="target", name=path, detail="affects other samples too", location=place),
+            Culprit("loss", "loss", "mixes samples", place),
+            Culprit("target", path, "affects other samples too", place),
         ],
         location=place,
         observed=f"changing {path}[{sample}] changes the gradient of the outputs of {len(others)} "

@@ -106,9 +106,7 @@ def wrong_input(subject: Subject, code: str, used: Consumed) -> Finding:
             )
         )
     if code == "nll-without-log" and (left := forward_returned(subject)) is not None:
-        culprits.append(
-            Culprit(kind="output", name="output", detail="without log_softmax", location=left)
-        )
+        culprits.append(Culprit("output", "output", "without log_softmax", left))
     culprits.append(culprit(subject, function, used.place))
     culprits += criterion_culprits(used.place, used.criterion)
     return violated(

@@ -39,12 +39,7 @@ def impure(subject: Subject, changed: list[str], *, once: bool = False) -> Findi
         "eval-writes",
         f"a forward in eval mode changes {names_text(changed)}",
         culprits=[
-            Culprit(
-                kind="buffer",
-                name=n,
-                detail="changed in eval mode",
-                location=place.location if place else None,
-            )
+            Culprit("buffer", n, "changed in eval mode", place.location if place else None)
             for n in changed
         ]
         + [*(place.settings if place else ())],
@@ -85,7 +80,7 @@ def not_repeatable(subject: Subject, moved: list[str]) -> Finding:
         "eval-not-repeatable",
         f"a second eval forward on the same input gives a different {names_text(moved)}",
         culprits=[*kept, *(place.culprits() if place else ())]
-        or [Culprit(kind="output", name=moved[0], detail="differs")],
+        or [Culprit("output", moved[0], "differs")],
         location=kept[0].location if kept else place.location if place else forward_line(subject),
         observed="same input, same seed, state not reset between the two calls",
         cause="the model keeps state from one call to the next",
@@ -108,12 +103,7 @@ def stuck_mode(subject: Subject, names: list[str]) -> Finding:
         "mode-stuck",
         f"eval() leaves {names_text(names)} in training mode",
         culprits=[
-            Culprit(
-                kind="module",
-                name=n or "the model itself",
-                detail="training=True after eval()",
-                location=place,
-            )
+            Culprit("module", n or "the model itself", "training=True after eval()", place)
             for n in names
         ],
         location=place,
@@ -132,9 +122,7 @@ def train_overridden(subject: Subject, names: tuple[str, ...]) -> Finding:
     return suspicious(
         "train-overridden",
         f"{cls.__name__}.train does not take a mode, so eval() and train() do not work",
-        culprits=[
-            Culprit(kind="module", name=n or "the model itself", location=place) for n in names
-        ],
+        culprits=[Culprit("module", n or "the model itself", location=place) for n in names],
         location=place,
         observed=f"the signature is train{inspect.signature(cls.train)}",
         cause="Module.eval() calls self.train(False), which this class uses for something else",
@@ -186,7 +174,7 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
         return make(
             "numpy-random" if source == "np.random" else "python-random",
             f"the training forward draws from {source}, which torch.manual_seed does not seed",
-            culprits=[Culprit(kind="call", name=source, detail=place.op, location=place.location)],
+            culprits=[Culprit("call", source, place.op, place.location)],
             location=place.location,
             observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the "
             "same torch seed",
@@ -202,9 +190,7 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
         return suspicious(
             "numpy-random" if shared == "numpy" else "python-random",
             f"the training forward draws from {shared}'s global generator, which torch.manual_seed does not seed",
-            culprits=[
-                Culprit(kind="call", name=f"{shared}.random" if shared == "numpy" else shared)
-            ],
+            culprits=[Culprit("call", f"{shared}.random" if shared == "numpy" else shared)],
             location=forward_line(subject),
             observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the "
             "same torch seed",
@@ -220,9 +206,7 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
     return violated(
         "seed-ignored",
         "the training forward does not repeat with the same seed",
-        culprits=place.culprits()
-        if place
-        else [Culprit(kind="output", name=moved[0], detail="differs")],
+        culprits=place.culprits() if place else [Culprit("output", moved[0], "differs")],
         location=place.location if place else forward_line(subject),
         observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the "
         "same seed",
@@ -260,14 +244,7 @@ def reseeded(subject: Subject) -> Finding | None:
     return make(
         "reseeds",
         "the forward seeds torch itself: every step draws the same random numbers",
-        culprits=[
-            Culprit(
-                kind="call",
-                name=found.op or "torch.manual_seed",
-                detail="in forward",
-                location=found.location,
-            )
-        ],
+        culprits=[Culprit("call", found.op or "torch.manual_seed", "in forward", found.location)],
         location=found.location,
         observed="two seeds give the same training forward, although random numbers are drawn",
         cause="a seed is set inside the forward",
@@ -292,7 +269,7 @@ def global_state(
     return violated(
         "global-state",
         f"the forward changes {name} from {before[name]} to {after[name]}",
-        culprits=[Culprit(kind="call", name=name, detail=str(after[name]), location=place)],
+        culprits=[Culprit("call", name, str(after[name]), place)],
         location=place,
         observed="; ".join(f"{n}: {before[n]} -> {after[n]}" for n in changed),
         cause="a global setting is changed and not restored",
@@ -314,7 +291,7 @@ def anomaly_left_on(subject: Subject, *, by_build: bool) -> Finding:
     return suspicious(
         "anomaly-left-on",
         "anomaly mode is on" + (" after the model is built" if by_build else ""),
-        culprits=[Culprit(kind="call", name="torch.autograd.set_detect_anomaly", location=place)],
+        culprits=[Culprit("call", "torch.autograd.set_detect_anomaly", location=place)],
         location=place,
         observed="torch.is_anomaly_enabled() is True"
         + (", and was False before the factory ran" if by_build else " before the contract runs"),
@@ -339,7 +316,7 @@ def output_mismatch(subject: Subject, batch: Batch, output: Any) -> Finding | No
         "output-shape",
         f"{path} is {got}; the contract declares {declared}",
         culprits=[
-            Culprit(kind="output", name=path, detail=str(got), location=where),
+            Culprit("output", path, str(got), where),
             *(place.culprits() if place is not None else ()),
         ],
         location=where,
@@ -377,11 +354,7 @@ def _out_of_range(subject: Subject, batch: Batch, output: Any) -> Finding | None
                 "output-range",
                 f"{path} ranges from {low:.4g} to {high:.4g}; the contract declares "
                 f"{allowed[0]:g} to {allowed[1]:g}",
-                culprits=[
-                    Culprit(
-                        kind="output", name=path, detail=f"{low:.4g}..{high:.4g}", location=where
-                    )
-                ],
+                culprits=[Culprit("output", path, f"{low:.4g}..{high:.4g}", where)],
                 location=where,
                 observed=f"{batch.describe()} gives {path} in [{low:.4g}, {high:.4g}]",
                 cause="the last operation does not bound the output",

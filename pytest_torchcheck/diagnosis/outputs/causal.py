@@ -37,7 +37,7 @@ def differs(
     with torch.no_grad():
         place = _parting(subject, promise, batch, path, way)
     line = place.location if place else sources.of_object(type(subject.model).forward)
-    given = Culprit(kind="input", name=way.name, detail="takes the cache", location=line)
+    given = Culprit("input", way.name, "takes the cache", line)
     return violated(
         "cache-differs",
         f"with {way.name}, the last position gets another output than in one call",
@@ -93,9 +93,7 @@ def past_unread(
     return violated(
         "past-unread",
         f"no later output depends on {path} at positions {names}",
-        culprits=place.culprits()
-        if place
-        else [Culprit(kind="input", name=path, detail="is not read", location=line)],
+        culprits=place.culprits() if place else [Culprit("input", path, "is not read", line)],
         location=line,
         observed=f"position 0 changes the output at position {lag}; positions {names} of {length}, "
         "each changed alone, change no output after them",

@@ -80,10 +80,10 @@ def _made_real(
         f"model.to(torch.{word}) makes {listed(names, 3)} real: the imaginary part is lost",
         culprits=tuple(
             Culprit(
-                kind="buffer",
-                name=name,
-                detail=str(subject.model.get_buffer(name).dtype).removeprefix("torch."),
-                location=sources.of_parameter(subject.model, name),
+                "buffer",
+                name,
+                str(subject.model.get_buffer(name).dtype).removeprefix("torch."),
+                sources.of_parameter(subject.model, name),
             )
             for name in names[:4]
         ),

@@ -141,12 +141,7 @@ def _callers(frames: Iterable[FrameType]) -> tuple[Culprit, ...]:
     own = [f for f in frames if sources.rank(f.f_code.co_filename) == 2]
     depth = next((n for n, f in enumerate(own) if f.f_code.co_name == "forward"), 0)
     return tuple(
-        Culprit(
-            kind="call",
-            name=inner.f_code.co_name,
-            detail="called",
-            location=sources.of_frame(outer),
-        )
+        Culprit("call", inner.f_code.co_name, "called", sources.of_frame(outer))
         for inner, outer in pairwise(own[: min(depth, 2) + 1])
     )
 
@@ -201,10 +196,10 @@ def keeping_lines(subject: Subject, *, train: bool = False) -> list[Culprit]:
                 if known is None or known[0] is not value or known[1] != size:
                     seen[path] = (value, size)
                     found[path] = Culprit(
-                        kind="tensor",
-                        name=path,
-                        detail="kept from one call to the next",
-                        location=line_of(frame.f_code, line),
+                        "tensor",
+                        path,
+                        "kept from one call to the next",
+                        line_of(frame.f_code, line),
                     )
             return False
 

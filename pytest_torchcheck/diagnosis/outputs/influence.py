@@ -54,7 +54,7 @@ def ignored(subject: Subject, paths: list[str]) -> Finding:
         "input-ignored",
         f"{names_text(names)} {'has' if len(paths) == 1 else 'have'} no influence on the output",
         culprits=[
-            Culprit(kind="input", name=name, detail=f"no influence ({path})", location=place)
+            Culprit("input", name, f"no influence ({path})", place)
             for name, path in zip(names, paths, strict=True)
         ]
         + without,
@@ -94,7 +94,7 @@ def _left_out(
             _, anew = argument_overwritten(place, name, run)
         if anew is not None:
             detail = "reassigned before it is read"
-            culprit = Culprit(kind="input", name=name, detail=detail, location=anew)
+            culprit = Culprit("input", name, detail, anew)
             return f"let line {anew.line} read {name}, or drop it from the inputs", [culprit]
     mend = f"{edit(calls)}, or drop it from the inputs" if calls else ""
     return mend, [one.culprit("has no influence") for one in calls]
@@ -150,22 +150,8 @@ def recomputed(
         "checkpoint-differs",
         f"activation checkpointing changes the gradient of {names_text(names)}",
         culprits=[
-            *(
-                [
-                    Culprit(
-                        kind="call",
-                        name=found.op.name,
-                        detail="recomputed differently",
-                        location=place,
-                    )
-                ]
-                if found
-                else []
-            ),
-            *(
-                Culprit(kind="parameter", name=name, detail="gradient differs")
-                for name in names[:8]
-            ),
+            *([Culprit("call", found.op.name, "recomputed differently", place)] if found else []),
+            *(Culprit("parameter", name, "gradient differs") for name in names[:8]),
         ],
         location=place,
         observed=f"{counted(regions, 'checkpointed region')}; "

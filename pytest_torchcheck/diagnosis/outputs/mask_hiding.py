@@ -52,7 +52,7 @@ def not_hidden(
         fact = f"the softmax gives them up to {share} of the weight before they are set to 0"
         fix = 'mask the scores with float("-inf") before the softmax'
     settings = [
-        Culprit(kind="call", name=one.name, detail=detail, location=one.location)
+        Culprit("call", one.name, detail, one.location)
         for one, detail in ((found.mask, "the mask"), (op, "reads it"))
         if one is not None and one.location not in (None, found.op.location)
     ]

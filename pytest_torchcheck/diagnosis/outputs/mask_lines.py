@@ -59,9 +59,7 @@ def leaking_line(
         if operand.location is not None and operand.name.rpartition(".")[2] in _SHAPERS:
             # the operation itself is innocent: what was prepared for it lets the change through
             fact = f"{place.fact}; it read the result of {operand.name}"
-            reading = Culprit(
-                kind="call", name=found.op.name, detail="reads it", location=found.op.location
-            )
+            reading = Culprit("call", found.op.name, "reads it", found.op.location)
             settings += (*_given_masks(base, operand), *([reading] if reading.location else []))
             cause, fix = _either(found.op.name, operand.name)
             return Place(
@@ -94,16 +92,14 @@ def masks_of(trace: Trace, op: Op, model: torch.nn.Module) -> tuple[Culprit, ...
         if maker is not None and maker.location is not None:
             found.setdefault(
                 str(maker.location),
-                Culprit(kind="call", name=maker.name, detail="the mask", location=maker.location),
+                Culprit("call", maker.name, "the mask", maker.location),
             )
             continue
         values = _unmade(trace, place)
         for name, buffer in model.named_buffers():
             if values is not None and _is_corner(values, buffer):
                 line = sources.of_parameter(model, name)
-                found.setdefault(
-                    name, Culprit(kind="buffer", name=name, detail="the mask", location=line)
-                )
+                found.setdefault(name, Culprit("buffer", name, "the mask", line))
     return tuple(found.values())[:2]
 
 
@@ -116,7 +112,7 @@ def _given_masks(trace: Trace, op: Op) -> tuple[Culprit, ...]:
         if p in trace.makers and _is_mask(trace.values[p].values)
     ]
     return tuple(
-        Culprit(kind="call", name=made.name, detail="the mask", location=made.location)
+        Culprit("call", made.name, "the mask", made.location)
         for made in makers[:1]
         if made.location is not None
     )

@@ -85,5 +85,5 @@ def _buffers(subject: Subject, names: list[str], detail: str) -> list[Culprit]:
     for number, name in enumerate(names):
         place = eval_lines.writing_line(subject, name, train=True) if number < _MOST else None
         where = place.location if place else None
-        found.append(Culprit(kind="buffer", name=name, detail=detail, location=where))
+        found.append(Culprit("buffer", name, detail, where))
     return found

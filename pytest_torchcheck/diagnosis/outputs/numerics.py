@@ -48,14 +48,10 @@ def culprits_of(found: NonFinite | None, names: tuple[str, ...]) -> list[Culprit
     """Name the module and the operation, else the parameters."""
     made = writers(found)
     if found is not None and found.module:
-        made.append(
-            Culprit(kind="module", name=found.module, detail=found.fact, location=found.location)
-        )
+        made.append(Culprit("module", found.module, found.fact, found.location))
     if found is not None:
-        made.append(
-            Culprit(kind="call", name=found.op.name, detail=found.fact, location=found.location)
-        )
-    return made or [Culprit(kind="parameter", name=name) for name in names[:4]]
+        made.append(Culprit("call", found.op.name, found.fact, found.location))
+    return made or [Culprit("parameter", name) for name in names[:4]]
 
 
 def edge(subject: Subject, batch: Batch, what: str, trouble: Trouble, *, status: Status) -> Finding:

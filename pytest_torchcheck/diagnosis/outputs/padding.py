@@ -80,10 +80,10 @@ def _over_filled(place: Place, found: Lengthened) -> Place:
     if found.filler is None or found.filler.location in (None, place.location):
         return place
     made = Culprit(
-        kind="call",
-        name=found.filler.name,
-        detail=f"gives {found.filled:g} at the padded positions",
-        location=found.filler.location,
+        "call",
+        found.filler.name,
+        f"gives {found.filled:g} at the padded positions",
+        found.filler.location,
     )
     largest = found.op.name.rpartition(".")[2] in (
         "amax",
@@ -116,5 +116,5 @@ def _sizes(place: Location | None) -> tuple[Culprit, ...]:
             above, rf"^[\w\s,]*\b{re.escape(name)}\b[\w\s,]*=[^=].*(\.size\(|\.shape\b|\blen\()"
         )
         if made is not None:
-            return (Culprit(kind="call", name=name, detail="the padded size", location=made),)
+            return (Culprit("call", name, "the padded size", made),)
     return ()

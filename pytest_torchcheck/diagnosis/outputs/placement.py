@@ -83,9 +83,7 @@ def _where(mixture: Mixture) -> str:
 
 
 def _call(mixture: Mixture) -> Culprit:
-    return Culprit(
-        kind="call", name=mixture.op, detail="receives both devices", location=mixture.location
-    )
+    return Culprit("call", mixture.op, "receives both devices", mixture.location)
 
 
 def _says(stray: Stray) -> str:
@@ -99,12 +97,7 @@ def _attribute(subject: Subject, mixture: Mixture, stray: Stray, evidence: Porta
     what = "a plain attribute" if holding.via == "attribute" else f"held through a {holding.via}"
     fields: dict[str, Any] = {
         "culprits": [
-            Culprit(
-                kind="tensor",
-                name=stray.name,
-                detail=f"{_says(stray)} on cpu",
-                location=stray.location,
-            ),
+            Culprit("tensor", stray.name, f"{_says(stray)} on cpu", stray.location),
             _call(mixture),
         ],
         "observed": f"{stray.name} is {_says(stray)} on cpu after model.to(...); {_where(mixture)} "
@@ -190,12 +183,7 @@ def _factory(mixture: Mixture, stray: Stray) -> Finding:
         "cpu-literal" if literal else "cpu-factory",
         f"{holder} creates a tensor on the CPU ({stray.name}) and uses it with the model's tensors",
         culprits=[
-            Culprit(
-                kind="call",
-                name=holder,
-                detail=f"{stray.name} gives {_says(stray)} on cpu",
-                location=place,
-            ),
+            Culprit("call", holder, f"{stray.name} gives {_says(stray)} on cpu", place),
             _call(mixture),
         ],
         observed=(
@@ -223,12 +211,8 @@ def _fixed(subject: Subject, mixture: Mixture, stray: Stray) -> Finding:
         "device-fixed",
         f"{stray.name}{line} puts a tensor on a fixed device, not on the input's device",
         culprits=[
-            Culprit(kind="call", name=stray.name, location=place),
-            *(
-                [Culprit(kind="device", name=f"self.{stale[0]}", location=stale[1])]
-                if stale
-                else []
-            ),
+            Culprit("call", stray.name, location=place),
+            *([Culprit("device", f"self.{stale[0]}", location=stale[1])] if stale else []),
             _call(mixture),
         ],
         observed="it uses the CPU while the model's tensors are treated as GPU tensors; "
@@ -283,7 +267,7 @@ def _numpy(mixture: Mixture) -> Finding:
     return violated(
         "numpy-on-device",
         f"{_where(mixture)} passes a tensor on the model's device to NumPy",
-        culprits=[Culprit(kind="call", name=mixture.op, location=mixture.location)],
+        culprits=[Culprit("call", mixture.op, location=mixture.location)],
         observed=f"{mixture.op} is called on a tensor that would be on a GPU",
         cause=(
             "NumPy cannot read a GPU's memory; torch raises \"can't convert cuda:0 device type "

@@ -125,9 +125,7 @@ def told_by(
             f" (if grouping {view.grouped} {what} is intended, no later operation may read "
             "within a group)"
         )
-    culprit = Culprit(
-        kind="call", name=found.op.name, detail="reads it", location=found.op.location
-    )
+    culprit = Culprit("call", found.op.name, "reads it", found.op.location)
     return Place(
         op=view.op.name,
         location=view.op.location,
@@ -156,14 +154,7 @@ def _unshifted(found: Unshifted) -> Place:
             f"the {found.indices} indices are at most {found.largest}, and {found.op.name} has "
             f"{found.rows} rows, {found.block} of each sample"
         ),
-        settings=(
-            Culprit(
-                kind="tensor",
-                name=named or "the indices",
-                detail="not shifted by sample",
-                location=made,
-            ),
-        )
+        settings=(Culprit("tensor", named or "the indices", "not shifted by sample", made),)
         if made
         else (),
         cause=f"the indices{f' {named}' if named else ''} of every sample point to the rows of the first one",

@@ -25,7 +25,7 @@ def digits_lost(
     return suspicious(
         "precision-lost",
         f"{path} has no correct digit in {dtype}",
-        culprits=[Culprit(kind="output", name=path, detail=f"relative error {worst:.2g}")],
+        culprits=[Culprit("output", path, f"relative error {worst:.2g}")],
         location=sources.of_object(type(subject.model).forward),
         observed=f"relative error {worst:.2g} against float64; rounding only weights and inputs "
         f"to {dtype} changes it by {noise:.2g}",

@@ -41,9 +41,7 @@ def future(
     return violated(
         "future-leak",
         f"the output at position {position} depends on {path} after it",
-        culprits=place.culprits()
-        if place
-        else [Culprit(kind="input", name=path, detail="the future leaks", location=line)],
+        culprits=place.culprits() if place else [Culprit("input", path, "the future leaks", line)],
         location=line,
         observed=f"{path} changed after position {position}: outputs up to it moved by {gap:.3g} (relative)",
         cause=(place.cause if place else "")
@@ -103,11 +101,7 @@ def padding(
             cause="the mask hides padded queries, but every query still reads padded keys",
             fix="give the mask the size of the keys in its last "
             f"dimension{on_line(laid.location)}: mask[:, None, None, :]",
-            settings=(
-                Culprit(
-                    kind="call", name=laid.op, detail="they are combined here", location=laid.met
-                ),
-            ),
+            settings=(Culprit("call", laid.op, "they are combined here", laid.met),),
         )
         line = laid.location
     return _padding_finding(contents, path, output, extra, place, line, gap, promise)
@@ -129,9 +123,7 @@ def _padding_finding(
         f"the values at padded positions of {path} change {output}"
         if contents
         else f"{extra} more padded positions of {path} change {output}",
-        culprits=place.culprits()
-        if place
-        else [Culprit(kind="input", name=path, detail="padding leaks", location=line)],
+        culprits=place.culprits() if place else [Culprit("input", path, "padding leaks", line)],
         location=line,
         observed=f"{output} of the real positions moved by {gap:.3g} (relative)",
         cause=(place.cause if place else "")
@@ -183,9 +175,7 @@ def permutation(
     return violated(
         "order-dependent",
         f"{path} depends on the order of {dims}",
-        culprits=place.culprits()
-        if place
-        else [Culprit(kind="output", name=path, detail="depends on order", location=line)],
+        culprits=place.culprits() if place else [Culprit("output", path, "depends on order", line)],
         location=line,
         observed=f"permuting {dims} moved {path} by {gap:.3g} (relative)",
         cause=(place.cause if place else "")

@@ -41,13 +41,13 @@ def random_in_eval(subject: Subject, moved: list[str], gap: float) -> Finding:
     where = place.location if place else None
     culprits = []
     if op:
-        culprits.append(Culprit(kind="call", name=op, detail="draws in eval mode", location=where))
+        culprits.append(Culprit("call", op, "draws in eval mode", where))
     if place and place.module:
-        culprits.append(Culprit(kind="module", name=place.module, detail=op, location=where))
+        culprits.append(Culprit("module", place.module, op, where))
     return suspicious(
         "random-in-eval",
         f"the output is random in eval mode{f': {op} is called' if op else ''}",
-        culprits=culprits or [Culprit(kind="output", name=moved[0], detail="random")],
+        culprits=culprits or [Culprit("output", moved[0], "random")],
         location=where or sources.of_object(type(subject.model).forward),
         observed=observed,
         cause="random numbers are drawn in eval mode; this is correct for a model that samples",
@@ -87,13 +87,9 @@ def _still_on(found: Perturbation, observed: str) -> Finding:
             "return the input unchanged unless self.training",
         ),
     }[found.kind]
-    culprits = [
-        Culprit(kind="call", name=found.op, detail="draws in eval mode", location=found.location)
-    ]
+    culprits = [Culprit("call", found.op, "draws in eval mode", found.location)]
     if found.module:
-        culprits.append(
-            Culprit(kind="module", name=found.module, detail=found.op, location=found.location)
-        )
+        culprits.append(Culprit("module", found.module, found.op, found.location))
     return violated(
         "random-in-eval",
         f"the output is random in eval mode: {found.op} is active",

@@ -49,7 +49,7 @@ def unlike(
     return violated(
         "reference-unlike",
         "the weights do not match the reference: " + told[0],
-        culprits=[Culprit(kind="parameter", name=name, detail="differs from the reference", location=place)],
+        culprits=[Culprit("parameter", name, "differs from the reference", place)],
         location=place,
         observed="; ".join(told),
         cause="the two versions have different layers or layer names",
@@ -73,7 +73,7 @@ def differs(
         return violated(
             "reference-differs",
             f"the outputs differ from those of {type(other).__name__} with the same weights",
-            culprits=[Culprit(kind="module", name=type(subject.model).__name__, location=place)],
+            culprits=[Culprit("module", type(subject.model).__name__, location=place)],
             location=place,
             observed="no submodule of both versions receives the same inputs and gives a "
             "different output",
@@ -90,7 +90,7 @@ def differs(
         f"the outputs begin to differ from those of {type(other).__name__} in {name} ({call.kind})"
         if call.module
         else f"the outputs begin to differ from those of {type(other).__name__} in {name}.forward",
-        culprits=[Culprit(kind="module", name=name, detail=_gap(parting), location=place)],
+        culprits=[Culprit("module", name, _gap(parting), place)],
         location=place,
         observed=f"with equal inputs {_shapes(call.given)}, {name} gives {_shapes(call.gave)}, the "
             f"reference {_shapes(parting.theirs.gave)}; {_gap(parting)}",

@@ -26,13 +26,13 @@ def remembers(subject: Subject, moved: list[str]) -> Finding:
     lines = {culprit.name: culprit for culprit in keeping_lines(subject)}
     named = [lines[name] for name in ([guilty] if guilty else kept) if name in lines]
     if guilty and not named:
-        named = [Culprit(kind="tensor", name=guilty, detail="kept from one call to the next")]
+        named = [Culprit("tensor", guilty, "kept from one call to the next")]
     place = named[0].location if named else None
     what = guilty or names_text(list(kept))
     return violated(
         "eval-remembers",
         f"{names_text(moved)} depends on earlier evaluations: {what} is kept from them",
-        culprits=named or [Culprit(kind="output", name=moved[0], detail="differs")],
+        culprits=named or [Culprit("output", moved[0], "differs")],
         location=place or sources.of_object(type(subject.model).forward),
         observed="after another batch of the same sizes, the base batch gives other values than "
         "alone",

@@ -59,7 +59,7 @@ def mixed(
     return made(
         "samples-mixed",
         f"{path} of one sample depends on the other samples of the batch",
-        culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="mixed")],
+        culprits=place.culprits() if place else [Culprit("output", path, "mixed")],
         location=place.location if place else forward_line(subject),
         observed=f"only the other samples of {size} changed, yet {path} of the first one moved by "
         f"{gap:.3g} (relative)",
@@ -98,7 +98,7 @@ def placed(
     return violated(
         "sample-order",
         f"{path} of a sample depends on its position in the batch",
-        culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="order")],
+        culprits=place.culprits() if place else [Culprit("output", path, "order")],
         location=place.location if place else forward_line(subject),
         observed=f"the same samples in another order: {path} moved by {gap:.3g} (relative)",
         cause=(place.cause if place else "")
@@ -121,7 +121,7 @@ def other_dim(subject: Subject, dim: int, gaps: dict[str, float]) -> Finding:
         "batch-axis",
         f"dimension {dim} behaves like the batch dimension, and dimension "
         f"{subject.contract.batch_dim} does not: is batch_dim={dim}?",
-        culprits=place.culprits() if place else [Culprit(kind="output", name=path, detail="mixed")],
+        culprits=place.culprits() if place else [Culprit("output", path, "mixed")],
         location=place.location if place else forward_line(subject),
         observed=f"along dimension {subject.contract.batch_dim} {path} of an entry changes by "
         f"{gap:.3g} (relative) with the others; along dimension {dim} the entries keep "
@@ -167,7 +167,7 @@ def fixed_size(
     return violated(
         "size-crash",
         f"the batch size is hard-coded in the model: {size} on line {place.line}",
-        culprits=[Culprit(kind="call", name=place.text[:80], location=place)],
+        culprits=[Culprit("call", place.text[:80], location=place)],
         location=place,
         observed=f"the batch has {size} samples; without the last one the {error.phase} raises "
         f"{type(error.error).__name__}: {said}",
@@ -246,9 +246,7 @@ def single_shape(
     return violated(
         "batch-of-one",
         f"{path} has shape {got} for a batch of one; {wanted} was expected",
-        culprits=place.culprits()
-        if place
-        else [Culprit(kind="output", name=path, detail=f"shape {got}")],
+        culprits=place.culprits() if place else [Culprit("output", path, f"shape {got}")],
         location=place.location if place else forward_line(subject),
         observed=f"{path}: {got} instead of {wanted}",
         cause="an operation drops every dimension of size one, including the batch"
@@ -296,7 +294,7 @@ def size_dependent(
         f"{path} of a sample differs between a batch of one and a batch of {size}",
         culprits=place.culprits()
         if place
-        else [Culprit(kind="output", name=path, detail="depends on the batch size")],
+        else [Culprit("output", path, "depends on the batch size")],
         location=place.location if place else forward_line(subject),
         observed=f"{path} moved by {gap:.3g} (relative)",
         cause=(place.cause if place else "")

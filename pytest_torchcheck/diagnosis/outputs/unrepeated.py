@@ -30,10 +30,7 @@ def unrepeated_build(subject: Subject, moved: list[str]) -> Finding:
             f"the model is built with different values of {names_text(moved)} each time, with the "
             "same seed"
         ),
-        [
-            Culprit(kind="parameter", name=name, detail="different in each build")
-            for name in moved[:4]
-        ],
+        [Culprit("parameter", name, "different in each build") for name in moved[:4]],
         f"{counted(len(moved), 'tensor')} of two models that were built with the same seed differ",
     )
 
@@ -45,7 +42,7 @@ def unrepeated_batch(subject: Subject, moved: list[str]) -> Finding:
         [],
         lambda: asked(subject),
         f"the batch function gives a different {names_text(moved)} each time, for the same seed",
-        [Culprit(kind="input", name=name, detail="different in each call") for name in moved[:4]],
+        [Culprit("input", name, "different in each call") for name in moved[:4]],
         f"{counted(len(moved), 'tensor')} of two batches for seed {subject.seed} differ",
     )
 
@@ -61,8 +58,7 @@ def unseeded_generators(subject: Subject, names: list[str]) -> Finding:
         "seed-ignored",
         f"the training forward does not repeat with the same seed: {shown} {are} not seeded",
         culprits=[
-            Culprit(kind="call", name=name, detail="in another state in each build", location=place)
-            for name in names[:4]
+            Culprit("call", name, "in another state in each build", place) for name in names[:4]
         ],
         location=place or sources.of_own_class(subject.model),
         observed=f"of two models that were built under one seed, each holds {shown} in another state",

@@ -83,10 +83,10 @@ def _loses(
         f"a checkpoint loses {names}",
         culprits=[
             Culprit(
-                kind="buffer" if each.kind == "buffer" else "tensor",
-                name=each.name,
-                detail=each.detail,
-                location=each.location,
+                "buffer" if each.kind == "buffer" else "tensor",
+                each.name,
+                each.detail,
+                each.location,
             )
             for each in lost[:6]
         ],

@@ -66,7 +66,7 @@ def copied_after_training(subject: Subject, names: Collection[str]) -> Finding |
         "copy-after-training",
         f"after a training step the model cannot be copied: {listed([h.path for h in guilty])} keeps its graph",
         culprits=[
-            Culprit(kind="tensor", name=h.path, location=places.get(h.attribute) or h.location)
+            Culprit("tensor", h.path, location=places.get(h.attribute) or h.location)
             for h in guilty
         ],
         location=place,
@@ -124,7 +124,7 @@ def held_by_cache(twin: nn.Module) -> Finding | None:
         return violated(
             "copy-held",
             f"a copy of {type(twin).__name__} is never freed: {name} caches it",
-            culprits=[Culprit(kind="call", name=name, detail="lru_cache", location=place)],
+            culprits=[Culprit("call", name, "lru_cache", place)],
             location=place,
             observed="a copy and its parameters stay alive after one forward and the last use of "
             "the copy",

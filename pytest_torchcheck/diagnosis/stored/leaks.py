@@ -50,10 +50,7 @@ def leaks(
         summary,
         culprits=(
             culprit,
-            *(
-                Culprit(kind="tensor", name=name, detail="brings its graph", location=place)
-                for name, place in given[:2]
-            ),
+            *(Culprit("tensor", name, "brings its graph", place) for name, place in given[:2]),
         ),
         location=leak.location or (first.location if first is not None else None),
         observed=(
@@ -81,9 +78,7 @@ def _growing_hooks(leak: Leak, kind: str) -> tuple[str, str, str, str, Culprit]:
     summary = f"{name} gets {count} more hook{'s' if count > 1 else ''} with every {kind}"
     cause = "every step registers a hook that is never removed"
     fix = "register it once in __init__, or keep the handle and call handle.remove()"
-    culprit = Culprit(
-        kind="module", name=name, detail=f"+{count} hooks per {kind}", location=leak.location
-    )
+    culprit = Culprit("module", name, f"+{count} hooks per {kind}", leak.location)
     return code, summary, cause, fix, culprit
 
 
@@ -104,7 +99,7 @@ def _kept_tensors(leak: Leak, each: str) -> tuple[str, str, str, str, Culprit]:
         if leak.kind == "graph"
         else "bound it (deque(maxlen=...)), or clear it after each step"
     )
-    culprit = Culprit(kind="tensor", name=holder, detail=each, location=leak.location)
+    culprit = Culprit("tensor", holder, each, leak.location)
     return code, summary, cause, fix, culprit
 
 
@@ -140,9 +135,8 @@ def cached(
         summary=(f"{cache.name} caches by newly created tensors: it keeps {each} alive and never "
             "hits"),
         culprits=(
-            Culprit(kind="call", name=cache.name, detail="called here with a new tensor", location=cache.called),
-            Culprit(kind="call", name=cache.name, detail="keeps its arguments" + ("" if cache.bounded is None else f", up to {cache.bounded} times"),
-                    location=cache.made),
+            Culprit("call", cache.name, "called here with a new tensor", cache.called),
+            Culprit("call", cache.name, "keeps its arguments" + ("" if cache.bounded is None else f", up to {cache.bounded} times"), cache.made),
         ),
         location=cache.called or cache.made,
         cause="a tensor is hashed by identity: a tensor with the same values is another key",
@@ -186,7 +180,7 @@ def longer_graph(
 ) -> Finding:
     """Explain a tensor that is kept between steps and whose graph every step makes longer."""
     place = carried.location
-    first, *others = carried.culprits() or (Culprit(kind="tensor", name=name),)
+    first, *others = carried.culprits() or (Culprit("tensor", name),)
     kept = name.startswith("model.")
     at = on_line(place)
     given = next(iter(carried.given), None)

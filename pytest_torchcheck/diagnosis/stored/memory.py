@@ -111,10 +111,7 @@ def out_of_memory(moment: OutOfMemory, fits: LargestBatch | None) -> Finding:
         f"a training step runs out of memory in the {moment.phase} phase, at {op}",
         culprits=[
             Culprit(
-                kind="tensor",
-                name=tensor_name(h),
-                detail=f"{format_bytes(h.bytes)}, {h.describe()}",
-                location=h.location,
+                "tensor", tensor_name(h), f"{format_bytes(h.bytes)}, {h.describe()}", h.location
             )
             for h in moment.largest[:3]
         ],
@@ -214,13 +211,13 @@ def grows_too_fast(growth: Growth, declared: float) -> Finding:
     if fastest is not None:
         culprits.append(
             Culprit(
-                kind="tensor",
-                name=tensor_name(fastest),
-                detail=(
+                "tensor",
+                tensor_name(fastest),
+                (
                     f"{fastest.describe()} at {symbol}={growth.sizes[-1]}, grows with "
                     f"{symbol}^{growth.fastest_power:g}"
                 ),
-                location=fastest.location,
+                fastest.location,
             )
         )
     measured = ", ".join(
@@ -269,11 +266,7 @@ def too_many_flops(subject: Subject, tracked: Tracked, allowed: int) -> Finding:
         f"a training step takes {format_flops(tracked.flops)}, above the ceiling of "
         f"{format_flops(allowed)}{at_sizes(tracked.profile.sizes)}",
         culprits=[
-            Culprit(
-                kind="call",
-                name=share.module or "step",
-                detail=f"{format_flops(share.count)} in {share.phase}",
-            )
+            Culprit("call", share.module or "step", f"{format_flops(share.count)} in {share.phase}")
             for share in shares[:3]
         ],
         location=top[0] if top is not None else None,

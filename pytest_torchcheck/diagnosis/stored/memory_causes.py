@@ -91,7 +91,7 @@ def _wide_state(subject: Subject, holdings: Sequence[Holding]) -> Iterator[Cause
         because=f"{len(wide)} states are wider than their parameters: {state.describe()}, "
         f"{owner.name} is {owner.dtype}; that costs {format_bytes(excess)}",
         fix=f"keep the state in {owner.dtype}, or raise the ceiling by {format_bytes(excess)}",
-        culprit=Culprit(kind="optimizer", name=state.name, detail=state.describe(), location=line),
+        culprit=Culprit("optimizer", state.name, state.describe(), line),
     )
 
 
@@ -119,12 +119,7 @@ def _wide_activations(holdings: Sequence[Holding]) -> Iterator[Cause]:
         f"{first.describe()} of "
         f"{format_bytes(first.bytes)}; in {usual} they would hold {format_bytes(excess)} less",
         fix=f"keep this tensor in {usual}, or cast it in chunks inside the loss",
-        culprit=Culprit(
-            kind="tensor",
-            name=tensor_name(first),
-            detail=first.describe(),
-            location=first.location,
-        ),
+        culprit=Culprit("tensor", tensor_name(first), first.describe(), first.location),
     )
 
 
@@ -160,12 +155,7 @@ def _kept(holdings: Sequence[Holding], find: Callable[[], Leak | None]) -> Itera
         f"{format_bytes(excess)} in total; the largest is {largest.describe()} of "
         f"{tensor_name(largest)}",
         fix="delete or detach the tensors kept from step to step",
-        culprit=Culprit(
-            kind="tensor",
-            name=tensor_name(largest),
-            detail=f"kept from an earlier step{holder}",
-            location=line,
-        ),
+        culprit=Culprit("tensor", tensor_name(largest), f"kept from an earlier step{holder}", line),
     )
 
 
@@ -211,12 +201,7 @@ def _square(
         or "bmm" in largest.op
         or largest.shape[-1:] == largest.shape[-2:-1] != ()
         else "work in chunks, so that the pairs never exist all at once",
-        culprit=Culprit(
-            kind="tensor",
-            name=tensor_name(largest),
-            detail=largest.describe(),
-            location=largest.location,
-        ),
+        culprit=Culprit("tensor", tensor_name(largest), largest.describe(), largest.location),
     )
 
 
@@ -247,12 +232,7 @@ def _doubled(subject: Subject, holdings: Sequence[Holding]) -> Iterator[Cause]:
                 "costs "
                 f"{format_bytes(excess)} with gradient and optimizer state",
                 fix=f"share one parameter ({name} = {twin}), or remove one",
-                culprit=Culprit(
-                    kind="parameter",
-                    name=name,
-                    detail=f"equal to {twin}",
-                    location=_making_line(subject, name),
-                ),
+                culprit=Culprit("parameter", name, f"equal to {twin}", _making_line(subject, name)),
             )
 
 
@@ -293,9 +273,7 @@ def _unused(subject: Subject, tracked: Tracked, holdings: Sequence[Holding]) -> 
         because=f"{len(idle)} trainable parameters received no gradient in two steps; they take "
         f"{format_bytes(excess)}",
         fix=f"remove {largest.name}, or use it",
-        culprit=Culprit(
-            kind="parameter", name=largest.name, detail="never used", location=largest.location
-        ),
+        culprit=Culprit("parameter", largest.name, "never used", largest.location),
     )
 
 
@@ -329,10 +307,10 @@ def general_cause(everything: MemoryProfile, name: str) -> Cause:
         + (f", the largest {largest.describe()}" if largest is not None else ""),
         fix=advice(largest),
         culprit=Culprit(
-            kind="tensor" if largest is None or not largest.name else "parameter",
-            name=tensor_name(largest) if largest is not None else "memory",
-            detail=f"{format_bytes(total)} at the peak",
-            location=None if line == NOWHERE else line,
+            "tensor" if largest is None or not largest.name else "parameter",
+            tensor_name(largest) if largest is not None else "memory",
+            f"{format_bytes(total)} at the peak",
+            None if line == NOWHERE else line,
         ),
     )
 

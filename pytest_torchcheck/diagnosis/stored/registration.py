@@ -52,7 +52,7 @@ def unregistered(attribute: str, group: list[Holding]) -> Finding:
         code,
         f"{attribute} {held}",
         culprits=[
-            Culprit(kind="module" if h.kind == "module" else "tensor", name=h.path, location=place)
+            Culprit("module" if h.kind == "module" else "tensor", h.path, location=place)
             for h in group
         ],
         observed=f"{listed(names)}: {count} tensors receive a gradient; parameters() and "
@@ -71,12 +71,10 @@ def _replaced(attribute: str, group: list[Holding], held: str, same: SameName) -
     """Explain modules that were registered, and replaced by a later one of the same name."""
     names = [h.path for h in group]
     at = same.made.line
-    culprits = [Culprit(kind="module", name=name, location=same.made) for name in names]
+    culprits = [Culprit("module", name, location=same.made) for name in names]
     if same.registered != same.made:
         detail = "registers under that name"
-        culprits.append(
-            Culprit(kind="call", name="register", detail=detail, location=same.registered)
-        )
+        culprits.append(Culprit("call", "register", detail, same.registered))
     told = f": only {same.name} is left" if same.name else ""
     return violated(
         "module-hidden",
@@ -104,7 +102,7 @@ def made_in_forward(subject: Subject) -> Iterator[Finding]:
             "parameter-late",
             f"the first forward registers {listed(list(seen.late))}",
             culprits=[
-                Culprit(kind="parameter", name=n, location=p or _assigned_in_forward(model, n))
+                Culprit("parameter", n, location=p or _assigned_in_forward(model, n))
                 for n, p in places.items()
             ],
             location=_assigned_in_forward(model, seen.late[0]),
@@ -124,7 +122,7 @@ def made_in_forward(subject: Subject) -> Iterator[Finding]:
             f"every forward creates a new {stranger.kind} with new weights"
             if stranger.fleeting
             else f"the forward trains a {stranger.kind} that the model does not register",
-            culprits=[Culprit(kind="module", name=stranger.kind, location=stranger.location)],
+            culprits=[Culprit("module", stranger.kind, location=stranger.location)],
             location=place,
             observed=f"{stranger.kind} ran{line}; it is in neither modules() nor any attribute",
             cause="the layer is created in forward, so its weights are random in every call and "
@@ -188,12 +186,14 @@ def repeated(subject: Subject, name: str, container: nn.Module, keys: list[str])
     fields: dict[str, Any] = {
         "culprits": [
             Culprit(
-                kind="module",
-                name=where,
-                detail=f"entries {', '.join(keys[:6])} are the same {type(module).__name__}"
-                if distinct == 1
-                else f"entries {', '.join(keys[:6])} share their parameters",
-                location=written.location if written else None,
+                "module",
+                where,
+                (
+                    f"entries {', '.join(keys[:6])} are the same {type(module).__name__}"
+                    if distinct == 1
+                    else f"entries {', '.join(keys[:6])} share their parameters"
+                ),
+                written.location if written else None,
             )
         ],
         "location": written.location if written else sources.of_assignment(owner, attribute),

@@ -27,7 +27,7 @@ def old_checkpoint_unreadable(subject: Subject, promise: Loads, told: str) -> Fi
     return violated(
         "old-checkpoint-unreadable",
         f"the checkpoint {promise.shown} cannot be used: {told}",
-        culprits=[Culprit(kind="promise", name="Loads")],
+        culprits=[Culprit("promise", "Loads")],
         location=subject.contract.location,
         observed=told,
         cause="the path or key is another one, or the file was not fetched or not written by torch.save",
@@ -59,9 +59,7 @@ def old_checkpoint_not_loaded(
     return violated(
         "old-checkpoint-not-loaded",
         f"the checkpoint {promise.shown} does not load strictly: {lines[0]}",
-        culprits=[
-            Culprit(kind="parameter", name=n, location=place) for n in dict.fromkeys(names[:_MOST])
-        ],
+        culprits=[Culprit("parameter", n, location=place) for n in dict.fromkeys(names[:_MOST])],
         location=place,
         observed=f"{'; '.join(lines[:_MOST])}{more}",
         cause="the layers were renamed, added, removed or resized since it was written",
@@ -87,7 +85,7 @@ def old_checkpoint_differs(
     return violated(
         "old-checkpoint-differs",
         f"with the checkpoint {promise.shown} the model no longer gives what it gave",
-        culprits=[Culprit(kind="output", name="output")],
+        culprits=[Culprit("output", "output")],
         location=sources.of_own_class(subject.model),
         observed=observed,
         cause="the forward computes something else than the version that wrote the checkpoint",

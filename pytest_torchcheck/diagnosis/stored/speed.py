@@ -32,11 +32,11 @@ def too_slow(
     )  # fmt: skip
     (mine, spent), (theirs, _) = _looked(subject, kind), _looked(twin, kind)
     top = next((one for one in spent.spent if one.location is not None), None)
-    culprits = [Culprit(kind="call", name=kind)]
+    culprits = [Culprit("call", kind)]
     because = f"{format_flops(mine)} beside {format_flops(theirs)}, counted by torch's formulas"
     if top is not None:
         if top.module:
-            culprits = [Culprit(kind="module", name=top.module, detail=top.cls)]
+            culprits = [Culprit("module", top.module, top.cls)]
         because += (
             f"; {100 * top.seconds / spent.seconds:.0f} % of the kernels' time is on this line"
         )

@@ -98,8 +98,8 @@ def _unsaved(guilty: list[Piece], parted: _Parted, *, alone: bool, confirmed: bo
         f"{names} changes in training and {decides}, but state_dict() does not hold it",
         culprits=[
             Culprit(
-                kind="buffer" if p.kind in ("buffer", "left-out") else "tensor",
-                name=p.name,
+                "buffer" if p.kind in ("buffer", "left-out") else "tensor",
+                p.name,
                 location=p.location,
             )
             for p in guilty
@@ -277,8 +277,8 @@ def drawn_anew(subject: Subject, expected: Outputs) -> Iterator[Finding]:
             f"a checkpoint loses {piece.name}: it is drawn at random and not saved",
             culprits=[
                 Culprit(
-                    kind="buffer" if piece.kind == "buffer" else "tensor",
-                    name=piece.name,
+                    "buffer" if piece.kind == "buffer" else "tensor",
+                    piece.name,
                     location=piece.location,
                 )
             ],

@@ -72,10 +72,10 @@ def differs(subject: Subject, found: Descent, ratio: float, shown: dict[str, Any
         "the gradient is not the derivative of the loss",
         culprits=[
             Culprit(
-                kind="parameter",
-                name=name,
-                detail=f"the loss changes by {share:.3g} of what its gradient says",
-                location=sources.of_parameter(subject.model, name),
+                "parameter",
+                name,
+                f"the loss changes by {share:.3g} of what its gradient says",
+                sources.of_parameter(subject.model, name),
             )
             for name, share in list(found.wrong.items())[:8]
         ],
@@ -112,13 +112,13 @@ def _cut(
     place = cut.region or cut.location
     name = cut.op.name if cut.op is not None else cut.kind
     behind = [n for n in found.wrong if n in cut.parameters]
-    culprits = [Culprit(kind="call", name=name, detail=CAUSES[cut.kind], location=place)]
+    culprits = [Culprit("call", name, CAUSES[cut.kind], place)]
     culprits += [
         Culprit(
-            kind="parameter",
-            name=n,
-            detail="acts on the loss by this way too",
-            location=sources.of_parameter(subject.model, n),
+            "parameter",
+            n,
+            "acts on the loss by this way too",
+            sources.of_parameter(subject.model, n),
         )
         for n in behind[:6]
     ]

@@ -64,9 +64,7 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
             f"requires_grad was False before line {thawed.line}, and is True as the optimizer steps"
         )
         fix = f"exclude it on line {thawed.line}, or drop {name!r} from Frozen(...)"
-        further = [
-            Culprit(kind="call", name="requires_grad", detail="enabled again here", location=thawed)
-        ]
+        further = [Culprit("call", "requires_grad", "enabled again here", thawed)]
     zeroed = zero_at_step(subject, names) if trainable and not writes and held else None
     if zeroed is not None:
         cause = "its gradient is zero when the optimizer steps, not None: " + (
@@ -83,20 +81,15 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
         )
         place = zeroed.location or place
         further = [
-            Culprit(
-                kind="optimizer",
-                name="weight_decay",
-                detail=f"{zeroed.decay:g}",
-                location=optimizer_line(subject, name),
-            )
+            Culprit("optimizer", "weight_decay", f"{zeroed.decay:g}", optimizer_line(subject, name))
         ]
     elif trainable and not writes and thawed is None and (whole := whole_module(subject, names)):
         further.append(
             Culprit(
-                kind="module",
-                name=whole,
-                detail="all of its parameters require a gradient",
-                location=sources.of_parameter(subject.model, whole),
+                "module",
+                whole,
+                "all of its parameters require a gradient",
+                sources.of_parameter(subject.model, whole),
             )
         )
         fix = f"call requires_grad_(False) on {whole} and keep it out of the optimizer, or drop it from Frozen(...)"
@@ -117,21 +110,10 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
             f"but {'changes' if len(names) == 1 else 'change'}"
         ),
         culprits=[
-            Culprit(
-                kind="parameter",
-                name=n,
-                detail=f"changed by up to {made.moved[n]:.3g}",
-                location=place,
-            )
-            for n in names
+            Culprit("parameter", n, f"changed by up to {made.moved[n]:.3g}", place) for n in names
         ]
         + [
-            Culprit(
-                kind="parameter",
-                name=other,
-                detail=f"is {name}",
-                location=sources.of_parameter(subject.model, other),
-            )
+            Culprit("parameter", other, f"is {name}", sources.of_parameter(subject.model, other))
             for other in shared
         ]
         + further
@@ -209,7 +191,7 @@ def _entry(subject: Subject, name: str) -> Culprit | None:
                         )
 
         def _culprit(self, detail: str, func: Any, line: Location | None) -> Culprit:
-            return Culprit(kind="call", name=name_of(func), detail=detail, location=line)
+            return Culprit("call", name_of(func), detail, line)
 
     with subject.pristine(steps=True) as model:
         model.train()
@@ -236,10 +218,7 @@ def statistics(subject: Subject, names: list[str]) -> Finding:
     return violated(
         "frozen-statistics",
         f"{names_text(names)} of a frozen part {'drifts' if len(names) == 1 else 'drift'} during training",
-        culprits=[
-            Culprit(kind="buffer", name=name, detail="changed by training steps", location=place)
-            for name in names
-        ],
+        culprits=[Culprit("buffer", name, "changed by training steps", place) for name in names],
         location=place,
         observed=f"{len(names)} buffers differ after a few training steps",
         cause=f"{type(owner).__name__} {owner_name} runs in training mode, so it updates its "

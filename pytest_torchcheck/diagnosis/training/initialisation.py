@@ -33,9 +33,7 @@ def unwritten(subject: Subject, names: list[str]) -> Iterator[Finding]:
     yield violated(
         "never-written",
         f"{listed(names)} {'is' if len(names) == 1 else 'are'} never initialised",
-        culprits=[
-            Culprit(kind="parameter", name=name, location=places[name]) for name in names[:6]
-        ],
+        culprits=[Culprit("parameter", name, location=places[name]) for name in names[:6]],
         observed=f"built with uninitialised memory filled with NaN, {names[0]} holds NaN",
         cause="the parameter is created by torch.empty or torch.Tensor(sizes), and never written",
         because="torch fills such memory with NaN here, and the NaN remain after the model is built",
@@ -50,7 +48,7 @@ def factory_repeats(subject: Subject) -> Finding:
     return suspicious(
         "factory-repeats",
         "the factory returns the same model each time",
-        culprits=[Culprit(kind="function", name=subject.contract.name, location=place)],
+        culprits=[Culprit("function", subject.contract.name, location=place)],
         location=place,
         observed="two calls with different seeds returned modules with the same parameters",
         cause="the model is built once, outside the factory, or is cached",
@@ -85,7 +83,7 @@ def copied_branch(subject: Subject, first: str, second: str) -> Culprit:
             place = copied
             break
     equal = ".".join(ours[: depth + 1])
-    return Culprit(kind="module", name=branch, detail=f"starts equal to {equal}", location=place)
+    return Culprit("module", branch, f"starts equal to {equal}", place)
 
 
 def broken(subject: Subject, found: Sequence[tuple[str, torch.Tensor]]) -> list[Finding]:
@@ -102,7 +100,7 @@ def broken(subject: Subject, found: Sequence[tuple[str, torch.Tensor]]) -> list[
             f"{listed([n for n, _ in found])} "
             + ("holds NaN or infinity" if bad else f"reaches {trees.scale(values):.3g}"),
             culprits=[
-                Culprit(kind="parameter", name=n, location=sources.of_parameter(subject.model, n))
+                Culprit("parameter", n, location=sources.of_parameter(subject.model, n))
                 for n, _ in found[:6]
             ],
             observed=f"{bad} of {values.numel()} elements of {name} are not finite"
@@ -145,10 +143,10 @@ def fading(
         f"the signal {'vanishes' if fades else 'explodes'} over {len(chain)} layers, from {first.name} to {last.name}",
         culprits=[
             Culprit(
-                kind="module",
-                name=tap.name or tap.kind,
-                detail=f"spread {tap.spread:.2g}",
-                location=initialisation_line(subject, f"{tap.name}.weight"),
+                "module",
+                tap.name or tap.kind,
+                f"spread {tap.spread:.2g}",
+                initialisation_line(subject, f"{tap.name}.weight"),
             )
             for tap in dict.fromkeys((turn, last))
         ],
@@ -204,16 +202,13 @@ def saturated(subject: Subject, found: Squashed, *, hidden: bool) -> Finding:
         ),
         culprits=[
             Culprit(
-                kind="parameter" if large else "module",
-                name=weight if large else found.source,
-                detail=f"gain {gain:.2f}",
-                location=place or sources.of_parameter(subject.model, found.source),
+                "parameter" if large else "module",
+                weight if large else found.source,
+                f"gain {gain:.2f}",
+                place or sources.of_parameter(subject.model, found.source),
             ),
             Culprit(
-                kind="module",
-                name=found.module or type(subject.model).__name__,
-                detail=found.op,
-                location=found.location,
+                "module", found.module or type(subject.model).__name__, found.op, found.location
             ),
         ],
         location=place or found.location,
@@ -237,11 +232,7 @@ def dead(subject: Subject, found: Rectified) -> Finding:
     return suspicious(
         "units-dead",
         f"{found.op} in {name}{line} gives zero for {found.zeros:.1%} of its outputs",
-        culprits=[
-            Culprit(
-                kind="module", name=name, detail=f"{found.zeros:.1%} zeros", location=found.location
-            )
-        ],
+        culprits=[Culprit("module", name, f"{found.zeros:.1%} zeros", found.location)],
         location=found.location,
         observed=f"{found.zeros:.2%} of {found.size} outputs are exactly zero, in each of three "
         "batches",
@@ -262,7 +253,7 @@ def affine(subject: Subject, called: list[str], pairs: list[tuple[str, str]]) ->
         "model-affine",
         f"the model is affine: its {len(called)} linear layers act as one",
         culprits=[
-            Culprit(kind="module", name=name, location=sources.of_parameter(subject.model, name))
+            Culprit("module", name, location=sources.of_parameter(subject.model, name))
             for name in (second, first)
         ],
         location=place,
@@ -282,7 +273,7 @@ def collapsed(subject: Subject, pairs: list[tuple[str, str]]) -> Finding:
         "layers-collapse",
         f"{second} follows {first} without a nonlinearity between them: they act as one layer",
         culprits=[
-            Culprit(kind="module", name=name, location=sources.of_parameter(subject.model, name))
+            Culprit("module", name, location=sources.of_parameter(subject.model, name))
             for name in (second, first)
         ],
         location=place,

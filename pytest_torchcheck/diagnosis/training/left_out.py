@@ -60,15 +60,11 @@ def left_out(subject: Subject, name: str) -> LeftOut | None:
         detail = "a condition selects" if given.conditions else "passes parameters to it"
         for line in given.conditions[:2] or [given.place]:
             at = (line.file, line.line)
-            culprits.setdefault(
-                at, Culprit(kind="call", name="parameters", detail=detail, location=line)
-            )
+            culprits.setdefault(at, Culprit("call", "parameters", detail, line))
     kept = list(culprits.values())[:MOST]
     for line in made.optimizers[-1:]:
         if (line.file, line.line) not in culprits:
-            kept.append(
-                Culprit(kind="optimizer", name="optimizer", detail="is created here", location=line)
-            )
+            kept.append(Culprit("optimizer", "optimizer", "is created here", line))
     return LeftOut(
         location=first.place, words=f"{words}: line {first.place.line}", culprits=tuple(kept)
     )

@@ -77,26 +77,16 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
             "optimizer and will never be trained"
         ),
         culprits=[
-            *(
-                Culprit(kind="parameter", name=name, detail="in no optimizer", location=place)
-                for name in names
-            ),
+            *(Culprit("parameter", name, "in no optimizer", place) for name in names),
             *given,
             *(c for c in _choices(made) if c.location not in {g.location for g in given}),
             *(_copies(made) if coverage.foreign else ()),
             *(
-                Culprit(kind="call", name=names[0], detail="is replaced here", location=line)
+                Culprit("call", names[0], "is replaced here", line)
                 for line in made.replaced.get(names[0], ())
             ),
             *(
-                [
-                    Culprit(
-                        kind="call",
-                        name=f"requires_grad of {names[0]}",
-                        detail="enabled only from here",
-                        location=thawed,
-                    )
-                ]
+                [Culprit("call", f"requires_grad of {names[0]}", "enabled only from here", thawed)]
                 if thawed
                 else []
             ),
@@ -136,7 +126,7 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
 def _copies(made: Making) -> list[Culprit]:
     """Return the lines that ran as the optimizer was made and that copy a model or a tensor."""
     return [
-        Culprit(kind="optimizer", name="optimizer", detail="a copy", location=line)
+        Culprit("optimizer", "optimizer", "a copy", line)
         for line in made.matches(r"\b(deep)?copy\(|\.clone\(")[:4]
     ]
 
@@ -149,10 +139,7 @@ _CHOICE = re.compile(
 def _choices(made: Making) -> list[Culprit]:
     """Return the lines that ran as the optimizer was made and that choose parameters by a condition."""
     lines = [place for place in made.lines if _CHOICE.search(place.text)]
-    return [
-        Culprit(kind="call", name="parameters", detail="a condition chooses", location=line)
-        for line in lines[:4]
-    ]
+    return [Culprit("call", "parameters", "a condition chooses", line) for line in lines[:4]]
 
 
 def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
@@ -171,10 +158,7 @@ def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
             ),
             culprits=[
                 *used,
-                *(
-                    Culprit(kind="parameter", name=name, detail="in two optimizers", location=place)
-                    for name in names
-                ),
+                *(Culprit("parameter", name, "in two optimizers", place) for name in names),
             ],
             location=place,
             observed=f"{len(names)} parameters are held by more than one of "
@@ -190,10 +174,7 @@ def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
         f"{names_text(names)} {'stands' if len(names) == 1 else 'stand'} in the optimizer more than once",
         culprits=[
             *used,
-            *(
-                Culprit(kind="parameter", name=name, detail="held twice", location=place)
-                for name in names
-            ),
+            *(Culprit("parameter", name, "held twice", place) for name in names),
         ],
         location=place,
         observed=f"{len(names)} parameters are held twice by {', '.join(coverage.optimizers)}",
@@ -265,20 +246,16 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
     culprits = [parameter(subject, name, "unchanged") for name in names]
     culprits += given
     if line is not None:
-        culprits.append(
-            Culprit(kind="call", name=rebound[0], detail="is replaced here", location=line)
-        )
+        culprits.append(Culprit("call", rebound[0], "is replaced here", line))
     if 0.0 in (rate, own_rate):
         culprits += [
-            Culprit(kind="optimizer", name="lr", detail="is set to 0 here", location=line)
+            Culprit("optimizer", "lr", "is set to 0 here", line)
             for line in making(subject).zero_rates()[:2]
         ]
     if own and place is not None and "zero_grad" in place.text:
         culprits.insert(
             0,
-            Culprit(
-                kind="call", name="zero_grad", detail="between backward and step", location=place
-            ),
+            Culprit("call", "zero_grad", "between backward and step", place),
         )
     return violated(
         "weight-static",

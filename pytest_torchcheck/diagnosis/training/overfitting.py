@@ -63,9 +63,7 @@ def _blind(subject: Subject, found: Outputs) -> dict[str, Any] | None:
     if not same.axis:
         place = sources.of_object(type(subject.model).forward)
         counting, fact = order_unseen(subject) or ([], "")
-        whole = Culprit(
-            kind="output", name=same.path, detail="the same for all samples", location=place
-        )
+        whole = Culprit("output", same.path, "the same for all samples", place)
         return {
             "culprits": [*counting, whole],
             "location": counting[0].location if counting else place,
@@ -79,18 +77,11 @@ def _blind(subject: Subject, found: Outputs) -> dict[str, Any] | None:
             ),
         }
     place, name = _stretched(subject, same.size)
-    culprits = [
-        Culprit(
-            kind="output",
-            name=same.path,
-            detail=f"constant along dimension {same.axis}",
-            location=place,
-        )
-    ]
+    culprits = [Culprit("output", same.path, f"constant along dimension {same.axis}", place)]
     if name:
         culprits.insert(
             0,
-            Culprit(kind="buffer", name=name, detail="one row for all positions", location=place),
+            Culprit("buffer", name, "one row for all positions", place),
         )
     return {
         "code": "overfit-blind",
@@ -111,9 +102,7 @@ def _unmoved(subject: Subject, found: Outputs) -> dict[str, Any] | None:
         return None
     place = sources.of_object(type(subject.model).forward)
     return {
-        "culprits": [
-            Culprit(kind="output", name="output", detail="depends on no parameter", location=place)
-        ],
+        "culprits": [Culprit("output", "output", "depends on no parameter", place)],
         "location": place,
         "cause": "the output does not depend on the model's parameters",
         "because": "two random settings of all parameters give bit-equal outputs",
@@ -126,7 +115,7 @@ def _lost(subject: Subject) -> dict[str, Any]:
     culprits = _stepwise(subject)
     line = loss_line(subject)
     one = culprits[0] if culprits else None
-    culprits.append(Culprit(kind="loss", name="loss", detail="stuck", location=line))
+    culprits.append(Culprit("loss", "loss", "stuck", line))
     return {
         "culprits": culprits,
         "location": (one.location if one else None) or line,
@@ -183,19 +172,10 @@ def _stepwise(subject: Subject) -> list[Culprit]:
         forward_and_loss(subject)()
     found = []
     for op, what in list(watch.found.values())[:2]:
-        found.append(
-            Culprit(
-                kind="call",
-                name=op.name,
-                detail=f"passes no gradient to {what}",
-                location=op.location,
-            )
-        )
+        found.append(Culprit("call", op.name, f"passes no gradient to {what}", op.location))
         built = sources.of_parameter(subject.model, op.module) if op.module else None
         if built is not None:
-            found.append(
-                Culprit(kind="module", name=op.module, detail="is built here", location=built)
-            )
+            found.append(Culprit("module", op.module, "is built here", built))
     return found
 
 
@@ -211,7 +191,7 @@ def constant(subject: Subject, loss: float, moved: float, shown: dict[str, Any])
     return violated(
         "loss-constant",
         f"the loss stays at {loss:.4g}{guess}, regardless of the model's output",
-        culprits=[Culprit(kind="loss", name="loss", detail="constant", location=place)],
+        culprits=[Culprit("loss", "loss", "constant", place)],
         location=place,
         observed=f"loss {loss:.6g}; the same to six digits after random changes of the output "
         f"with a deviation of {moved:g}",
@@ -228,7 +208,7 @@ def crawling(own: Attempt, best: Attempt, place: Location | None, shown: dict[st
     return suspicious(
         "optimizer-crawls",
         "the declared optimizer hardly changes the loss of one batch",
-        culprits=[Culprit(kind="optimizer", name="optimizer", detail="too slow", location=place)],
+        culprits=[Culprit("optimizer", "optimizer", "too slow", place)],
         location=place,
         observed=f"loss {own.losses[0]:.6g} -> {own.losses[-1]:.6g} in {len(own.losses)} steps at a "
         f"learning rate of {own.rates[0]:g}: less than 0.01% of the distance to the floor",
@@ -273,10 +253,10 @@ def _out_of_reach(subject: Subject) -> tuple[Culprit, float] | None:
             name = maker.op.module
             place = sources.of_parameter(subject.model, name) if name else None
             culprit = Culprit(
-                kind="module" if name else "call",
-                name=name or maker.op.name,
-                detail=f"{maker.op.name} gives {low:g} to {high:g}, and {outside:.0%} of {path} lie outside",
-                location=place or maker.op.location,
+                "module" if name else "call",
+                name or maker.op.name,
+                f"{maker.op.name} gives {low:g} to {high:g}, and {outside:.0%} of {path} lie outside",
+                place or maker.op.location,
             )
             return culprit, outside
     return None
@@ -311,11 +291,13 @@ def _contradiction(subject: Subject) -> Culprit | None:
     maker = subject.contract.batch
     place = sources.of_object(maker) if callable(maker) else subject.contract.location
     return Culprit(
-        kind="input",
-        name=next(iter(inputs)),
-        detail=f"the inputs of samples {first} and {second} differ by {float(apart[first, second]):.1g} of their size, "
-        f"and their targets differ; {rows} of {size} samples have such a twin",
-        location=place,
+        "input",
+        next(iter(inputs)),
+        (
+            f"the inputs of samples {first} and {second} differ by {float(apart[first, second]):.1g} of their size, "
+            f"and their targets differ; {rows} of {size} samples have such a twin"
+        ),
+        place,
     )
 
 

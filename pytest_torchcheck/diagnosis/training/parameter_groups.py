@@ -57,7 +57,7 @@ def groups_overlap(scene: Scene) -> Explanation | None:
     if spent is not None:
         cause, fix, at = f"{cause}: {spent.cause}", spent.fix, spent.made
     made = tuple(
-        Culprit(kind="call", name=texts[one] or words[one], detail=f"creates {words[one].partition(' (')[0]}", location=lines[one])
+        Culprit("call", texts[one] or words[one], f"creates {words[one].partition(' (')[0]}", lines[one])
         for one in sorted(texts, key=lambda one: one != wide)
         if one in lines and lines[one] != place
     )  # fmt: skip
@@ -72,8 +72,8 @@ def groups_overlap(scene: Scene) -> Explanation | None:
         culprits=(
             *(spent.culprits if spent is not None else ()),
             *(c for c in made if spent is None or c.location != spent.reader),
-            Culprit(kind="optimizer", name="optimizer", detail="rejects the groups", location=place),
-            *(Culprit(kind="parameter", name=name, detail="in two groups", location=sources.of_parameter(scene.model, name)) for name in names[:4]),
+            Culprit("optimizer", "optimizer", "rejects the groups", place),
+            *(Culprit("parameter", name, "in two groups", sources.of_parameter(scene.model, name)) for name in names[:4]),
         ),
         location=at or place,
         evidence={"parameters": names},

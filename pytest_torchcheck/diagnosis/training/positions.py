@@ -56,8 +56,8 @@ def order_unseen(subject: Subject) -> tuple[list[Culprit], str] | None:
     if not other or len(other) != len(watch.found):
         return None
     name, place, caller, count = other[0]
-    called = [] if caller is None else [Culprit(kind="call", name=name, detail="is called here", location=caller)]  # fmt: skip
-    counted = Culprit(kind="module", name=name, detail=f"counts {count} positions", location=place)
+    called = [] if caller is None else [Culprit("call", name, "is called here", caller)]  # fmt: skip
+    counted = Culprit("module", name, f"counts {count} positions", place)
     return [*called, counted], f"{name} counts {count} positions, and the samples have {length}"
 
 

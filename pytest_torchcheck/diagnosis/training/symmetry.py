@@ -45,7 +45,7 @@ def rows_stay_equal(subject: Subject, name: str, dim: int) -> Finding:
     return violated(
         "units-equal",
         f"the {shape[dim]} rows of {name} are equal and stay equal",
-        culprits=[Culprit(kind="parameter", name=name, detail="equal rows", location=place)],
+        culprits=[Culprit("parameter", name, "equal rows", place)],
         location=place,
         observed=f"the slices of {name} {shape} along dimension {dim} are equal, and so are those "
         "of its gradient on two "

@@ -64,7 +64,7 @@ class UsedUp:
     def culprits(self) -> tuple[Culprit, ...]:
         """The line that makes it and the one that uses it up."""
         lines = ((f"is {self.kind}", self.made), ("is exhausted here", self.reader))
-        return tuple(Culprit(kind="call", name=self.name, detail=d, location=p) for d, p in lines)
+        return tuple(Culprit("call", self.name, d, p) for d, p in lines)
 
 
 def used_up_near(place: Location, dead: frozenset[int]) -> list[UsedUp]:

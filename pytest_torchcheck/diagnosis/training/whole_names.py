@@ -154,14 +154,14 @@ def _told(unmet: list[_Unmet], named: Mapping[int, str]) -> Finding:
         culprits=(
             *(
                 Culprit(
-                    kind="call",
-                    name=ast.unparse(one.test.collection),
-                    detail="holds no whole name",
-                    location=one.test.location,
+                    "call",
+                    ast.unparse(one.test.collection),
+                    "holds no whole name",
+                    one.test.location,
                 )
                 for one in unmet[:3]
             ),
-            Culprit(kind="parameter", name=names[0], detail="treated like the others"),
+            Culprit("parameter", names[0], "treated like the others"),
         ),
         location=test.location,
         observed=f"0 of {len(first.names)} names are in "

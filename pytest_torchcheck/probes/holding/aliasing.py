@@ -35,12 +35,7 @@ class Alias:
 
     def culprit(self, of: str) -> Culprit:
         """Name the line, and what it gives the name to."""
-        return Culprit(
-            kind="call",
-            name=self.code,
-            detail=f"{self.name} shares memory with {of}",
-            location=self.location,
-        )
+        return Culprit("call", self.code, f"{self.name} shares memory with {of}", self.location)
 
     @property
     def fix(self) -> str:

@@ -50,7 +50,7 @@ def symmetric(subject: Subject) -> Iterator[Finding]:
         yield violated(
             "units-equal",
             f"all {weight.shape[0]} units of {name} are equal and stay equal",
-            culprits=[Culprit(kind="parameter", name=name, detail="equal rows", location=place)],
+            culprits=[Culprit("parameter", name, "equal rows", place)],
             observed=f"the rows of {name} {list(weight.shape)} are equal, and so are the rows of its gradient",
             cause="a constant initialisation gives every unit the same weights, and nothing "
             "makes them differ later",
@@ -90,12 +90,7 @@ def _copies(subject: Subject) -> Iterator[Finding]:
         culprits=[
             branch,
             *(
-                Culprit(
-                    kind="parameter",
-                    name=name,
-                    detail="a copy",
-                    location=sources.of_parameter(subject.model, name),
-                )
+                Culprit("parameter", name, "a copy", sources.of_parameter(subject.model, name))
                 for name in names[:8]
             ),
         ],

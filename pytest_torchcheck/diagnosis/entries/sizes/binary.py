@@ -157,7 +157,7 @@ def binary_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
     kind = (
         target_culprit(span, place, scene)
         if match[1] == "target"
-        else (*made, Culprit(kind="output", name="output", detail=span, location=place))
+        else (*made, Culprit("output", "output", span, place))
     )
     return scene.explain(
         code="probability-range",

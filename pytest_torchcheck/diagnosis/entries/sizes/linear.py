@@ -124,11 +124,7 @@ def _without_batch(
         else "give the model a batch: .unsqueeze(0) of a single sample, and a batch dimension in the declared inputs",
         culprits=scene.call_culprit()
         if at is None
-        else (
-            Culprit(
-                kind="call", name=at.function.rpartition("<locals>.")[2] or at.text, location=at
-            ),
-        ),
+        else (Culprit("call", at.function.rpartition("<locals>.")[2] or at.text, location=at),),
         location=call,
     )
 
@@ -158,6 +154,6 @@ def _fixed_batch(
         f"{batch} of the "
         f"{given.numel() // batch} that {scene.module_name} takes",
         fix=f"write x.shape[0] instead of {rows}{line}, or use .flatten(1)",
-        culprits=(Culprit(kind="call", name=holder, detail=f"gives {rows} rows", location=place),),
+        culprits=(Culprit("call", holder, f"gives {rows} rows", place),),
         location=place,
     )

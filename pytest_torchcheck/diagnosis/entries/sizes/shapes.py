@@ -177,9 +177,7 @@ def broadcast(scene: Scene, match: re.Match[str]) -> Explanation | None:
     for fact in facts[:2]:
         name, made = owned(scene, fact)
         if name:
-            culprits += (
-                Culprit(kind="tensor", name=name, detail=f"{list(fact.shape)}", location=made),
-            )
+            culprits += (Culprit("tensor", name, f"{list(fact.shape)}", made),)
     return scene.explain(
         code="broadcast-shapes",
         summary=summary,
@@ -228,7 +226,7 @@ def _short_table(
             + on_line(made)
             + ", or declare a smaller size of the input in the contract",
             culprits=(
-                Culprit(kind="tensor", name=name, detail=f"{has} positions", location=made),
+                Culprit("tensor", name, f"{has} positions", made),
                 *scene.call_culprit(),
             ),
             location=made,
