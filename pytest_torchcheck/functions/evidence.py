@@ -13,6 +13,7 @@ from ..late import Late
 from ..runs.facts import forward_facts
 from ..runs.training.observation import observe
 from ..subject.errors import SubjectError
+from ..subject.remembered import remembered
 from .binding import function_behind
 from .coverage import CoverageRow, row_for
 from .defined import short_name
@@ -56,17 +57,9 @@ class Evidence:
     error: SubjectError | None = None
 
 
+@remembered("functions")
 def evidence(subject: Subject) -> Evidence:
     """Take what one step in training and one forward in eval mode applied; cached."""
-    if "functions" not in subject.cache:
-        subject.cache["functions"] = _gather(subject)
-    known: Evidence = subject.cache["functions"]
-    if known.error is not None:
-        raise known.error
-    return known
-
-
-def _gather(subject: Subject) -> Evidence:
     known = Evidence()
     for name, (fn, inputs) in subject.contract.functions.items():
         known.found.append(_declared(name, fn, inputs))

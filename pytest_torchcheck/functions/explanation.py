@@ -148,7 +148,7 @@ def _experiments(target: Target, call: Call, *, explain: bool) -> list[Experimen
                 block.analytical, numerical(call, block.index, target.chosen, step=1e-2)
             ),
         ),
-        *(lambda block, shapes, run=run: run(target, call, block, shapes) for run in more),  # type: ignore[misc]
+        *(lambda block, shapes, run=run: run(target, call, block, shapes) for run in more),
     ]
 
 

@@ -16,6 +16,7 @@ from pytest_torchcheck.record.tracing import Watcher, line_of
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject.errors import SubjectError
 
+from ..subject.remembered import remembered
 from .closures import carried_graphs
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ def _has_graph(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
+@remembered("growing-graph")
 def growing_graph(subject: Subject) -> tuple[str, tuple[int, ...]] | None:
     """Return what the step keeps whose graph grows with every call, and its nodes after each.
 
@@ -164,13 +166,6 @@ def growing_graph(subject: Subject) -> tuple[str, tuple[int, ...]] | None:
     gets longer with every loss that is added. So does that of running statistics updated with a
     graph. Cached.
     """
-    if "growing-graph" not in subject.cache:
-        subject.cache["growing-graph"] = _growing_graph(subject)
-    found: tuple[str, tuple[int, ...]] | None = subject.cache["growing-graph"]
-    return found
-
-
-def _growing_graph(subject: Subject) -> tuple[str, tuple[int, ...]] | None:
     contract = subject.contract
     sizes: dict[str, list[int]] = {}
     with subject.pristine(steps=True) as model:

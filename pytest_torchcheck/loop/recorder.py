@@ -14,6 +14,7 @@ from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject.errors import SubjectError
 from pytest_torchcheck.subject.optimizers import schedulers_of
 
+from ..subject.remembered import remembered
 from .gradient_calls import GradientCalls
 from .naming import frames_within
 from .patches import listening
@@ -86,12 +87,10 @@ def record(
         return recorder.trace()
 
 
+@remembered("loop-trace")
 def trace_of(subject: Subject) -> Trace:
     """Return the trace of the declared step, recorded once per subject."""
-    if "loop-trace" not in subject.cache:
-        subject.cache["loop-trace"] = record(subject)
-    found: Trace = subject.cache["loop-trace"]
-    return found
+    return record(subject)
 
 
 class _Recorder(GradientCalls):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from ..subject.remembered import remembered
 from .launch import Outcome, run
 from .sending import PROMISED, NotSendable, Program, part_of
 
@@ -32,15 +33,9 @@ class Evidence:
     device: str = "cpu"
 
 
+@remembered("ranks")
 def evidence(subject: Subject) -> Evidence:
     """Run the ranks of a contract once; cached."""
-    if "ranks" not in subject.cache:
-        subject.cache["ranks"] = _run(subject)
-    found: Evidence = subject.cache["ranks"]
-    return found
-
-
-def _run(subject: Subject) -> Evidence:
     contract = subject.contract
     ranks = contract.ranks or 2
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():

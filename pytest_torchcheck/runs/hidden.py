@@ -10,6 +10,7 @@ from torch import nn
 
 from ..probes.holding.held_by_models import Holding, holdings
 from ..subject.optimizers import optimizers_of
+from ..subject.remembered import remembered
 from .training.observation import observe
 
 if TYPE_CHECKING:
@@ -37,15 +38,9 @@ class Hidden:
     stateful: dict[str, Holding]
 
 
+@remembered("hidden")
 def hidden(subject: Subject) -> Hidden:
     """Find hidden modules and parameters that train; cached. Costs nothing where attributes hold none."""
-    if "hidden" not in subject.cache:
-        subject.cache["hidden"] = _hidden(subject)
-    found: Hidden = subject.cache["hidden"]
-    return found
-
-
-def _hidden(subject: Subject) -> Hidden:
     candidates = [h for h in holdings(subject.model) if h.kind != "tensor" or h.value.requires_grad]
     if not candidates:
         return Hidden(trained={}, on_purpose={}, stateful={})

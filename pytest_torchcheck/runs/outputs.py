@@ -12,6 +12,7 @@ from torch import nn
 from ..objects import trees
 from ..state import seed_everything
 from ..subject.errors import SubjectError
+from ..subject.remembered import remembered
 from .facts import forward_facts
 
 if TYPE_CHECKING:
@@ -39,17 +40,14 @@ def outputs_of(subject: Subject, model: nn.Module, batch: Batch | None = None) -
     return {path: trees.dense(tensor).clone() for path, tensor in found.items()}
 
 
+@remembered("eval-outputs")
 def reference(subject: Subject) -> Outputs:
     """Return the outputs of the pristine model; cached.
 
     Raises:
         SubjectError: The model raised.
     """
-    if "eval-outputs" not in subject.cache:
-        seen = forward_facts(subject).outputs
-        subject.cache["eval-outputs"] = {path: trees.dense(t) for path, t in seen.items()}
-    found: Outputs = subject.cache["eval-outputs"]
-    return found
+    return {path: trees.dense(t) for path, t in forward_facts(subject).outputs.items()}
 
 
 @dataclass(frozen=True, slots=True)

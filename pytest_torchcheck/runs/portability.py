@@ -19,6 +19,7 @@ from ..probes.placement import Placement, Pretend, stray_attribute
 from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..subject.losses import probe_loss
+from ..subject.remembered import remembered
 from ..text.printable import message_of
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Portability:
     held: dict[str, Holding]
 
 
+@remembered("portability")
 def portability(subject: Subject) -> Portability:
     """Run the model under the pretence of a GPU; on ``meta`` too where that leaves a doubt, or is declared. Cached.
 
@@ -95,14 +97,6 @@ def portability(subject: Subject) -> Portability:
     Raises:
         SubjectError: The model does not run at all.
     """
-    key = "portability"
-    if key not in subject.cache:
-        subject.cache[key] = _examine(subject)
-    found: Portability = subject.cache[key]
-    return found
-
-
-def _examine(subject: Subject) -> Portability:
     left, followed = _left_behind(subject)
     few = subject.few(subject.batch(), aligned=True)
     pretended, in_loss, broke = _pretend(subject, left, followed, few)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..subject.errors import SubjectError
+from ..subject.remembered import remembered
 from .facts import outputs
 
 if TYPE_CHECKING:
@@ -28,19 +29,13 @@ class Rows:
     others: tuple[str, ...]
 
 
+@remembered("rows")
 def output_rows(subject: Subject) -> Rows | None:
     """Find the batch dimension of every output by looking at two batch sizes; cached.
 
     Returns:
         None where there is no batch axis, or where fewer samples cannot be taken.
     """
-    if "rows" not in subject.cache:
-        subject.cache["rows"] = _find_rows(subject)
-    found: Rows | None = subject.cache["rows"]
-    return found
-
-
-def _find_rows(subject: Subject) -> Rows | None:
     symbol = subject.source.batch_symbol
     batch = subject.batch()
     if symbol is None or batch.sizes.get(symbol, 0) < 2:

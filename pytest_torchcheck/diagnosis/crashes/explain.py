@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Explanation", "explain_error"]
 
+SEARCHED = 10_000
+"""Characters of a message that patterns search: torch's own words come first, the rest is data, such as printed tensors."""
+
 
 def explain_error(
     error: BaseException,
@@ -37,8 +40,7 @@ def explain_error(
         phase: Where in a training step: ``build``, ``batch``, ``data``, ``forward``, ``loss``,
             ``backward`` or ``step``.
         model: The model, for the names of its modules, parameters and buffers.
-        batch: What it was called with: an object with ``args``, ``kwargs`` and ``targets``, or a pair
-            of inputs and targets.
+        batch: What it was called with: an object with ``args``, ``kwargs`` and ``targets``.
         rerun: Does again what failed. If it takes an argument named ``device``, it is called with
             ``device="cpu"`` where the device cannot be used any more (after a device-side assert).
         device: Where it ran.
@@ -78,13 +80,14 @@ def _explained(first: Scene) -> Explanation:
 def explain_scene(scene: Scene) -> Explanation | None:
     """Ask the table; None where no entry knows the error."""
     names = {cls.__name__ for cls in type(scene.error).__mro__}
+    searched = scene.message[:SEARCHED]
     for entry in entries():
         deadline.keep()
         if entry.types and not names.intersection(entry.types):
             continue
         if entry.phases and scene.phase not in entry.phases:
             continue
-        if (match := entry.pattern.search(scene.searched)) is None:
+        if (match := entry.pattern.search(searched)) is None:
             continue
         if (found := entry.explain(scene, match)) is not None:
             return found
@@ -94,14 +97,12 @@ def explain_scene(scene: Scene) -> Explanation | None:
 def _out_of_time(scene: Scene, seconds: float) -> Explanation:
     """Say what is certain of an error where explaining it took too long; nothing is run."""
     name, message = type(scene.error).__name__, scene.first_line or "(no message)"
-    return Explanation(
+    return scene.explain(
         code="crash",
         summary=f"{PHASE_WORDS[scene.phase]} raises {name}: {clipped(message, 140)}",
         observed=f"explaining it took more than {seconds:g} s and was stopped",
         because=f"the message is {message!r}",
         fix="see the traceback in the report",
-        culprits=scene.blame(),
-        location=scene.location,
     )
 
 
@@ -128,7 +129,7 @@ def _unknown(scene: Scene) -> Explanation:
     place = scene.location
     refuses = place is not None and place.text.startswith(("raise ", "assert "))
     called_by = op.name if op is not None else "the call"
-    return Explanation(
+    return scene.explain(
         code="crash",
         summary=f"{where} raises {name}{at}: {clipped(message, 140)}",
         observed=(f"running: {path}" if path else f"phase: {scene.phase}")
@@ -144,6 +145,4 @@ def _unknown(scene: Scene) -> Explanation:
         else f"fix the call on line {place.line}; see the message above"
         if place
         else "see the traceback in the report",
-        culprits=scene.blame(),
-        location=place,
     )

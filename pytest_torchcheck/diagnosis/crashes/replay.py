@@ -200,10 +200,14 @@ class _Recorder(Observer):
 
 def bind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by the names of the module's ``forward``."""
+    names: list[str] = []
     try:
-        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        signature = inspect.signature(module.forward)
+        names += signature.parameters
+        bound = signature.bind_partial(*args, **kwargs)
     except (TypeError, ValueError):  # the call does not fit the signature, or there is none
-        return {**{f"input {place}": value for place, value in enumerate(args)}, **kwargs}
+        names += [f"input {place}" for place in range(len(names), len(args))]
+        return {**dict(zip(names, args, strict=False)), **kwargs}
     found: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +23,14 @@ from ...findings import Culprit, Location
 from ...objects import trees
 from ...text.printable import message_of
 from ..lines.layer_sizes import building_line
-from .replay import calls_of, replay
+from .replay import bind, calls_of, replay
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
     from types import FrameType
 
-    from ...findings import CulpritKind, Plain
+    from ...findings import CulpritKind
     from .history import Fact, Op, Replay
-
-
-SEARCHED = 10_000
-"""Characters of a message that patterns search; the rest is data, such as printed tensors."""
 
 
 class Scene:
@@ -45,8 +40,7 @@ class Scene:
         error: What was raised; its traceback is read.
         phase: Where in a training step.
         model: The model, for names.
-        batch: What the model was called with: an object with ``args``, ``kwargs`` and ``targets``, or a
-            pair of inputs and targets.
+        batch: What the model was called with: an object with ``args``, ``kwargs`` and ``targets``.
         rerun: Does again what failed. With an argument named ``device`` it can be asked for another
             device.
         device: Where it ran.
@@ -89,11 +83,6 @@ class Scene:
         """The message's first line, cut at 160 characters."""
         line = next((text.strip() for text in self.message.splitlines() if text.strip()), "")
         return line if len(line) <= 160 else line[:157] + "..."
-
-    @property
-    def searched(self) -> str:
-        """The part of the message that patterns are searched in: torch's own words come first."""
-        return self.message[:SEARCHED]
 
     @property
     def said(self) -> str:
@@ -234,11 +223,15 @@ class Scene:
     @cached_property
     def forward_ops(self) -> tuple[Op, ...]:
         """The calls of one more forward, which did not fail: what led to an error in the loss."""
-        args, kwargs = getattr(self.batch, "args", None), getattr(self.batch, "kwargs", None)
         model = self.model
-        if model is None or args is None or self.device != "cpu":
+        if model is None or self.batch is None or self.device != "cpu":
             return ()
-        return calls_of(lambda: model(*args, **(kwargs or {})), model=model)
+        args, kwargs = self._given
+        return calls_of(lambda: model(*args, **kwargs), model=model)
+
+    @property
+    def _given(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return tuple(self.batch.args), dict(self.batch.kwargs)
 
     @property
     def failing_op(self) -> Op | None:
@@ -251,31 +244,21 @@ class Scene:
     def explain(
         self,
         *,
-        code: str,
-        summary: str,
-        observed: str = "",
-        cause: str = "",
         because: str = "",
-        fix: str = "",
         culprits: tuple[Culprit, ...] | None = None,
         location: Location | None = None,
-        evidence: Mapping[str, Plain] | None = None,
+        **fields: Any,
     ) -> Explanation:
-        """Return the error explained; :class:`Explanation` says what the fields are.
+        """Return the error explained; ``fields`` are those of :class:`Explanation`.
 
         What is not given follows from the error: what torch said, the innermost module at fault, and the
         user's line.
         """
         return Explanation(
-            code=code,
-            summary=summary,
-            observed=observed,
-            cause=cause,
             because=because or self.said,
-            fix=fix,
             culprits=self.blame() if culprits is None else culprits,
             location=location or self.location,
-            evidence=evidence or {},
+            **fields,
         )
 
     @property
@@ -350,30 +333,7 @@ class Scene:
     @cached_property
     def inputs(self) -> dict[str, Any]:
         """The tensors that the model is called with, by the names of its ``forward``."""
-        batch = self.batch
-        if batch is None:
-            return {}
-        args = getattr(batch, "args", None)
-        kwargs = getattr(batch, "kwargs", None)
-        if args is None and kwargs is None:
-            given = batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch
-            args = (
-                given
-                if isinstance(given, tuple)
-                else ()
-                if isinstance(given, Mapping)
-                else (given,)
-            )
-            kwargs = dict(given) if isinstance(given, Mapping) else {}
-        named = dict(kwargs or {})
-        names: list[str] = []
-        if self.model is not None:
-            try:
-                names = list(inspect.signature(self.model.forward).parameters)
-            except (TypeError, ValueError):  # no signature: positions serve as names
-                names = []
-        for place, value in enumerate(args or ()):
-            named[names[place] if place < len(names) else f"input {place}"] = value
+        named = {} if self.model is None or self.batch is None else bind(self.model, *self._given)
         return {
             path: leaf
             for name, value in named.items()

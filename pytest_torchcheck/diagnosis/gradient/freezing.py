@@ -23,6 +23,7 @@ from ...record.modes import Observer
 from ...state import isolated, seed_everything
 from ...subject.errors import SubjectError
 from ...subject.optimizers import optimizers_of
+from ...subject.remembered import remembered
 from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 from ..lines.conditions import deciding
@@ -77,22 +78,19 @@ def seen_off(subject: Subject) -> dict[str, Location]:
     return _seen(subject)[0]
 
 
+@remembered("switches seen")
 def _seen(subject: Subject) -> tuple[dict[str, Location], dict[str, Location]]:
     """Return, by parameter, the lines that switch gradients off, and on again, as the model is built; cached."""
-    if "switches seen" not in subject.cache:
-        found: tuple[dict[str, Location], dict[str, Location]] = {}, {}
-        if subject.contract.is_factory:
-            watch = _Switches()
-            with isolated(), watch:
-                model = subject.build()
-            for name, parameter_ in model.named_parameters():
-                for switched, lines in zip((watch.off, watch.on), found, strict=True):
-                    place = switched.get(id(parameter_), (None, None))[1]
-                    if place is not None and sources.rank(place.file):
-                        lines[name] = place
-        subject.cache["switches seen"] = found
-    known: tuple[dict[str, Location], dict[str, Location]] = subject.cache["switches seen"]
-    return known
+    found: tuple[dict[str, Location], dict[str, Location]] = {}, {}
+    if subject.contract.is_factory:
+        with isolated(), _Switches() as watch:
+            model = subject.build()
+        for name, parameter_ in model.named_parameters():
+            for switched, lines in zip((watch.off, watch.on), found, strict=True):
+                place = switched.get(id(parameter_), (None, None))[1]
+                if place is not None and sources.rank(place.file):
+                    lines[name] = place
+    return found
 
 
 def switched_on(subject: Subject, name: str) -> Location | None:

@@ -18,6 +18,7 @@ from ...probes.recorded.divergence import (
 from ...probes.recorded.operations import narrow
 from ...runs.rows import floating_from
 from ...subject.errors import SubjectError
+from ...subject.remembered import remembered
 from ..crashes.place import Place
 from .eval_lines import (
     eval_run,
@@ -51,15 +52,9 @@ def first_difference(
         )
 
 
+@remembered("mixing-line")
 def mixing_line(subject: Subject) -> Place | None:
     """Return the operation that first mixes samples of the base batch. Cached: two checks ask for it."""
-    if "mixing-line" not in subject.cache:
-        subject.cache["mixing-line"] = _mixing_line(subject)
-    found: Place | None = subject.cache["mixing-line"]
-    return found
-
-
-def _mixing_line(subject: Subject) -> Place | None:
     batch, other = subject.batch(), subject.batch(1)
     size = batch.sizes[subject.source.batch_symbol or ""]
     axes = subject.source.axes(subject.source.batch_symbol or "")

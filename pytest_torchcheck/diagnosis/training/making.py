@@ -16,6 +16,7 @@ from ... import sources
 from ...record.tracing import find_line, line_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
+from ...subject.remembered import remembered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -62,15 +63,9 @@ class Making:
         ]
 
 
+@remembered("making")
 def making(subject: Subject) -> Making:
     """Run the declared optimizer function on a restored model and return what it did; cached."""
-    if "making" not in subject.cache:
-        subject.cache["making"] = _watched(subject)
-    found: Making = subject.cache["making"]
-    return found
-
-
-def _watched(subject: Subject) -> Making:
     made = Making()
     if subject.contract.optimizer is None:
         return made

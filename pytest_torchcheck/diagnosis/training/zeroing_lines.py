@@ -12,6 +12,7 @@ from ... import sources
 from ...probes.recorded.watch import storage_of, tensors_in
 from ...record.modes import Observer
 from ...state import isolated
+from ...subject.remembered import remembered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,22 +62,19 @@ def zeroing_lines(subject: Subject, name: str) -> list[Location]:
     return _read(subject, name)
 
 
+@remembered("zeroed")
 def _seen(subject: Subject) -> dict[str, Location]:
     """Return, by parameter, the line that wrote it last as the factory ran; cached."""
-    if "zeroed" not in subject.cache:
-        found: dict[str, Location] = {}
-        if subject.contract.is_factory:
-            watch = _Zeroing()
-            with isolated(), watch:
-                model = subject.build()
-            for name, parameter in model.named_parameters():
-                storage = storage_of(parameter)
-                place = None if storage is None else watch.lines.get(storage)
-                if place is not None and sources.rank(place.file) == 2:
-                    found[name] = place
-        subject.cache["zeroed"] = found
-    known: dict[str, Location] = subject.cache["zeroed"]
-    return known
+    found: dict[str, Location] = {}
+    if subject.contract.is_factory:
+        with isolated(), _Zeroing() as watch:
+            model = subject.build()
+        for name, parameter in model.named_parameters():
+            storage = storage_of(parameter)
+            place = None if storage is None else watch.lines.get(storage)
+            if place is not None and sources.rank(place.file) == 2:
+                found[name] = place
+    return found
 
 
 def _read(subject: Subject, name: str) -> list[Location]:

@@ -21,6 +21,7 @@ from ...probes.loss.consumption import (
 )
 from ...probes.recorded.watch import version_of
 from ...state import seed_everything
+from ...subject.remembered import remembered
 from .pulls import cut_outputs, goals_of, share_away
 
 if TYPE_CHECKING:
@@ -133,14 +134,6 @@ class LossEvidence:
     focal: tuple[FocalMean, ...] = ()
 
 
-def evidence(subject: Subject) -> LossEvidence:
-    """Watch one forward and its loss, with gradients to the outputs; cached."""
-    if "loss" not in subject.cache:
-        subject.cache["loss"] = _gather(subject)
-    found: LossEvidence = subject.cache["loss"]
-    return found
-
-
 class LossSight:
     """Sees a forward and its loss, and the gradients that a backward sends to what the loss consumed.
 
@@ -234,7 +227,9 @@ class LossSight:
             )
 
 
-def _gather(subject: Subject) -> LossEvidence:
+@remembered("loss")
+def evidence(subject: Subject) -> LossEvidence:
+    """Watch one forward and its loss, with gradients to the outputs; cached."""
     batch = subject.batch().clone()
     with subject.pristine() as model, torch.enable_grad():
         model.train()

@@ -10,6 +10,7 @@ from ...probes.loss.consumption import LossWatch
 from ...probes.recorded.watch import tensors_in
 from ...state import seed_everything
 from ...subject.errors import SubjectError
+from ...subject.remembered import remembered
 from .consumption import LossEvidence, describe, stretched
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class _StepWatch(LossWatch):
             self.between(list(tensors_in(result)), ())
 
 
+@remembered("step-loss")
 def step_evidence(subject: Subject) -> LossEvidence | None:
     """Watch the loss functions of one training step; None where the step raises. Cached.
 
@@ -45,13 +47,6 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
     given, are not part of it. A broadcast is part of it where a loss function makes it, or where
     both an output and a target grow.
     """
-    if "step-loss" not in subject.cache:
-        subject.cache["step-loss"] = _gather(subject)
-    found: LossEvidence | None = subject.cache["step-loss"]
-    return found
-
-
-def _gather(subject: Subject) -> LossEvidence | None:
     batch = subject.batch().clone()
     with subject.pristine(steps=True) as model:
         model.train()

@@ -15,6 +15,7 @@ from ...probes.recorded.watch import nodes_of
 from ...state import ModuleState, seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
+from ...subject.remembered import remembered
 from ..double import jittered
 
 if TYPE_CHECKING:
@@ -216,6 +217,7 @@ def few_samples(subject: Subject) -> Batch:
     return subject.few(batch, _SAMPLES, aligned=True) or batch
 
 
+@remembered("descent")
 def descent(subject: Subject) -> Descent:
     """Compare the slope of the loss along its gradient with the gradient; cached.
 
@@ -224,13 +226,6 @@ def descent(subject: Subject) -> Descent:
     two forwards in float64; where the first step misses, six forwards more, and two for each of a
     few parameters.
     """
-    if "descent" not in subject.cache:
-        subject.cache["descent"] = _measured(subject)
-    found: Descent = subject.cache["descent"]
-    return found
-
-
-def _measured(subject: Subject) -> Descent:
     batch = few_samples(subject).to(dtype=torch.float64)
     try:
         with jittered(subject, seed=subject.seed) as model:

@@ -15,6 +15,7 @@ from ...probes.holding.held_by_models import Holding, graph_leaves, holdings
 from ...probes.numbers.signals import SignalWatch
 from ...state import seed_everything
 from ...subject.gradients import clear_gradients
+from ...subject.remembered import remembered
 from ..liveness.idle_rows import silent_rows
 from ..losses.consumption import LossSight
 from ..pieces import Piece, differing, pieces
@@ -76,19 +77,13 @@ class Stranger:
     fleeting: bool
 
 
+@remembered("observation")
 def observe(subject: Subject) -> Observation:
     """Run the step; cached.
 
     Raises:
         SubjectError: The model, the loss or the backward raised.
     """
-    if "observation" not in subject.cache:
-        subject.cache["observation"] = _observe(subject)
-    found: Observation = subject.cache["observation"]
-    return found
-
-
-def _observe(subject: Subject) -> Observation:
     batch = subject.batch().clone()
     with subject.pristine() as model:
         seen = Watched(subject, model)

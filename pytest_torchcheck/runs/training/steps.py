@@ -24,6 +24,7 @@ from ...stepping import take_step
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients, gradient_stats
 from ...subject.optimizers import optimizers_of, schedulers_of
+from ...subject.remembered import remembered
 from .digests import change_of, checksums, digests, largest_of, number_of
 from .observation import Watched
 
@@ -115,6 +116,7 @@ class Trajectory:
         )
 
 
+@remembered("trajectory")
 def trajectory(subject: Subject) -> Trajectory:
     """Run the user's step (or the plain one) a few times on the base batch; cached.
 
@@ -123,11 +125,8 @@ def trajectory(subject: Subject) -> Trajectory:
     such a step, as long as it succeeds: what raises is told by steps that nobody watches. The
     further ones run under a count of live bytes.
     """
-    if "trajectory" not in subject.cache:
-        with subject.ear.listening():
-            subject.cache["trajectory"] = _run(subject)
-    found: Trajectory = subject.cache["trajectory"]
-    return found
+    with subject.ear.listening():
+        return _run(subject)
 
 
 def _run(subject: Subject) -> Trajectory:

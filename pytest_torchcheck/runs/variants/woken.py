@@ -12,6 +12,7 @@ from ...explanation import listed
 from ...state import is_lazy
 from ...subject import Subject
 from ...subject.errors import SubjectError
+from ...subject.remembered import remembered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,18 +74,12 @@ def promise_woken(
     yield from also_woken(subject, run)
 
 
+@remembered("woken")
 def woken(subject: Subject) -> tuple[Subject, list[str]] | None:
     """Return a subject of a copy whose trainable weights that start at zero are drawn, and their names.
 
     None where no weight starts so, or where the model cannot be copied; cached.
     """
-    if "woken" not in subject.cache:
-        subject.cache["woken"] = _woken(subject)
-    found: tuple[Subject, list[str]] | None = subject.cache["woken"]
-    return found
-
-
-def _woken(subject: Subject) -> tuple[Subject, list[str]] | None:
     names = [name for name, p in subject.model.named_parameters() if _hides(name, p)]
     model = subject.copy_model() if names else None
     if model is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +26,14 @@ def error_of(run: Callable[[], object]) -> BaseException:
     raise AssertionError("nothing was raised: torch accepts this now")
 
 
+def called_with(batch: tuple[Any, Any]) -> SimpleNamespace:
+    """Return a pair of inputs and targets as the batch that an explanation is given."""
+    inputs, targets = batch
+    if isinstance(inputs, dict):
+        return SimpleNamespace(args=(), kwargs=inputs, targets=targets)
+    return SimpleNamespace(args=inputs, kwargs={}, targets=targets)
+
+
 def explain(
     run: Callable[..., object],
     *,
@@ -38,8 +47,9 @@ def explain(
     """Run, catch, explain, and hold the explanation to the anatomy of a failure."""
     torch.manual_seed(0)
     error = error or error_of(run)
+    given = None if batch is None else called_with(batch)
     found = explain_error(
-        error, phase=phase, model=model, batch=batch, rerun=run if rerun else None, device=device
+        error, phase=phase, model=model, batch=given, rerun=run if rerun else None, device=device
     )
     for field in ("code", "summary", "observed", "cause", "because", "fix"):
         assert getattr(found, field).strip(), f"{field} is empty: {found}"

@@ -189,6 +189,7 @@ def test_labels_shifted_on_one_side_only():
     found = explain(
         lambda: F.cross_entropy(torch.randn(32, 10), torch.ones(28).long()),
         phase="loss",
+        model=nn.Identity(),
         batch=((x,), None),
     )
     assert "one more position per sample (32 - 28 = 4, the batch size)" in found.cause

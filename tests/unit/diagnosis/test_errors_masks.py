@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.nn.functional as F
-from provoke import line
+from provoke import called_with, line
 from torch import Tensor, nn
 
 from pytest_torchcheck.diagnosis.crashes.explain import explain_error
@@ -56,7 +56,7 @@ def _explained(model: nn.Module, train: bool) -> Explanation | None:
         run()
     except Exception as error:  # every kind that torch raises
         return explain_error(
-            error, phase="forward", model=model, batch=((x, lengths), None), rerun=run
+            error, phase="forward", model=model, batch=called_with(((x, lengths), None)), rerun=run
         )
     return None
 
@@ -99,7 +99,9 @@ def test_a_mask_for_another_batch() -> None:
     x, mask = torch.randn(2, 5, 8), torch.zeros(3, 5, dtype=torch.bool)
     with pytest.raises(RuntimeError) as caught, torch.no_grad():
         layer(x, x, x, key_padding_mask=mask)
-    found = explain_error(caught.value, phase="forward", model=layer, batch=((x,), None))
+    found = explain_error(
+        caught.value, phase="forward", model=layer, batch=called_with(((x,), None))
+    )
     assert "key_padding_mask for 3 samples, but there are 2" in found.summary
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import Contract
+from pytest_torchcheck.diagnosis.crashes import explain
 from pytest_torchcheck.diagnosis.crashes import explain as errors
-from pytest_torchcheck.diagnosis.crashes import scene
 from pytest_torchcheck.diagnosis.crashes.table import Entry, entries
 from pytest_torchcheck.state.devices import _RANGE
 
@@ -111,7 +111,7 @@ def test_what_is_searched_and_told_does_not_grow(
         (finding,) = report.findings
         assert (finding.status, finding.code) == ("violated", "crash")
         texts.append(str(finding))
-    assert 0 < counting.most <= scene.SEARCHED
+    assert 0 < counting.most <= explain.SEARCHED
     assert len(texts[0]) == len(texts[1]) < 3000
 
 
