@@ -14,7 +14,7 @@ from ...probes.recorded.operations import record
 from ...runs.variants.cached import last_step
 from ...verdicts import violated
 from .mask_lines import masks_of
-from .places import place_of, recorded
+from .places import finding_at, place_of, recorded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,23 +87,19 @@ def past_unread(
         changed: By position, the batch with other values there alone: the first two, and two lost ones.
     """
     place = _mixing(subject, batch, changed)
-    line = place.location if place else sources.of_object(type(subject.model).forward)
     length = batch.tensors()[path].shape[promise.dim]
     names = f"{lost[0]} to {lost[-1]}"
-    return violated(
+    return finding_at(
+        place,
+        subject,
         "past-unread",
         f"no later output depends on {path} at positions {names}",
-        culprits=place.culprits() if place else [Culprit("input", path, "is not read", line)],
-        location=line,
+        instead=Culprit("input", path, "is not read"),
         observed=f"position 0 changes the output at position {lag}; positions {names} of {length}, "
         "each changed alone, change no output after them",
-        cause=(place.cause if place else "")
-        or "the operation that reads earlier positions does not reach these"
-        + (f" ({place.ran})" if place and place.op else ""),
-        because=(place.fact if place else "")
-        or "only one position differed between two eval forwards, and all later outputs kept their bits",
-        fix=(place.fix if place else "")
-        or "let every position read all positions before it: compare the mask, the cache or the "
+        cause="the operation that reads earlier positions does not reach these",
+        because="only one position differed between two eval forwards, and all later outputs kept their bits",
+        fix="let every position read all positions before it: compare the mask, the cache or the "
         "state with the positions that the call is given",
         evidence={"lag": lag, "positions": [*lost]},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -19,6 +20,7 @@ from ...probes.recorded.operations import narrow
 from ...runs.rows import floating_from
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
+from ...verdicts import violated
 from ..crashes.place import Place
 from .eval_lines import (
     eval_run,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...batches import Batch
+    from ...findings import Finding
     from ...probes.positions.row_indices import Unshifted
     from ...probes.positions.spread import Spread
     from ...probes.recorded.operations import Trace
@@ -198,6 +201,48 @@ def recorded(subject: Subject, batches: list[Batch]) -> tuple[list[Trace], float
 def computes_narrow(subject: Subject, batch: Batch) -> bool:
     """Say whether the forward in float64 computes in a narrower dtype in between, so that its outputs are rounded to that."""
     return recorded(subject, [batch])[1] != _ROUNDED
+
+
+def finding_at(
+    place: Place | None,
+    subject: Subject,
+    code: str,
+    summary: str,
+    *,
+    made: Callable[..., Finding] = violated,
+    instead: Culprit,
+    cause: str,
+    because: str,
+    fix: str,
+    **fields: Any,
+) -> Finding:
+    """Report an operation that breaks a promise of behaviour, with what is known of it.
+
+    Args:
+        place: The operation; None where none was found.
+        subject: The model.
+        code: The symptom.
+        summary: One sentence.
+        made: The verdict.
+        instead: What is named where no operation was found.
+        cause: What operations of this kind do, where the place does not say more.
+        because: What was measured, where the place says nothing of it.
+        fix: The edit, where the place has none.
+        fields: Others of the finding.
+    """
+    line = place.location if place else sources.of_object(type(subject.model).forward)
+    if place is not None and place.op:
+        cause += f" ({place.ran if place.module else f'{place.op} in forward'})"
+    return made(
+        code,
+        summary,
+        culprits=place.culprits() if place else [replace(instead, location=line)],
+        location=line,
+        cause=(place.cause if place else "") or cause,
+        because=(place.fact if place else "") or because,
+        fix=(place.fix if place else "") or fix,
+        **fields,
+    )
 
 
 _ROUNDED_NARROW = 1e-5

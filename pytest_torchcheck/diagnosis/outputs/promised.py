@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import sources
 from ...explanation import on_line
-from ...findings import Culprit, Finding, Location
+from ...findings import Culprit, Finding
 from ...probes.positions.mask_axes import find_query_mask
 from ...state import seed_everything
-from ...verdicts import violated
 from ..crashes.place import Place
 from . import mask_lines, places
 from . import padding as padded
@@ -37,24 +35,17 @@ def future(
     """Explain an output that depends on later inputs."""
     length = batch.tensors()[path].shape[promise.dim]
     place = mask_lines.leaking_line(subject, batch, changed, length=length)
-    line = place.location if place else sources.of_object(type(subject.model).forward)
-    return violated(
+    return places.finding_at(
+        place,
+        subject,
         "future-leak",
         f"the output at position {position} depends on {path} after it",
-        culprits=place.culprits() if place else [Culprit("input", path, "the future leaks", line)],
-        location=line,
+        instead=Culprit("input", path, "the future leaks"),
         observed=f"{path} changed after position {position}: outputs up to it moved by {gap:.3g} (relative)",
-        cause=(place.cause if place else "")
-        or "an operation reads later positions"
-        + (f" ({place.ran if place.module else f'{place.op} in forward'})" if place else ""),
-        because=place.fact
-        if place and place.fact
-        else "only later inputs differed between two eval forwards",
-        fix=(place.fix if place else "")
-        or (
-            "mask or shift so that position t depends on positions up to t only: pad a "
-            "convolution on the left only, use is_causal=True, no pooling over time"
-        ),
+        cause="an operation reads later positions",
+        because="only later inputs differed between two eval forwards",
+        fix="mask or shift so that position t depends on positions up to t only: pad a "
+        "convolution on the left only, use is_causal=True, no pooling over time",
         evidence={"position": position, "gap": gap},
     )
 
@@ -89,7 +80,6 @@ def padding(
         place = padded.lengthening_line(
             subject, batch, extended, length=length, extra=extra, side=promise.side, real=real
         )
-    line = place.location if place else sources.of_object(type(subject.model).forward)
     if (laid := _query_mask(subject, promise, extended, length + extra)) is not None:
         place = Place(
             op=place.op if place else laid.op,
@@ -103,39 +93,20 @@ def padding(
             f"dimension{on_line(laid.location)}: mask[:, None, None, :]",
             settings=(Culprit("call", laid.op, "they are combined here", laid.met),),
         )
-        line = laid.location
-    return _padding_finding(contents, path, output, extra, place, line, gap, promise)
-
-
-def _padding_finding(
-    contents: bool,
-    path: str,
-    output: str,
-    extra: int,
-    place: Place | None,
-    line: Location | None,
-    gap: float,
-    promise: PaddingInvariant,
-) -> Finding:
-    """Say which output padding changes, and where."""
-    return violated(
+    return places.finding_at(
+        place,
+        subject,
         "padding-leak",
         f"the values at padded positions of {path} change {output}"
         if contents
         else f"{extra} more padded positions of {path} change {output}",
-        culprits=place.culprits() if place else [Culprit("input", path, "padding leaks", line)],
-        location=line,
+        instead=Culprit("input", path, "padding leaks"),
         observed=f"{output} of the real positions moved by {gap:.3g} (relative)",
-        cause=(place.cause if place else "")
-        or "an operation reads padded positions"
-        + (f" ({place.ran if place.module else f'{place.op} in forward'})" if place else ""),
-        because=place.fact
-        if place and place.fact
-        else f"the {extra} padded positions on the {promise.side} have other values"
+        cause="an operation reads padded positions",
+        because=f"the {extra} padded positions on the {promise.side} have other values"
         if contents
         else f"{extra} positions of {promise.pad} were appended on the {promise.side}",
-        fix=(place.fix if place else "")
-        or "mask the padded positions before this operation (attention mask, masked mean, lengths)",
+        fix="mask the padded positions before this operation (attention mask, masked mean, lengths)",
         evidence={"gap": gap},
     )
 
@@ -171,23 +142,16 @@ def permutation(
     kind = type(promise).__name__
     dims = ", ".join(f"{name} along dimension {dim}" for name, dim in axes.items())
     place = places.place_dependence(subject, batch, variant, axes)
-    line = place.location if place else sources.of_object(type(subject.model).forward)
-    return violated(
+    return places.finding_at(
+        place,
+        subject,
         "order-dependent",
         f"{path} depends on the order of {dims}",
-        culprits=place.culprits() if place else [Culprit("output", path, "depends on order", line)],
-        location=line,
+        instead=Culprit("output", path, "depends on order"),
         observed=f"permuting {dims} moved {path} by {gap:.3g} (relative)",
-        cause=(place.cause if place else "")
-        or "an operation treats the entries according to their position"
-        + (f" ({place.ran})" if place and place.op else ""),
-        because=place.fact
-        if place and place.fact
-        else f"the entries were the same, in another order; {kind} was promised",
-        fix=(place.fix if place else "")
-        or (
-            "use an operation that is symmetric in the entries on this line (sum, mean, max, "
-            "attention without positions)"
-        ),
+        cause="an operation treats the entries according to their position",
+        because=f"the entries were the same, in another order; {kind} was promised",
+        fix="use an operation that is symmetric in the entries on this line (sum, mean, max, "
+        "attention without positions)",
         evidence={"gap": gap},
     )

@@ -55,22 +55,18 @@ def mixed(
             because="track_running_stats is False",
             fix="drop track_running_stats=False, so that eval mode uses running statistics",
         )
-    made = suspicious if gap < _SLIGHT else violated
-    return made(
+    return places.finding_at(
+        place,
+        subject,
         "samples-mixed",
         f"{path} of one sample depends on the other samples of the batch",
-        culprits=place.culprits() if place else [Culprit("output", path, "mixed")],
-        location=place.location if place else forward_line(subject),
+        made=suspicious if gap < _SLIGHT else violated,
+        instead=Culprit("output", path, "mixed"),
         observed=f"only the other samples of {size} changed, yet {path} of the first one moved by "
         f"{gap:.3g} (relative)",
-        cause=(place.cause if place else "")
-        or "an operation mixes the batch dimension with another one"
-        + (f" ({place.ran})" if place and place.op else ""),
-        because=place.fact
-        if place and place.fact
-        else "same shapes, same seed, eval mode: only the other samples differed",
-        fix=(place.fix if place else "")
-        or "operate per sample on this line: check the dim argument, and reshape or view across the batch",
+        cause="an operation mixes the batch dimension with another one",
+        because="same shapes, same seed, eval mode: only the other samples differed",
+        fix="operate per sample on this line: check the dim argument, and reshape or view across the batch",
         evidence={"gaps": dict(gaps)},
     )
 
@@ -95,20 +91,16 @@ def placed(
         place = places.place_dependence(subject, batch, turned)
     if place is None and _only_batch_statistics(subject):
         return mixed(subject, batch, turned, rows, gaps)
-    return violated(
+    return places.finding_at(
+        place,
+        subject,
         "sample-order",
         f"{path} of a sample depends on its position in the batch",
-        culprits=place.culprits() if place else [Culprit("output", path, "order")],
-        location=place.location if place else forward_line(subject),
+        instead=Culprit("output", path, "order"),
         observed=f"the same samples in another order: {path} moved by {gap:.3g} (relative)",
-        cause=(place.cause if place else "")
-        or "something indexed by position is applied along the batch dimension"
-        + (f" ({place.ran})" if place and place.op else ""),
-        because=place.fact
-        if place and place.fact
-        else "each sample kept its input; only the order differed",
-        fix=(place.fix if place else "")
-        or "index that dimension by sequence position, not by sample: check batch-first against time-first",
+        cause="something indexed by position is applied along the batch dimension",
+        because="each sample kept its input; only the order differed",
+        fix="index that dimension by sequence position, not by sample: check batch-first against time-first",
         evidence={"gaps": dict(gaps)},
     )
 
@@ -288,22 +280,17 @@ def size_dependent(
     size = batch.sizes[subject.source.batch_symbol or ""]
     mixing = places.mixing_line(subject)
     place = mixing if mixing is not None and mixing.cause else _size_line(subject, batch, single)
-    made = suspicious if gap < _SLIGHT else violated
-    return made(
+    return places.finding_at(
+        place,
+        subject,
         "batch-size-dependent",
         f"{path} of a sample differs between a batch of one and a batch of {size}",
-        culprits=place.culprits()
-        if place
-        else [Culprit("output", path, "depends on the batch size")],
-        location=place.location if place else forward_line(subject),
+        made=suspicious if gap < _SLIGHT else violated,
+        instead=Culprit("output", path, "depends on the batch size"),
         observed=f"{path} moved by {gap:.3g} (relative)",
-        cause=(place.cause if place else "")
-        or "an operation uses the size of the batch, or a statistic over it"
-        + (f" ({place.ran})" if place and place.op else ""),
-        because=place.fact
-        if place and place.fact
-        else "sample, seed and mode were the same; only the number of samples differed",
-        fix=(place.fix if place else "") or "compute it per sample",
+        cause="an operation uses the size of the batch, or a statistic over it",
+        because="sample, seed and mode were the same; only the number of samples differed",
+        fix="compute it per sample",
         evidence={"gaps": dict(gaps)},
     )
 
