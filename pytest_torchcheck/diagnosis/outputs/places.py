@@ -231,14 +231,13 @@ def finding_at(
         fields: Others of the finding.
     """
     line = place.location if place else sources.of_object(type(subject.model).forward)
-    if place is not None and place.op:
-        cause += f" ({place.ran if place.module else f'{place.op} in forward'})"
+    where = f" ({place.ran})" if place is not None and place.op else ""
     return made(
         code,
         summary,
         culprits=place.culprits() if place else [replace(instead, location=line)],
         location=line,
-        cause=(place.cause if place else "") or cause,
+        cause=(place.cause if place else "") or cause + where,
         because=(place.fact if place else "") or because,
         fix=(place.fix if place else "") or fix,
         **fields,
