@@ -223,6 +223,16 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
+        "losses.bounds",
+        check(
+            "loss-bounded",
+            "The loss does not fall without end while an output grows.",
+            needs=("loss", "targets"),
+            cost="1 F, shared; 6 calls of the loss for each output",
+            axes="once",
+        ),
+    ),
+    *family(
         "losses.targets",
         check(
             "edge-targets",

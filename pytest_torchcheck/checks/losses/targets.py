@@ -38,7 +38,7 @@ _BY_SAMPLE: Final = (
 """Autograd nodes of torch's losses with one term per sample, where the loss is nothing else."""
 
 
-def _loss_of(subject: Subject) -> LossOfOutput | str:
+def loss_of_output(subject: Subject) -> LossOfOutput | str:
     """Return the loss as a function of the base batch's output, or why it cannot be tried."""
     if subject.contract.loss == "output":
         return "the model computes its own loss"
@@ -52,13 +52,21 @@ def _loss_of(subject: Subject) -> LossOfOutput | str:
     return loss if loss.rebuilt else "the output is of a class that cannot be rebuilt"
 
 
+def base_slopes(subject: Subject, loss: LossOfOutput) -> Slopes | None:
+    """Return the loss of the base batch and its gradients by the output; cached, as several checks begin with it."""
+    if "base-slopes" not in subject.cache:
+        subject.cache["base-slopes"] = loss.slopes()
+    found: Slopes | None = subject.cache["base-slopes"]
+    return found
+
+
 def edge_targets(subject: Subject) -> Iterator[Finding]:
     """Call the loss with one sample at a time, and with targets that are all of one class."""
-    loss = _loss_of(subject)
+    loss = loss_of_output(subject)
     if isinstance(loss, str):
         yield not_applicable(loss)
         return
-    base = loss.slopes()
+    base = base_slopes(subject, loss)
     if base is None or not base.finite:
         yield inconclusive("the loss of the whole batch already has no finite gradient")
         return
@@ -135,7 +143,7 @@ def _one_class(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, Loss
 
 def target_ownership(subject: Subject) -> Iterator[Finding]:
     """Change the targets of one sample at a time, and see whose outputs get another gradient."""
-    loss = _loss_of(subject)
+    loss = loss_of_output(subject)
     if isinstance(loss, str):
         yield from _of_own_loss(subject, loss)
         return
@@ -148,7 +156,7 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
     if axis is None or symbol is None or size < 2 or loss.batch.sizes.get(symbol) != size:
         yield not_applicable("the outputs do not have one entry for each of at least two samples")
         return
-    base = loss.slopes()
+    base = base_slopes(subject, loss)
     again = loss.slopes()
     if base is None or again is None or not base.finite or base.value != again.value:
         yield inconclusive("the loss has no finite gradient that repeats with the same seed")

@@ -10,6 +10,7 @@ from ... import sources
 from ...explanation import listed
 from ...findings import Culprit, Finding
 from ...probes.numbers.finiteness import find_nonfinite
+from ...probes.recorded.operations import aligned, record
 from ...probes.recorded.watch import Op, Watch, name_of, tensors_in
 from ...runs.losses.consumption import loss_calls
 from ...verdicts import suspicious, violated
@@ -203,4 +204,50 @@ def shared(
         "are compared",
         because="the loss is one call of a criterion that has a separate term for each sample",
         fix="reduce after the criterion, not before it: check dim= of mean, sum and log_softmax on this line",
+    )
+
+
+def unbounded(
+    subject: Subject, loss: LossOfOutput, path: str, sign: float, lowest: float
+) -> Finding:
+    """Explain a loss that falls without end as one output grows.
+
+    Args:
+        subject: Whose loss.
+        loss: The loss as a function of the output.
+        path: Of the output.
+        sign: Which way it grows.
+        lowest: The loss with the output's bias shifted by 1000.
+    """
+    first, then = (
+        record(lambda by=by: loss.shifted(path, by).run()[0]) for by in (0.0, sign * 1e3)
+    )
+    shape = tuple(loss.outputs[path].shape)
+    term = None
+    for a, b in aligned(first, then):
+        if a is None or b is None:
+            continue
+        for one, two in zip(a.results, b.results, strict=True):
+            before, after = first.values[one], then.values[two]
+            if before.shape != shape or before.values is None or after.values is None:
+                continue
+            # the last operation on single elements that falls with the output: the term as it is summed
+            if float((after.values - before.values).mean()) < -1.0:
+                term = a.op
+    place = (term.location if term is not None else None) or loss_line(subject)
+    way = "+inf" if sign > 0 else "-inf"
+    return violated(
+        "loss-unbounded",
+        f"the loss falls without end as {path} goes to {way}",
+        culprits=[
+            Culprit(kind="output", name=path, detail=f"goes to {way}", location=place),
+            Culprit(kind="loss", name="loss", detail="has no lowest value", location=place),
+        ],
+        location=place,
+        observed=f"with {path} shifted by {sign * 1e3:g}, the loss of a training forward is {lowest:.4g}",
+        cause=f"a term in {path} has the wrong sign: it rewards what it should limit",
+        because=f"the loss rises when {path} is shifted the other way, and it falls alike for any targets",
+        fix="compare the signs on this line with the formula; a KL divergence to a standard normal is "
+        "0.5 * (exp(log_var) + mean**2 - 1 - log_var), a Gaussian likelihood "
+        "0.5 * (log_var + (target - mean)**2 / exp(log_var))",
     )

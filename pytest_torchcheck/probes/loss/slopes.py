@@ -99,6 +99,11 @@ class LossOfOutput:
             changed[id(tensor)] = made
         return LossOfOutput(self._subject, trees.substitute(self._output, changed), self.batch)
 
+    def shifted(self, path: str, by: float) -> LossOfOutput:
+        """Return the loss of outputs of which one has a number added to all of its elements."""
+        other = {id(self.outputs[path]): trees.dense(self.outputs[path]).detach() + by}
+        return LossOfOutput(self._subject, trees.substitute(self._output, other), self.batch)
+
     def run(self, batch: Batch | None = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Call the loss on fresh leaves; return it with the leaves by path.
 

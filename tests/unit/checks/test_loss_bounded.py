@@ -1,0 +1,145 @@
+"""Losses that fall without end along one output are found; critics, entropies, policies, flows and densities are sound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Categorical, Normal
+
+from pytest_torchcheck import Contract, Finding
+
+SIZE, WIDTH = 12, 3
+
+
+class Heads(nn.Module):
+    """Some heads on one body; ``samples`` adds a draw with the first as mean and the second as log deviation."""
+
+    def __init__(self, *widths: int, samples: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.Tanh())
+        self.heads = nn.ModuleList(nn.Linear(16, width) for width in widths)
+        self.samples = samples
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.body(x)
+        made = [head(h) for head in self.heads]
+        if self.samples:
+            made.append(made[0] + made[1].exp() * torch.randn_like(made[0]))
+        return tuple(made) if len(made) > 1 else made[0]
+
+
+def judged(model: nn.Module, targets: Any, loss: Any) -> Finding:
+    generator = torch.Generator().manual_seed(0)
+    batch = ((torch.randn(SIZE, 6, generator=generator),), targets)
+    (found,) = Contract(model=model, batch=batch, loss=loss).check(["loss-bounded"]).findings
+    return found
+
+
+VALUES = torch.randn(SIZE, WIDTH, generator=torch.Generator().manual_seed(1))
+CLASSES = torch.arange(SIZE) % WIDTH
+GAINS = torch.randn(SIZE, generator=torch.Generator().manual_seed(2))
+
+
+def divergence(o: Any, t: Tensor) -> Tensor:
+    kl = 0.5 * (o[1].exp() + o[0] ** 2 - 1 - o[1])
+    return F.mse_loss(o[0], t) + kl.sum(1).mean()
+
+
+def wrong_divergence(o: Any, t: Tensor) -> Tensor:
+    kl = 0.5 * (o[1].exp() + o[0] ** 2 - 1 + o[1])
+    return F.mse_loss(o[0], t) + kl.sum(1).mean()
+
+
+def likelihood(o: Any, t: Tensor) -> Tensor:
+    return (0.5 * ((t - o[0]) ** 2 * (-o[1]).exp() + o[1])).mean()
+
+
+def wrong_likelihood(o: Any, t: Tensor) -> Tensor:
+    return (0.5 * ((t - o[0]) ** 2 * (-o[1]).exp() - o[1])).mean()
+
+
+def policy(o: Any, t: Any) -> Tensor:
+    actions, gains = t
+    density = Normal(o[0], o[1].exp())
+    gains = (gains - gains.mean()) / gains.std()
+    reward = (density.log_prob(actions).sum(1) * gains).mean()
+    return -reward - 0.01 * density.entropy().sum(1).mean()
+
+
+def clipped_policy(o: Any, t: Any) -> Tensor:
+    actions, gains = t
+    density = Normal(o[0], o[1].exp())
+    gains = (gains - gains.mean()) / gains.std()
+    ratio = (density.log_prob(actions).sum(1) + 3).exp()
+    clipped = torch.min(ratio * gains, ratio.clamp(0.8, 1.2) * gains)
+    return -clipped.mean() - 0.01 * density.entropy().sum(1).mean()
+
+
+def punished(o: Tensor, t: Any) -> Tensor:
+    return (Categorical(logits=o).log_prob(t[0]) * t[1].abs()).mean()
+
+
+def sampled_divergence(o: Any, t: Tensor) -> Tensor:
+    mean, deviation, z = o
+    ratio = Normal(mean, deviation.exp()).log_prob(z) - Normal(0, 1).log_prob(z)
+    return F.mse_loss(z, t) + ratio.sum(1).mean()
+
+
+def flow(o: Any, t: Tensor) -> Tensor:
+    return (0.5 * ((o[0] - t) ** 2).sum(1) - o[1][:, 0]).mean()
+
+
+def critic(o: Tensor, t: Tensor) -> Tensor:
+    return -(o * t).mean()
+
+
+def repelled(o: Any, t: Tensor) -> Tensor:
+    return F.cross_entropy(o[0], t) - 0.1 * ((o[1][:, None] - o[1][None]) ** 2).mean()
+
+
+def confused(o: Any, t: Tensor) -> Tensor:
+    return F.cross_entropy(o[0], t) - F.log_softmax(o[1], 1).mean()
+
+
+@pytest.mark.parametrize("loss", [wrong_divergence, wrong_likelihood])
+def test_a_wrong_sign_is_found_with_its_line(loss: Any) -> None:
+    found = judged(Heads(WIDTH, WIDTH), VALUES, loss)
+    assert (found.status, found.code) == ("violated", "loss-unbounded")
+    assert found.location is not None
+    assert "0.5 * (" in found.location.text
+    assert found.culprits[0].name == "output[1]"
+
+
+def test_heads_that_are_halves_of_one_layer_are_found() -> None:
+    class Halves(Heads):
+        def forward(self, x: Tensor) -> Any:
+            return tuple(super().forward(x).chunk(2, -1))
+
+    assert judged(Halves(2 * WIDTH), VALUES, wrong_divergence).status == "violated"
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "loss"),
+    [
+        (Heads(WIDTH, WIDTH), VALUES, divergence),
+        (Heads(WIDTH, WIDTH), VALUES, likelihood),
+        (Heads(WIDTH, WIDTH), (VALUES, GAINS), policy),
+        (Heads(WIDTH, WIDTH), (VALUES, GAINS), clipped_policy),
+        (Heads(WIDTH), (CLASSES, GAINS), punished),
+        (Heads(WIDTH, WIDTH, samples=True), VALUES, sampled_divergence),
+        (Heads(WIDTH, 1), VALUES, flow),
+        (Heads(WIDTH), VALUES.sign(), critic),
+        (Heads(WIDTH, WIDTH), CLASSES, repelled),
+        (Heads(WIDTH, 2), CLASSES, confused),
+        (Heads(WIDTH), CLASSES, F.cross_entropy),
+        (Heads(WIDTH), VALUES, F.smooth_l1_loss),
+        (Heads(WIDTH), VALUES.abs().round(), F.poisson_nll_loss),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_losses_that_are_meant_are_not_blamed(model: nn.Module, targets: Any, loss: Any) -> None:
+    assert judged(model, targets, loss).status == "passed"
