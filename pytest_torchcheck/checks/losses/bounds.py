@@ -148,7 +148,7 @@ def _bias_of(subject: Subject, path: str) -> tuple[str, int, int] | None:
     with subject.pristine() as model, torch.no_grad():
         handles = [
             module.register_forward_hook(
-                lambda _m, _i, out, name=name: made.append((f"{name}.bias", out))  # type: ignore[misc]
+                lambda _m, _i, out, name=name: made.append((f"{name}.bias", out))
             )
             for name, module in model.named_modules()
             if isinstance(module, nn.Linear) and module.bias is not None
@@ -165,7 +165,7 @@ def _bias_of(subject: Subject, path: str) -> tuple[str, int, int] | None:
         if given is None or given.dim() != tensor.dim() or given.shape[:-1] != tensor.shape[:-1]:
             continue
         if given.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
-            start = given.storage_offset() - tensor.storage_offset()
+            start = int(given.storage_offset() - tensor.storage_offset())
             if given.stride() == tensor.stride() and start + given.shape[-1] <= tensor.shape[-1]:
                 return name, start, given.shape[-1]
     return None

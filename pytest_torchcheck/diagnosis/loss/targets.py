@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ...findings import Location, Status
     from ...probes.loss.slopes import LossOfOutput, Slopes
+    from ...probes.recorded.operations import Trace
     from ...subject import Subject
 
 
@@ -219,9 +220,11 @@ def unbounded(
         sign: Which way it grows.
         lowest: The loss with the output's bias shifted by 1000.
     """
-    first, then = (
-        record(lambda by=by: loss.shifted(path, by).run()[0]) for by in (0.0, sign * 1e3)
-    )
+
+    def traced(by: float) -> Trace:
+        return record(lambda: loss.shifted(path, by).run()[0])
+
+    first, then = traced(0.0), traced(sign * 1e3)
     shape = tuple(loss.outputs[path].shape)
     term = None
     for a, b in aligned(first, then):
