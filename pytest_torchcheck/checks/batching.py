@@ -132,8 +132,7 @@ def _keeps_places(size: int, subject: Subject, batch: Batch, rows: Rows) -> Iter
     except SubjectError as error:
         yield passed(
             f"the first of {size} samples does not depend on the others; in another order the "
-            f"forward raises {type(error.error).__name__}, as if it needs samples sorted by "
-            "length"
+            f"forward raises {type(error.error).__name__}, as if it needs samples sorted by length"
         )
         return
     if leaks is not None and _draws_in_eval(subject):

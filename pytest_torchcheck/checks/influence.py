@@ -68,9 +68,8 @@ def input_influence(subject: Subject) -> Iterator[Finding]:
     elif ignored:
         yield inconclusive(
             (
-                f"changing {', '.join(ignored)} changed no output, but the meaning of its "
-                "values is "
-                "not declared"
+                f"changing {', '.join(ignored)} changed no output, but the meaning of its values "
+                "is not declared"
             ),
             code="no-domain",
         )

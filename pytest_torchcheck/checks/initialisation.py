@@ -139,8 +139,7 @@ def signal_propagation(subject: Subject) -> Iterator[Finding]:
         yield not_applicable(
             (
                 f"the model has {len(taps)} layers with weights; a signal fades over "
-                f"{layers.DEPTH} "
-                "or more"
+                f"{layers.DEPTH} or more"
             ),
             evidence=layers.measured(taps),
         )

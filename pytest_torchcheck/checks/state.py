@@ -207,9 +207,8 @@ def _growing(subject: Subject) -> Iterator[Finding]:
 def _not_deterministic(noise: tuple[str, float]) -> Finding:
     return inconclusive(
         (
-            f"two equal runs in eval mode differ in {noise[0]} by {noise[1]:.3g}, so "
-            "outputs cannot "
-            "be compared"
+            f"two equal runs in eval mode differ in {noise[0]} by {noise[1]:.3g}, so outputs "
+            "cannot be compared"
         ),
         code="not-deterministic",
     )

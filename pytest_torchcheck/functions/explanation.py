@@ -193,9 +193,8 @@ def _finding(
             b.index: f"{int(b.wrong.sum())} of {b.wrong.numel()} entries differ" for b, _ in group
         },
         observed=f"d output{_output_of(block, row, target)} / d {names[0]}{entry}: analytical "
-        f"{a:.6g}, numerical {n:.6g}; "
-        f"{count} of {total} entries differ ({str(target.dtype).removeprefix('torch.')}, "
-        f"step {target.step:g}, rtol {target.rtol:g})",
+        f"{a:.6g}, numerical {n:.6g}; {count} of {total} entries differ "
+        f"({str(target.dtype).removeprefix('torch.')}, step {target.step:g}, rtol {target.rtol:g})",
         cause=relation.cause,
         because=relation.because,
         fix=relation.fix,

@@ -11,11 +11,9 @@ if TYPE_CHECKING:
 
 MARKERS: Final = (
     (
-        "cuda(min_gpus=1, memory=None, capability=None, isolated=False): run on CUDA "
-        "devices only: skipped without them, "
-        "an error where they are required (--torchcheck-require). memory is what must be "
-        "free, such as '8 GiB'; isolated "
-        "runs the test in a process of its own"
+        "cuda(min_gpus=1, memory=None, capability=None, isolated=False): run on CUDA devices only: "
+        "skipped without them, an error where they are required (--torchcheck-require). memory is "
+        "what must be free, such as '8 GiB'; isolated runs the test in a process of its own"
     ),
     "xpu(min_gpus=1, memory=None, capability=None, isolated=False): as cuda, for Intel GPUs",
     "mps(min_gpus=1, memory=None, capability=None, isolated=False): as cuda, for Apple GPUs",

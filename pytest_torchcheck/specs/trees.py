@@ -40,9 +40,8 @@ def as_spec_tree(value: Any, field: str) -> Any:
                 "'B 3 H W'; give real data as batch=(inputs, targets)"
             )
         raise SpecError(
-            f"{path} = {leaf!r}: not a spec; allowed: a shape such as 'B 3 H W', a spec "
-            "such as Labels('B', classes=10), "
-            "or a tuple, list or dict of these"
+            f"{path} = {leaf!r}: not a spec; allowed: a shape such as 'B 3 H W', a spec such as "
+            "Labels('B', classes=10), or a tuple, list or dict of these"
         )
 
     return rebuild(field, value, read)

@@ -77,8 +77,7 @@ def step_protocol(subject: Subject) -> Iterator[Finding]:
     else:
         yield passed(
             f"{trace.steps} calls recorded: {len(passes)} backward passes and {len(steps)} "
-            "optimizer steps, each gradient "
-            "applied once",
+            "optimizer steps, each gradient applied once",
             evidence={"calls": [event.name for event in trace.events[:40]]},
         )
 

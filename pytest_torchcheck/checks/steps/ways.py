@@ -141,9 +141,8 @@ def resumed(subject: Subject) -> Iterator[Finding]:
     elif found.closures:
         yield inconclusive(
             (
-                f"the training step keeps its own state ({', '.join(found.closures[:3])}), "
-                "which no "
-                "state_dict holds"
+                f"the training step keeps its own state ({', '.join(found.closures[:3])}), which "
+                "no state_dict holds"
             )
             + (
                 ": a resumed run differs without it, and equals the uninterrupted one with it"

@@ -158,9 +158,8 @@ def leaked(first: Part, second: Part, found: Overlap, declared: Location | None 
             for part, index in ((second, b), (first, a))
         ),
         location=place or second.class_line,
-        observed=f"{how} compared: {found.compared[0]} of {found.total[0]} with {found.compared[1]} "
-        f"of {found.total[1]}; "
-        f"{share:.1%} shared",
+        observed=f"{how} compared: {found.compared[0]} of {found.total[0]} with "
+        f"{found.compared[1]} of {found.total[1]}; {share:.1%} shared",
         cause="the splits are not disjoint"
         if certain
         else "the data contains duplicates, or the splits share a few samples",

@@ -63,8 +63,7 @@ def _unmarked(shapes: Shapes, output: int) -> Relation:
         symptom=f"a gradient of {shapes.name} through output {output}, which is not differentiable",
         cause=f"output {output} is not marked non-differentiable, and backward passes its upstream gradient on",
         because=f"forward's output {output} is constant around {shapes.name}, yet its upstream "
-        f"gradient reaches {shapes.name}; "
-        "the other rows agree",
+        f"gradient reaches {shapes.name}; the other rows agree",
         fix=f"ctx.mark_non_differentiable output {output} in forward, and leave its gradient out in backward",
         evidence={"outputs": [output]},
     )

@@ -138,8 +138,7 @@ def _finding(place: Location, names: tuple[str, ...]) -> Finding:
         ),
         location=filled or place,
         observed=(f"{len(names)} parameters that were replaced for a forward keep the replaced "
-            "values "
-            f"after {at(place)}"),
+            f"values after {at(place)}"),
         cause=f"{keeps}: overwriting the weights overwrote the kept values too",
         because=f"at {at(place)} source and destination are the same memory",
         fix=f"keep copies{f' at {at(filled)}' if filled is not None else ''}: p.detach().clone()",

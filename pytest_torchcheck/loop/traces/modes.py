@@ -128,9 +128,8 @@ def _stuck(
     return violated(
         "eval-mode-left",
         (
-            f"{name}() is not undone: from "
-            f"{'the first call' if not number else f'call {number}'} of the step on, training "
-            "runs in eval mode"
+            f"{name}() is not undone: from {'the first call' if not number else f'call {number}'} "
+            "of the step on, training runs in eval mode"
         ),
         culprits=(
             Culprit(

@@ -60,8 +60,7 @@ def _zero_grad_between(trace: Trace) -> Iterator[Finding]:
             else f"every gradient is None or 0 when {step.name}() runs",
             cause="zero_grad is between backward and step",
             because=f"it ran at {at(cleared.place)}, after "
-            f"{at(backward.place if backward else None)} "
-            f"and before {at(step.place)}",
+            f"{at(backward.place if backward else None)} and before {at(step.place)}",
             fix=f"move {cleared.name}() before the forward, or after {step.name}()",
         )
         return
