@@ -94,7 +94,7 @@ class Culprit:
         name, detail = printable(self.name), printable(self.detail)
         if name is self.name and detail is self.detail and place is self.location:
             return self
-        return Culprit(kind=self.kind, name=name, detail=detail, location=place)
+        return Culprit(self.kind, name, detail, place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ def check_pickle(subject: Subject, expected: Outputs) -> Iterator[Finding]:
         yield violated(
             "pickle-differs",
             f"{type(subject.model).__name__} gives different outputs after pickling",
-            culprits=[Culprit(kind="module", name=type(subject.model).__name__)],
+            culprits=[Culprit("module", type(subject.model).__name__)],
             location=_reducer(subject.model),
             observed=f"{difference[0]} differs by {difference[1]:.3g}, with identical parameters",
             cause="pickling drops or changes an attribute that the forward uses",
@@ -78,7 +78,7 @@ def _unpicklable(subject: Subject, model: nn.Module, error: Exception) -> Findin
     return violated(
         "not-picklable",
         f"{name} cannot be pickled, so the model cannot be sent to a spawned rank",
-        culprits=[Culprit(kind="module", name=name, location=place)],
+        culprits=[Culprit("module", name, location=place)],
         observed=message,
         cause=f"{name} holds a lambda, a local function, a lock or an open file",
         because=f"pickling this attribute alone raises {type(error).__name__}; the contract "
@@ -148,7 +148,7 @@ def _sharing(subject: Subject, shared: list[str]) -> Finding:
         "copy-shares",
         f"a deep copy shares {shared[0]} with the original",
         culprits=[
-            Culprit(kind="parameter", name=n, location=sources.of_parameter(subject.model, n))
+            Culprit("parameter", n, location=sources.of_parameter(subject.model, n))
             for n in shared[:4]
         ],
         observed=f"{len(shared)} of the copy's tensors share the original's memory, {shared[0]} "
@@ -180,10 +180,7 @@ def _holding(subject: Subject, difference: tuple[str, float], shared: list[str])
     return violated(
         "copy-depends",
         f"a deep copy of {type(subject.model).__name__} uses {name} of the original",
-        culprits=[
-            Culprit(kind="parameter", name=n, detail="shared with the copy", location=place)
-            for n in shared[:4]
-        ],
+        culprits=[Culprit("parameter", n, "shared with the copy", place) for n in shared[:4]],
         location=place,
         observed=f"{difference[0]} of the copy differs by {difference[1]:.3g} after only the "
         "original's parameters changed",
@@ -199,9 +196,7 @@ def _dependent(subject: Subject, difference: tuple[str, float]) -> Finding:
     return violated(
         "copy-depends",
         f"a deep copy of {type(subject.model).__name__} still reads the original{what}",
-        culprits=[
-            Culprit(kind="module", name=name or type(subject.model).__name__, location=place)
-        ],
+        culprits=[Culprit("module", name or type(subject.model).__name__, location=place)],
         location=place,
         observed=(
             f"{difference[0]} of the copy differs by {difference[1]:.3g} after only the "
@@ -234,7 +229,7 @@ def _different(subject: Subject, difference: tuple[str, float]) -> Finding:
     return violated(
         "copy-differs",
         f"a deep copy of {type(subject.model).__name__} gives different outputs",
-        culprits=[Culprit(kind="module", name=type(subject.model).__name__)],
+        culprits=[Culprit("module", type(subject.model).__name__)],
         location=_reducer(subject.model),
         observed=f"{difference[0]} differs by {difference[1]:.3g}, right after copying",
         cause="copying drops or changes an attribute that the forward uses",

@@ -76,9 +76,9 @@ def _bit_equal(apart: list[Gap], subject: Subject) -> Iterator[Finding]:
             f"{worst.label} differs each time, in spite of deterministic algorithms",
             culprits=[
                 Culprit(
-                    kind="output" if worst.part == "output" else "parameter",
-                    name=worst.name,
-                    detail=f"off by {worst.value:.2g}",
+                    "output" if worst.part == "output" else "parameter",
+                    worst.name,
+                    f"off by {worst.value:.2g}",
                 )
             ],
             location=sources.search(
@@ -131,7 +131,7 @@ def _refused(subject: Subject, error: SubjectError, op: str) -> Finding:
     return violated(
         "nondeterministic-op",
         f"{op} has no deterministic implementation on {subject.device.type}",
-        culprits=[Culprit(kind="call", name=op, detail=f"in the {error.phase}", location=place)],
+        culprits=[Culprit("call", op, f"in the {error.phase}", place)],
         location=place,
         observed=f"the {error.phase} raises under torch.use_deterministic_algorithms(True)",
         cause=f"{op} may add or write in no fixed order",
@@ -148,7 +148,7 @@ def _unwritten(subject: Subject, names: list[str]) -> Finding:
     return violated(
         "memory-unwritten",
         f"{names[0]} depends on uninitialised memory",
-        culprits=[Culprit(kind="tensor", name=name) for name in names[:4]],
+        culprits=[Culprit("tensor", name) for name in names[:4]],
         location=place or sources.of_object(type(subject.model).forward),
         observed=f"{len(names)} tensors of the pass hold NaN once new memory is filled with NaN, none with zeros",
         cause="torch.empty (or a view of it) is read before every element is written",

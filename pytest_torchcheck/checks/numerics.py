@@ -339,7 +339,7 @@ def _confirm(
     return violated(
         "layout-differs",
         f"{path} differs for {words} inputs of the same values",
-        culprits=[Culprit(kind="output", name=path, detail=f"relative difference {gap:.3g}")],
+        culprits=[Culprit("output", path, f"relative difference {gap:.3g}")],
         location=sources.search(
             type(subject.model), r"as_strided|data_ptr|\.storage\(|untyped_storage|\.stride\("
         )

@@ -246,9 +246,7 @@ def _own_failed(
         return violated(
             "optimizer-diverges",
             "the loss of one batch grows with the declared optimizer",
-            culprits=[
-                Culprit(kind="optimizer", name="optimizer", detail="diverges", location=place)
-            ],
+            culprits=[Culprit("optimizer", "optimizer", "diverges", place)],
             observed=f"loss {own.losses[0]:.4g} -> {own.losses[-1]:.4g} in {len(own.losses)} steps",
             cause="the learning rate is too high for this model and loss",
             because=f"{best.name} learns the same batch: {learns}",
@@ -262,9 +260,7 @@ def _own_failed(
         return violated(
             "step-learns-nothing",
             "the declared training step leaves the loss of one batch exactly as it is",
-            culprits=[
-                Culprit(kind="call", name="train_step", detail="loss constant", location=step)
-            ],
+            culprits=[Culprit("call", "train_step", "loss constant", step)],
             observed=f"loss {finite[0]:.6g} in each of {len(finite)} steps",
             cause="the step does not change what the loss depends on",
             because=f"a plain step ({best.name}) learns the same batch: {learns}",

@@ -190,7 +190,7 @@ def _growing(subject: Subject) -> Iterator[Finding]:
         "state-grows",
         f"the forward adds {listed(grown)} to state_dict(), or changes their shape",
         culprits=[
-            Culprit(kind="buffer", name=key, location=sources.of_parameter(subject.model, key))
+            Culprit("buffer", key, location=sources.of_parameter(subject.model, key))
             for key in grown
         ],
         location=place or sources.of_object(type(subject.model).forward),
@@ -280,10 +280,7 @@ def _not_loaded(model: nn.Module, error: Exception) -> Finding:
         return violated(
             "state-strict",
             f"{type(model).__name__} cannot load any state_dict: {listed(made)} cannot be written to",
-            culprits=[
-                Culprit(kind="tensor", name=name, detail="is an inference tensor")
-                for name in made[:4]
-            ],
+            culprits=[Culprit("tensor", name, "is an inference tensor") for name in made[:4]],
             location=sources.of_parameter(model, made[0]) or sources.of_own_class(model),
             observed=f"load_state_dict(strict=True) raised {type(error).__name__}",
             cause="it was created under torch.inference_mode: nothing outside of that mode may write to it",
@@ -294,7 +291,7 @@ def _not_loaded(model: nn.Module, error: Exception) -> Finding:
         "state-strict",
         f"{type(model).__name__} cannot load its own state_dict strictly",
         culprits=[
-            Culprit(kind="buffer", name=key, location=sources.of_parameter(model, key))
+            Culprit("buffer", key, location=sources.of_parameter(model, key))
             for key in keys[1:5] or keys[:1]
         ],
         location=sources.of_error(error),

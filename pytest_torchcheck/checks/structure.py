@@ -57,9 +57,7 @@ def registration(subject: Subject) -> Iterator[Finding]:
             "module-hidden-on-purpose",
             f"{path} gets gradients but is not registered; {why}",
             culprits=[
-                Culprit(
-                    kind="module", name=path, location=explain.attribute_line(subject.model, path)
-                )
+                Culprit("module", path, location=explain.attribute_line(subject.model, path))
             ],
             observed=f"{path} is in neither parameters() nor state_dict()",
             cause="it is held by a plain container",
@@ -70,7 +68,7 @@ def registration(subject: Subject) -> Iterator[Finding]:
         yield suspicious(
             "module-mode-lost",
             f"{path} is not registered, so train() and eval() do not reach it",
-            culprits=[Culprit(kind="module", name=path, location=holding.location)],
+            culprits=[Culprit("module", path, location=holding.location)],
             observed=f"{path} ran; it is not in modules()",
             cause=f"it is held through a {holding.via}, and contains dropout or batch normalisation",
             because="only registered modules get train() and eval()",
@@ -141,7 +139,7 @@ def _used(subject: Subject, stray: Stray) -> Finding:
     return (suspicious if given_to_init(subject.model, stray.name) else violated)(
         "tensor-unregistered",
         f"{stray.name} takes part in the forward but is neither parameter nor buffer",
-        culprits=[Culprit(kind="tensor", name=stray.name, location=stray.location)],
+        culprits=[Culprit("tensor", stray.name, location=stray.location)],
         observed=f"{stray.dtype} {list(stray.shape)}, used beside the model's own tensors",
         cause="it is held by a plain attribute, list, dict, closure or class",
         because="named_parameters() and named_buffers() do not contain it, and .to() leaves it behind",
@@ -194,10 +192,7 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
         "module-idle",
         f"{name} ({type(module).__name__}) is built but never called"
         + (f", and {len(found) - 1} more" if len(found) > 1 else ""),
-        culprits=[
-            Culprit(kind="module", name=n, detail=f"{type(m).__name__}, 0 calls", location=p)
-            for n, m, p in found[:6]
-        ],
+        culprits=[Culprit("module", n, f"{type(m).__name__}, 0 calls", p) for n, m, p in found[:6]],
         observed=f"0 calls in one training forward, while {len(seen.calls)} modules ran",
         cause="the forward does not use it",
         because=f"a hook on {name} counted no call",

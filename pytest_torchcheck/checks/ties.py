@@ -173,8 +173,8 @@ def _culprits(subject: Subject, tie: Tie, *, by_memory: bool = False) -> list[Cu
     untied = not is_tied(subject.model, tie)
     found = [
         Culprit(
-            kind="parameter",
-            name=name,
+            "parameter",
+            name,
             location=(_given_data(subject, name) if by_memory else None)
             or _replaced(subject, name, untied=untied)
             or sources.of_parameter(subject.model, name),

@@ -15,7 +15,7 @@ def dataset_culprit(
     part: Part, name: str, detail: str = "", location: Location | None = None
 ) -> Culprit:
     """Name something of a dataset, with its role where there are several."""
-    return Culprit(kind="dataset", name=f"{part.prefix}{name}", detail=detail, location=location)
+    return Culprit("dataset", f"{part.prefix}{name}", detail, location)
 
 
 def own_line(part: Part, pattern: str) -> Location | None:

@@ -138,7 +138,7 @@ def _unchecked(row: CoverageRow) -> Finding:
         summary=f"{row.name} is never checked: no contract's model applies it"
         if not row.reason
         else f"{row.name} could not be checked: {row.reason}",
-        culprits=(Culprit(kind="function", name=row.name, location=place),),
+        culprits=(Culprit("function", row.name, location=place),),
         location=place,
         observed=f"a custom {what} of {row.module}",
         cause="its gradient is not covered by any contract",

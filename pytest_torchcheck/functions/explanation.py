@@ -204,7 +204,7 @@ def _finding(
         return made
     # what is returned may be wrong in any of the lines that compute it
     parts = [
-        Culprit(kind="call", name=target.backward, detail="computes a part of it", location=line)
+        Culprit("call", target.backward, "computes a part of it", line)
         for line in computing_lines(target.function, target.position(block.index))
     ]
     made = made.replace(culprits=(*made.culprits, *parts))

@@ -87,7 +87,7 @@ def _check(module: nn.Module, inputs: Any, label: str, seed: int) -> list[Findin
 
 
 def _inconclusive(label: str, reason: str) -> Finding:
-    culprit = Culprit(kind="module", name=label)
+    culprit = Culprit("module", label)
     return Finding(
         status="inconclusive", code="not-differentiable", summary=reason[:300], culprits=(culprit,)
     )
@@ -142,8 +142,8 @@ def _located(
             code="gradcheck-module",
             summary=f"{label} has a wrong gradient of {shown}{where}",
             culprits=(
-                Culprit(kind="module", name=path, location=place),
-                *(Culprit(kind=_kind(m), name=m) for m in names),
+                Culprit("module", path, location=place),
+                *(Culprit(_kind(m), m) for m in names),
             ),
             location=place,
             observed=f"{first}: analytical {a:.6g}, numerical {n:.6g} along a random direction (float64)",
@@ -169,8 +169,8 @@ def _through(finding: Finding, label: str, path: str, names: Sequence[str], wher
         summary=f"{finding.summary}; {label} has a wrong gradient of {shown}{where}",
         culprits=(
             *finding.culprits,
-            Culprit(kind="module", name=path),
-            *(Culprit(kind=_kind(m), name=m) for m in names),
+            Culprit("module", path),
+            *(Culprit(_kind(m), m) for m in names),
         ),
         evidence={**finding.evidence, "module": path, "tensors": list(names)},
     )

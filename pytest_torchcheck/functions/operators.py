@@ -162,12 +162,8 @@ def _finding(
         code=code,
         summary=summary,
         culprits=(
-            Culprit(kind="function", name=label, location=place),
-            *(
-                [Culprit(kind="call", name=label, detail="called here", location=used_at)]
-                if used_at
-                else []
-            ),
+            Culprit("function", label, location=place),
+            *([Culprit("call", label, "called here", used_at)] if used_at else []),
         ),
         location=place,
         observed=f"opcheck's {utility} failed; schema {overload._schema}",

@@ -128,20 +128,12 @@ class Target:
     ) -> Finding:
         """Build a finding; the culprits are the Function, others where there are any, and the inputs concerned."""
         place = location or head(self.function, "backward", "vjp") or self.used_at
-        culprits = [Culprit(kind="function", name=self.name, location=place), *others]
+        culprits = [Culprit("function", self.name, location=place), *others]
         culprits += [
-            Culprit(kind="input", name=self.input_name(i), detail=detail)
-            for i, detail in (inputs or {}).items()
+            Culprit("input", self.input_name(i), detail) for i, detail in (inputs or {}).items()
         ]
         if self.used_at is not None and self.used_at != place:
-            culprits.append(
-                Culprit(
-                    kind="call",
-                    name=f"{self.name}.apply",
-                    detail="applied here",
-                    location=self.used_at,
-                )
-            )
+            culprits.append(Culprit("call", f"{self.name}.apply", "applied here", self.used_at))
         return Finding(
             status=status,
             code=code,

@@ -46,12 +46,9 @@ class Carried:
     def culprits(self) -> tuple[Culprit, ...]:
         """Return what is kept, and what was given to the line that keeps it."""
         return (
+            *(Culprit("tensor", name, "has a grad_fn", self.location) for name in self.names[:4]),
             *(
-                Culprit(kind="tensor", name=name, detail="has a grad_fn", location=self.location)
-                for name in self.names[:4]
-            ),
-            *(
-                Culprit(kind="tensor", name=name, detail="passed with its graph", location=place)
+                Culprit("tensor", name, "passed with its graph", place)
                 for name, place in self.given[:2]
             ),
         )

@@ -39,14 +39,9 @@ def not_accumulated(found: Comparison, n: int, trace: Trace | None) -> Finding:
         f"{found.error:.1%}",
         culprits=(
             *((call(clearing, "between two micro-batches"),) if clearing is not None else ()),
-            Culprit(kind="loss", name=loss, detail="as the loop divides it", location=place),
-            Culprit(
-                kind="call",
-                name=f"{loss}.backward",
-                detail=f"{found.passes} passes",
-                location=found.place,
-            ),
-            *(Culprit(kind="parameter", name=name, detail="differs") for name in found.worst[:2]),
+            Culprit("loss", loss, "as the loop divides it", place),
+            Culprit("call", f"{loss}.backward", f"{found.passes} passes", found.place),
+            *(Culprit("parameter", name, "differs") for name in found.worst[:2]),
         ),
         location=place,
         observed=f"relative difference {found.error:.3g} in {found.dtype}, length along the full "
@@ -151,7 +146,7 @@ def stepped_early(trace: Trace, n: int) -> Finding | None:
             "are added to the next step, or are lost"),
         culprits=(
             call(steps[0], f"after {done} of {len(passes)} passes"),
-            *(Culprit(kind="call", name=sources.assigned_name(line) or "condition", detail="determines when it steps", location=line) for line in deciding),
+            *(Culprit("call", sources.assigned_name(line) or "condition", "determines when it steps", line) for line in deciding),
         ),
         location=deciding[-1] if deciding else steps[0].place,
         observed=(f"one call ran {len(passes)} backward passes, {done} of them before its optimizer "
@@ -186,8 +181,8 @@ def not_resumed(found: Resumption) -> Finding:
         "resume-differs",
         "a run resumed from its checkpoint differs: "
         f"{names[0] if names else found.differing[0]} {'is not saved' if names else 'differs'}",
-        culprits=tuple(Culprit(kind="buffer", name=one.path, detail="not in the checkpoint", location=one.location) for one in missing[:4])
-        or (Culprit(kind="parameter", name=found.differing[0], detail="differs after resuming"),),
+        culprits=tuple(Culprit("buffer", one.path, "not in the checkpoint", one.location) for one in missing[:4])
+        or (Culprit("parameter", found.differing[0], "differs after resuming"),),
         location=place,
         observed=(f"{len(found.differing)} tensors differ after {found.steps} + {found.steps} steps, "
             f"by up to {found.largest:.3g}"),
@@ -209,11 +204,8 @@ def not_guarded(step: OptimizerStep, broken: Sequence[str], total: int) -> Findi
         "non-finite-applied",
         f"{step.name}() applies a NaN gradient: {broken[0]} is NaN afterwards",
         culprits=(
-            Culprit(kind="call", name=step.name, detail="applies NaN", location=step.place),
-            *(
-                Culprit(kind="parameter", name=name, detail="NaN after the step")
-                for name in broken[:3]
-            ),
+            Culprit("call", step.name, "applies NaN", step.place),
+            *(Culprit("parameter", name, "NaN after the step") for name in broken[:3]),
         ),
         location=step.place,
         observed=f"every gradient was made NaN; {len(broken)} of {total} parameters are NaN after the step",

@@ -317,7 +317,7 @@ def _missing(saving: Saving, wanted: float, what: str, names: tuple[str, str]) -
         },
         culprits=()
         if largest is None
-        else (Culprit(kind="tensor", name=largest.describe(), location=largest.location),),
+        else (Culprit("tensor", largest.describe(), location=largest.location),),
     )
 
 

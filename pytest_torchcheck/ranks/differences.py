@@ -35,12 +35,7 @@ def listed(names: Sequence[str]) -> str:
 def culprits_of(subject: Subject, names: Sequence[str], kind: Any, detail: str) -> list[Culprit]:
     """Return the first of these parameters or buffers as culprits, with the lines that make them."""
     return [
-        Culprit(
-            kind=kind,
-            name=name,
-            detail=detail,
-            location=sources.of_parameter(subject.model, name.partition("[")[0]),
-        )
+        Culprit(kind, name, detail, sources.of_parameter(subject.model, name.partition("[")[0]))
         for name in names[:8]
     ]
 
@@ -117,10 +112,7 @@ def late_parameters(subject: Subject, late: list[str], outcome: Outcome) -> Find
         "late-parameter",
         f"{listed(late)} {'is' if len(late) == 1 else 'are'} made after wrapping, so that the ranks never average "
         f"{'its gradient' if len(late) == 1 else 'their gradients'}",
-        culprits=[
-            Culprit(kind="parameter", name=name, detail="not there when wrapped", location=place)
-            for name in late[:8]
-        ],
+        culprits=[Culprit("parameter", name, "not there when wrapped", place) for name in late[:8]],
         location=place,
         observed=f"{len(late)} parameters are there after the first steps that were not there at wrapping",
         cause="DistributedDataParallel knows only the parameters that the model has when it is wrapped",

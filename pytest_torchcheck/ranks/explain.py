@@ -83,14 +83,7 @@ def broken(subject: Subject, outcome: Outcome) -> Finding:
     return violated(
         "wrapper-hides-attribute" if hidden else "rank-raised",
         f"rank {first.rank} raises {first.kind} {during}: {(first.message.splitlines() or [''])[0]:.200}",
-        culprits=[
-            Culprit(
-                kind="rank",
-                name=f"rank {first.rank}",
-                detail=f"{first.kind} {during}",
-                location=location,
-            )
-        ],
+        culprits=[Culprit("rank", f"rank {first.rank}", f"{first.kind} {during}", location)],
         location=location,
         observed=f"{message_of(outcome)}; "
         + ("the other ranks had no error of their own" if alone else "so do all ranks"),
@@ -117,12 +110,7 @@ def _hang(outcome: Outcome, during: str, evidence: dict[str, Any]) -> Finding:
         "hang",
         f"the ranks wait for each other for ever {during}: {where}",
         culprits=[
-            Culprit(
-                kind="rank",
-                name=f"rank {rank}",
-                detail=f"waits at {_at(place)}",
-                location=place,
-            )
+            Culprit("rank", f"rank {rank}", f"waits at {_at(place)}", place)
             for rank, place in places
         ],
         observed=f"no rank got on for {outcome.quiet:.0f} s and all were ended; {where}",
@@ -235,7 +223,7 @@ def _not_a_mean(subject: Subject, local: Mapping[str, Any], ranks: int) -> Itera
         yield suspicious(
             "batch-coupled",
             f"a sample's output depends on the rest of its batch (by {coupled:.2g}, relative), so that ranks compute something else",
-            culprits=[Culprit(kind="module", name=type(subject.model).__name__)],
+            culprits=[Culprit("module", type(subject.model).__name__)],
             location=sources.of_object(type(subject.model).forward),
             observed=f"outputs change by {coupled:.3g} (relative) when the batch is cut into {ranks} shards; gradients by {local['decomposes']:.3g}",
             cause="statistics over the batch: each rank has its own",
@@ -253,11 +241,7 @@ def _not_a_mean(subject: Subject, local: Mapping[str, Any], ranks: int) -> Itera
             f"{getattr(loss, '__name__', None) or 'the loss'} is a sum over samples, so that {ranks} ranks train with 1/{ranks} "
             "of the single process's gradient",
             culprits=[
-                Culprit(
-                    kind="loss",
-                    name=str(getattr(loss, "__name__", type(loss).__name__)),
-                    location=where,
-                )
+                Culprit("loss", str(getattr(loss, "__name__", type(loss).__name__)), location=where)
             ],
             location=where,
             observed=f"averaged gradient = {ratio:.6g} x the full batch's, {local['across']:.1e} across",
@@ -273,7 +257,7 @@ def _not_a_mean(subject: Subject, local: Mapping[str, Any], ranks: int) -> Itera
         f"the loss is no mean over samples: the ranks' averaged gradient is {local['decomposes']:.2g} (relative) away from the full batch's",
         culprits=[
             Culprit(
-                kind="loss", name=str(getattr(loss, "__name__", type(loss).__name__)), location=where
+                "loss", str(getattr(loss, "__name__", type(loss).__name__)), location=where
             )
         ],
         location=where,

@@ -82,7 +82,7 @@ def _line_of(passes: Sequence[Pass]) -> Location | None:
 
 
 def _loader(place: Location | None, detail: str) -> Culprit:
-    return Culprit(kind="dataset", name="the training loader", detail=detail, location=place)
+    return Culprit("dataset", "the training loader", detail, place)
 
 
 def _not_shared(

@@ -41,7 +41,7 @@ def sharding(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Findi
         yield violated(
             "nothing-sharded",
             "the plan shards nothing: no module is under FSDP after it",
-            culprits=[Culprit(kind="function", name=str(getattr(_plan(subject), "__name__", "wrap")))],
+            culprits=[Culprit("function", str(getattr(_plan(subject), "__name__", "wrap")))],
             location=_place(subject),
             observed=f"0 units, {len(found['managed'])} parameters that every rank holds whole",
             cause="fully_shard is never reached, or its result is another module than the one handed in",
@@ -125,7 +125,7 @@ def _state(subject: Subject, found: Mapping[str, Any]) -> Iterator[Finding]:
         yield violated(
             "sharded-state",
             f"the state_dict under FSDP has other names than the plain model's: {listed(names)}",
-            culprits=[Culprit(kind="tensor", name=name) for name in names[:8]],
+            culprits=[Culprit("tensor", name) for name in names[:8]],
             location=_place(subject),
             observed=(
                 f"{len(found['keys'])} names under FSDP, {len(found['expected'])} in the plain "

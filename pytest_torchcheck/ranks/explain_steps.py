@@ -149,7 +149,7 @@ def _factor(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Findin
             ),
             culprits=culprits_of(subject, first["worst"], "parameter", f"{ratio:.4g} x too large")
             if sums
-            else [Culprit(kind="loss", name="loss", detail="a sum over samples")],
+            else [Culprit("loss", "loss", "a sum over samples")],
             location=line(
                 step,
                 *((r"all_reduce", r"world_size") if sums else (r"reduction\s*=", r"\.sum\(")),

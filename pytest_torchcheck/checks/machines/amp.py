@@ -152,14 +152,14 @@ def _differs(
         + ("different from full precision" if finite else "not finite"),
         culprits=[
             Culprit(
-                kind="module"
+                "module"
                 if first is not None
                 else "output"
                 if gap.part == "output"
                 else "parameter",
-                name=name,
-                detail="the first that differs" if first is not None else f"{gap.value:.2g} away",
-                location=place,
+                name,
+                "the first that differs" if first is not None else f"{gap.value:.2g} away",
+                place,
             )
         ],
         location=place,
@@ -217,11 +217,7 @@ def grad_scaler(subject: Subject) -> Iterator[Finding]:
         yield violated(
             "scaler-not-updated",
             f"the scaler's factor stays {seen.factors[2]:g} after an overflow",
-            culprits=[
-                Culprit(
-                    kind="call", name="scaler.update", detail="missing or too late", location=line
-                )
-            ],
+            culprits=[Culprit("call", "scaler.update", "missing or too late", line)],
             location=line,
             observed=f"factor {seen.factors[1]:g} in the step that overflowed, "
             f"{seen.factors[2]:g} in the next one",
@@ -248,14 +244,7 @@ def _made_anew(seen: _Seen, subject: Subject, line: Location | None) -> Iterator
         "scaler-anew",
         f"a new GradScaler is created in every step ({seen.scalers} in {len(seen.factors)} "
         "steps): its factor never adapts",
-        culprits=[
-            Culprit(
-                kind="call",
-                name="GradScaler",
-                detail="created in the step",
-                location=_scaler_line(subject),
-            )
-        ],
+        culprits=[Culprit("call", "GradScaler", "created in the step", _scaler_line(subject))],
         location=_scaler_line(subject) or line,
         observed=f"{seen.scalers} scalers in {len(seen.factors)} steps, each with the factor "
         f"{seen.factors[0]:g}",
@@ -273,7 +262,7 @@ def _infinite_applied(
         "overflow-applied",
         f"an infinite gradient reaches the weights: the step changes {seen.moved[1][0]}",
         culprits=[
-            Culprit(kind="parameter", name=name, location=sources.of_parameter(subject.model, name))
+            Culprit("parameter", name, location=sources.of_parameter(subject.model, name))
             for name in seen.moved[1][:4]
         ],
         location=_first_line(trace, "optimizer-step") or line,

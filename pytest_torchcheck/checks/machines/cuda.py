@@ -143,19 +143,17 @@ def _differs(
     if first is not None:
         module = subject.model.get_submodule(first[0]) if first[0] else subject.model
         culprit = Culprit(
-            kind="module",
-            name=first[0],
-            detail=f"{type(module).__name__}, {first[1]:.2g} away",
-            location=sources.of_parameter(subject.model, first[0]),
+            "module",
+            first[0],
+            f"{type(module).__name__}, {first[1]:.2g} away",
+            sources.of_parameter(subject.model, first[0]),
         )
     else:
         culprit = Culprit(
-            kind=kinds[gap.part],  # type: ignore[arg-type]
-            name=gap.name,
-            detail=f"{gap.value:.2g} away",
-            location=sources.of_parameter(subject.model, gap.name)
-            if gap.part != "output"
-            else None,
+            kinds[gap.part],  # type: ignore[arg-type]
+            gap.name,
+            f"{gap.value:.2g} away",
+            sources.of_parameter(subject.model, gap.name) if gap.part != "output" else None,
         )
     mode = "with TF32" if tf32 else "without TF32"
     return violated(
@@ -216,7 +214,7 @@ def host_syncs(subject: Subject) -> Iterator[Finding]:
         "device-sync",
         f"the host waits for the device at {lines}",
         culprits=[
-            Culprit(kind="call", name=f"line {p.line}", detail=p.text, location=p) for p in places[:6]
+            Culprit("call", f"line {p.line}", p.text, p) for p in places[:6]
         ],
         location=places[0],
         observed=f"{len(own)} lines of one step wait, after a warm-up",
@@ -253,9 +251,9 @@ def side_stream(subject: Subject) -> Iterator[Finding]:
                 f"{gap.label} differs on a side stream",
                 culprits=[
                     Culprit(
-                        kind="output" if part == "output" else "parameter",
-                        name=gap.name,
-                        detail=f"{gap.value:.2g} away",
+                        "output" if part == "output" else "parameter",
+                        gap.name,
+                        f"{gap.value:.2g} away",
                     )
                 ],
                 location=sources.search(
@@ -344,7 +342,7 @@ def _replayed(
         "graph-stale",
         f"replayed with new inputs, {path} is "
         + ("that of the inputs at capture" if stale else "different from eager mode"),
-        culprits=[Culprit(kind="output", name=path, detail=f"{wrong[path]:.2g} away")],
+        culprits=[Culprit("output", path, f"{wrong[path]:.2g} away")],
         location=sources.of_object(type(subject.model).forward),
         observed=f"relative difference {wrong[path]:.3g} to eager mode on the same inputs",
         cause=("a part of the forward ran on the host at capture and is not replayed (a branch, a "
@@ -358,7 +356,7 @@ def _not_captured(subject: Subject, said: str, place: Location | None, observed:
     return violated(
         "graph-not-captured",
         f"the forward cannot be captured: {said:.120}",
-        culprits=[Culprit(kind="call", name=place.text if place else "forward", location=place)],
+        culprits=[Culprit("call", place.text if place else "forward", location=place)],
         location=place or sources.of_object(type(subject.model).forward),
         observed=observed,
         cause="capture allows no synchronisation, no allocation outside its pool and no copy to the host",

@@ -137,12 +137,7 @@ def _syncs(seen: Placement, where: str) -> Iterator[Finding]:
         f"the {where} waits for the GPU: {own[0].how}"
         + (f" in {own[0].module}" if own[0].module else ""),
         culprits=[
-            Culprit(
-                kind="call",
-                name=s.how,
-                detail=f"in {s.module}" if s.module else "",
-                location=s.location,
-            )
+            Culprit("call", s.how, f"in {s.module}" if s.module else "", s.location)
             for s in own[:4]
         ],
         observed=f"{len(own)} place{'s' * (len(own) > 1)} of one {where} read a tensor's value on "
@@ -212,12 +207,7 @@ def _convert(subject: Subject, name: str, *, declared: bool) -> Finding:
             "dtype-kept",
             f"{kept[0][0]} keeps {kept[0][1]} when the model is converted to {name}",
             culprits=[
-                Culprit(
-                    kind="parameter",
-                    name=path,
-                    detail=found,
-                    location=sources.of_parameter(subject.model, path),
-                )
+                Culprit("parameter", path, found, sources.of_parameter(subject.model, path))
                 for path, found in kept[:4]
             ],
             location=place,

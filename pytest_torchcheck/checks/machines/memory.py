@@ -307,7 +307,7 @@ def _cannot(error: Unmeasurable) -> Finding:
         f"memory could not be measured without running: {error.reason}",
         code="not-measurable",
         location=error.location,
-        culprits=[Culprit(kind="call", name=error.op, location=error.location)] if error.op else (),
+        culprits=[Culprit("call", error.op, location=error.location)] if error.op else (),
         evidence={"op": error.op},
     )
 

@@ -150,7 +150,7 @@ def _prefix(
         "state-dict-prefix",
         f"the checkpoint of the ranks names its tensors {prefix}*, which the plain model does not "
         "have",
-        culprits=[Culprit(kind="tensor", name=key, location=place) for key in keys[:8]],
+        culprits=[Culprit("tensor", key, location=place) for key in keys[:8]],
         location=place or sources.of_object(_function(subject, "save")),
         observed=f"{len(keys)} of {len(found[0]['keys'])} names in the file start with {prefix}; {what}",
         cause="the state_dict of the wrapper was saved, not the model's",

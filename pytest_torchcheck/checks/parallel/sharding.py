@@ -114,8 +114,8 @@ def synchronised_statistics(subject: Subject) -> Iterator[Finding]:
         f"{worst} over {outcome.ranks} ranks differs from that of the whole batch",
         culprits=[
             Culprit(
-                kind="buffer" if wrong else "module",
-                name=worst,
+                "buffer" if wrong else "module",
+                worst,
                 location=sources.of_parameter(subject.model, worst),
             )
         ],

@@ -108,9 +108,7 @@ def _never_steps(trace: Trace) -> Finding:
     return violated(
         "step-missing",
         f"no optimizer steps in {trace.steps} calls of the training step",
-        culprits=(
-            Culprit(kind="call", name="optimizer.step", detail="missing", location=last.place),
-        ),
+        culprits=(Culprit("call", "optimizer.step", "missing", last.place),),
         location=last.place,
         observed=f"{len(trace.backwards())} backward passes, 0 optimizer steps; gradient norm "
         f"{last.norm:.4g}",
@@ -190,10 +188,10 @@ def _carried_and_retained(
         "backward runs through weights that have changed since",
         culprits=(
             *(
-                Culprit(kind="tensor", name=name, detail="has a grad_fn", location=place)
+                Culprit("tensor", name, "has a grad_fn", place)
                 for name in names[:4]
             ),
-            Culprit(kind="call", name=retained.name, detail="retain_graph=True", location=retained.place),
+            Culprit("call", retained.name, "retain_graph=True", retained.place),
         ),
         location=place,
         observed=f"call {trace.steps} of the step raised, after "
@@ -211,9 +209,7 @@ def _kept_in_vain(one: Backward, trace: Trace) -> Finding:
     return suspicious(
         "graph-retained",
         f"{one.name}(retain_graph=True) keeps a graph that no later backward uses",
-        culprits=(
-            Culprit(kind="call", name=one.name, detail="retain_graph=True", location=one.place),
-        ),
+        culprits=(Culprit("call", one.name, "retain_graph=True", one.place),),
         location=one.place,
         observed=f"the graph was retained in each of {trace.steps} calls of the step",
         cause="all tensors saved for backward stay in memory until the loss is deleted",

@@ -51,7 +51,7 @@ def trainer_runs(subject: Subject) -> Iterator[Finding]:
         yield violated(
             "non-finite-forward",
             f"the loss is {trace.losses[first]} in step {first} of {loop.name}'s loop",
-            culprits=(Culprit(kind="loss", name=loop.name, detail=f"step {first}", location=place),),
+            culprits=(Culprit("loss", loop.name, f"step {first}", place),),
             location=place,
             observed=(f"losses of {len(trace.losses)} steps: {', '.join(f'{loss:.4g}' for loss in trace.losses)}"),
             cause=("the trainer's learning rate or precision makes the weights or activations overflow"),
@@ -121,8 +121,8 @@ def _labels_wrong(
             "input-ignored",
             f"the loss does not depend on {name}: {function} does not use it",
             culprits=(
-                Culprit(kind="input", name=name, detail="ignored"),
-                Culprit(kind="function", name=function, detail="computes the loss", location=place),
+                Culprit("input", name, "ignored"),
+                Culprit("function", function, "computes the loss", place),
             ),
             location=place,
             observed=f"loss {plain:.6g} with the batch's labels, and with others",
@@ -140,8 +140,8 @@ def _labels_wrong(
                 "padding-counted",
                 f"{count} of {labels.numel()} labels belong to padding, and the loss counts them",
                 culprits=(
-                    Culprit(kind="function", name=collate, detail="makes the labels", location=at),
-                    Culprit(kind="input", name=name, detail="not -100 at padding"),
+                    Culprit("function", collate, "makes the labels", at),
+                    Culprit("input", name, "not -100 at padding"),
                 ),
                 location=at or place,
                 observed=f"where attention_mask is 0, {name} is {_few(labels[padding])}; changing it there changes the loss",
@@ -159,8 +159,8 @@ def _labels_wrong(
                 if twice
                 else "the model is trained on the current token instead of the next one",
                 culprits=(
-                    Culprit(kind="function", name=collate, detail="makes the labels", location=at),
-                    Culprit(kind="input", name=name, detail=f"{learnt.share:.0%} of positions"),
+                    Culprit("function", collate, "makes the labels", at),
+                    Culprit("input", name, f"{learnt.share:.0%} of positions"),
                 ),
                 location=at or place,
                 observed=f"at {learnt.share:.0%} of the logits the gradient favours input_ids[t+{learnt.shift}]",
@@ -212,8 +212,8 @@ def _differs(subject: Subject, made: Accumulated, limit: float) -> Finding:
         else f"{loop.window} accumulated batches give a different gradient from the whole batch: "
         f"off by {made.error:.1%}",
         culprits=(
-            Culprit(kind="loss", name=name, detail="of each batch", location=place),
-            *(Culprit(kind="parameter", name=n, detail="differs") for n in made.worst),
+            Culprit("loss", name, "of each batch", place),
+            *(Culprit("parameter", n, "differs") for n in made.worst),
         ),
         location=place,
         observed=f"relative difference {made.error:.3g}, ratio {made.ratio:.4g}, {made.residual:.2g} across{counts}",

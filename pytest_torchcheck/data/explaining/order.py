@@ -150,10 +150,10 @@ def leaked(first: Part, second: Part, found: Overlap, declared: Location | None 
         f"{found.shared} of {found.compared[1]} samples of {second.role} are in {first.role} too",
         culprits=tuple(
             Culprit(
-                kind="dataset",
-                name=f"{part.role}[{index}]",
-                detail="",
-                location=making_line(declared, part.role) or part.class_line,
+                "dataset",
+                f"{part.role}[{index}]",
+                "",
+                making_line(declared, part.role) or part.class_line,
             )
             for part, index in ((second, b), (first, a))
         ),
@@ -217,9 +217,7 @@ def last_batch_fails(
         f"{part.prefix}the last batch of an epoch has {size} sample{'s' * (size > 1)}, which {module or 'the model'} "
         f"cannot train on: {error.type}",
         culprits=(
-            Culprit(
-                kind="module", name=module or "model", detail=error.type, location=error.location
-            ),
+            Culprit("module", module or "model", error.type, error.location),
             dataset_culprit(part, "drop_last", "False: the partial batch is trained on", place),
             *(
                 (dataset_culprit(part, "batch_size", f"{batch_size}, which leaves {size}", sized),)

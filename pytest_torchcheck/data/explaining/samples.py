@@ -308,11 +308,7 @@ def damaged(part: Part, found: Rereading, write: Write | None) -> Finding:
         )
     ]
     if written is not None:
-        culprits.append(
-            Culprit(
-                kind="call", name=written.text, detail="writes to the dataset", location=written
-            )
-        )
+        culprits.append(Culprit("call", written.text, "writes to the dataset", written))
     again = (
         f"sample {found.error[0]} can be read only once: {found.error[1]}"
         if found.error
@@ -359,9 +355,9 @@ def overwritten(part: Part, found: Rereading, write: Write | None = None) -> Fin
         culprits=(
             dataset_culprit(part, name, "shared by all samples", made or place),
             *((dataset_culprit(part, write.name, f"lies in {name}", handed),) if write is not None and handed is not None else ()),
-            *((Culprit(kind="call", name=filled.text, detail=f"fills {name}", location=filled),) if filled is not None else ()),
+            *((Culprit("call", filled.text, f"fills {name}", filled),) if filled is not None else ()),
             Culprit(
-                kind="call", name=f"{part.name}.__getitem__", detail="returns it", location=returned
+                "call", f"{part.name}.__getitem__", "returns it", returned
             ),
         ),
         location=place,

@@ -165,7 +165,7 @@ def _raised(part: Part, made: Delivery, culprit: Culprit, common: dict[str, Any]
             (f"{part.prefix}{part.name} cannot be unpickled in a worker: {function} recurses "
             "without end"),
             culprits=(
-                Culprit(kind="function", name=function, detail=made.error_type, location=made.location),
+                Culprit("function", function, made.error_type, made.location),
                 culprit,
             ),
             observed=observed, because=f"{said}, at {where_}",
@@ -283,7 +283,7 @@ def _duplicate(part: Part, found: Augmentation, one: Duplicate) -> Finding:
         culprits.append(dataset_culprit(part, one.name, "is drawn from here", one.drawn))
     if one.seeded_by:
         told, line = "is the worker_init_fn", one.made
-        culprits.append(Culprit(kind="function", name=one.seeded_by, detail=told, location=line))
+        culprits.append(Culprit("function", one.seeded_by, told, line))
         fix = (
             f"in {one.seeded_by}, seed from torch.initial_seed() % 2**32 (which differs by "
             "worker and epoch)"

@@ -235,16 +235,9 @@ def differing(found: Unlike, declared: Location | None) -> Finding:
         f"{found.name!r} is label {found.labels[0]} in {first.title} and label "
         f"{found.labels[1]} in {second.title}: each numbers its own classes",
         culprits=(
-            Culprit(
-                kind="dataset", name=attribute, detail="of each dataset by itself", location=made
-            ),
+            Culprit("dataset", attribute, "of each dataset by itself", made),
             *(
-                Culprit(
-                    kind="call",
-                    name=one.text,
-                    detail=here + (" or elsewhere" * (len(places) > 1)),
-                    location=one,
-                )
+                Culprit("call", one.text, here + (" or elsewhere" * (len(places) > 1)), one)
                 for one in places
             ),
         ),

@@ -109,11 +109,7 @@ def written(part: Part, found: Collated) -> Finding:
         f"{part.prefix}{name} writes to {held} when it collates a batch: the next read differs",
         culprits=(
             dataset_culprit(part, name, f"{found.change.elements} elements of {held} written", at),
-            *(
-                (Culprit(kind="call", name=at.text, detail="writes to the dataset", location=at),)
-                if at
-                else ()
-            ),
+            *((Culprit("call", at.text, "writes to the dataset", at),) if at else ()),
             dataset_culprit(
                 part, held, "is returned by the dataset itself", found.change.held.location
             ),

@@ -225,11 +225,7 @@ def confused(part: Part, found: Confusion) -> Finding:
             dataset_culprit(
                 part, name, f"key {found.key} for both", found.stored or found.held.location
             ),
-            *(
-                (Culprit(kind="dataset", name="key", detail="created here", location=found.keyed),)
-                if found.keyed
-                else ()
-            ),
+            *((Culprit("dataset", "key", "created here", found.keyed),) if found.keyed else ()),
         ),
         location=place,
         observed=f"{found.count} samples, each read alone, fill {found.keys} entries of {name}",

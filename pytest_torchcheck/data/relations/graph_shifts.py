@@ -124,13 +124,8 @@ def indices_shifted(part: Part, found: Shifted) -> Finding:
             "all previous samples"
         ),
         culprits=(
-            Culprit(kind="dataset", name=short or found.path, detail="the shifts", location=place),
-            Culprit(
-                kind="function",
-                name=name,
-                detail="collate function",
-                location=sources.of_object(collate),
-            ),
+            Culprit("dataset", short or found.path, "the shifts", place),
+            Culprit("function", name, "collate function", sources.of_object(collate)),
         ),
         location=place,
         observed=f"samples of {few(found.sizes)} rows are shifted by {few(found.shifts)}; their "

@@ -226,14 +226,7 @@ def kept(part: Part, found: Kept, *, promised: bool) -> Finding:
         culprits=(
             dataset_culprit(part, found.name, "keeps the drawn value", place),
             *(
-                (
-                    Culprit(
-                        kind="call",
-                        name=found.drawn.text,
-                        detail="draws the kept value",
-                        location=found.drawn,
-                    ),
-                )
+                (Culprit("call", found.drawn.text, "draws the kept value", found.drawn),)
                 if found.drawn
                 else ()
             ),

@@ -125,13 +125,8 @@ def mask_too_long(part: Part, found: LongMask) -> Finding:
         "mask-too-long",
         f"{part.prefix}{name} marks {positions} of padding as real in every sample that is padded",
         culprits=(
-            Culprit(kind="dataset", name=short or found.path, detail="the mask", location=place),
-            Culprit(
-                kind="function",
-                name=name,
-                detail="collate function",
-                location=sources.of_object(collate),
-            ),
+            Culprit("dataset", short or found.path, "the mask", place),
+            Culprit("function", name, "collate function", sources.of_object(collate)),
         ),
         location=place,
         observed=f"a sample of {found.own} positions has {found.own} alone, and "

@@ -159,9 +159,9 @@ def labels_mixed(part: Part, found: Pairing) -> Finding:
         "collate-mixes-labels",
         f"{part.prefix}{name} gives {len(found.mixed)} of {found.count} samples a wrong label",
         culprits=(
-            *((Culprit(kind="call", name=put or moved.text, detail="reordered here", location=moved),) if moved else ()),
-            Culprit(kind="function", name=name, detail="collate function", location=place),
-            Culprit(kind="dataset", name=f"{part.prefix}{found.path}", detail="labels", location=found.returned),
+            *((Culprit("call", put or moved.text, "reordered here", moved),) if moved else ()),
+            Culprit("function", name, "collate function", place),
+            Culprit("dataset", f"{part.prefix}{found.path}", "labels", found.returned),
         ),
         location=moved or place,
         observed=(f"sample {first} alone has the label {found.own}; its row in a batch of "

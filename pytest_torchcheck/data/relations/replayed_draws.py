@@ -210,18 +210,8 @@ def replayed_in_vain(part: Part, found: Replay) -> Finding:
             f"from {found.name}"
         ),
         culprits=(
-            Culprit(
-                kind="call",
-                name=found.call,
-                detail=f"no draw from {found.name} since",
-                location=found.location,
-            ),
-            Culprit(
-                kind="dataset",
-                name=found.other,
-                detail="drawn from before and after",
-                location=found.drawn,
-            ),
+            Culprit("call", found.call, f"no draw from {found.name} since", found.location),
+            Culprit("dataset", found.other, "drawn from before and after", found.drawn),
         ),
         location=found.location,
         observed=f"sample {found.index}: the state of {found.name} is unchanged before and after "

@@ -218,12 +218,7 @@ def _second_wrong(target: Target, found: Finding, *, promised: bool) -> Finding:
         if kept
         else head(target.function, "backward", "vjp"),
         others=[
-            Culprit(
-                kind="tensor",
-                name=one.name,
-                detail="an intermediate, saved here",
-                location=one.saved,
-            )
+            Culprit("tensor", one.name, "an intermediate, saved here", one.saved)
             for one in kept[:2]
             if one.saved is not None
         ],

@@ -81,7 +81,7 @@ def clips_nothing(clip: Clip) -> Finding:
             call(clip, "0 parameters"),
             *(spent.culprits if spent is not None else ()),
             *(
-                Culprit(kind="call", name=clip.given, detail=detail, location=place)
+                Culprit("call", clip.given, detail, place)
                 for detail, place in (("created here", clip.made), ("read here first", clip.reader))
                 if place is not None and place != clip.place
             ),

@@ -128,8 +128,7 @@ def _unclipped(
             cause = f"{len(missed)} parameters of the optimizer are not clipped"
             fix = "clip the parameters of the whole model at once"
             culprits.extend(
-                Culprit(kind="parameter", name=name, detail="not clipped")
-                for name in sorted(missed)[:4]
+                Culprit("parameter", name, "not clipped") for name in sorted(missed)[:4]
             )
         elif len(clips) > 1:
             code = "clip-piecewise"

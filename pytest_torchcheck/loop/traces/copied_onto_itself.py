@@ -129,12 +129,12 @@ def _finding(place: Location, names: tuple[str, ...]) -> Finding:
             f"{'itself' if len(names) == 1 else 'themselves'}: nothing is restored"),
         culprits=(
             *(
-                [Culprit(kind="tensor", name=container, detail="keeps the weights themselves", location=filled)]
+                [Culprit("tensor", container, "keeps the weights themselves", filled)]
                 if filled is not None
                 else ()
             ),
-            Culprit(kind="call", name="copy_", detail="copies them onto themselves", location=place),
-            *(Culprit(kind="parameter", name=name, detail="not restored") for name in names[:3]),
+            Culprit("call", "copy_", "copies them onto themselves", place),
+            *(Culprit("parameter", name, "not restored") for name in names[:3]),
         ),
         location=filled or place,
         observed=(f"{len(names)} parameters that were replaced for a forward keep the replaced "

@@ -132,16 +132,8 @@ def _stuck(
             "of the step on, training runs in eval mode"
         ),
         culprits=(
-            Culprit(
-                kind="call",
-                name=name,
-                detail="not undone",
-                location=setter.place if setter else None,
-            ),
-            *(
-                Culprit(kind="module", name=n, detail="in eval mode during training")
-                for n in sorted(layers)[:3]
-            ),
+            Culprit("call", name, "not undone", setter.place if setter else None),
+            *(Culprit("module", n, "in eval mode during training") for n in sorted(layers)[:3]),
         ),
         location=place or (setter.place if setter else None),
         observed=f"{len(stuck)} modules ({few(layers)}) were in training mode "
@@ -186,8 +178,8 @@ def _trains_in_eval(subject: Subject, trace: Trace) -> Iterator[Finding]:
         (f"every step trains in eval mode: {few(tuple(acting))} "
         f"{'has' if len(acting) == 1 else 'have'} no effect"),
         culprits=(
-            Culprit(kind="call", name=setter.name, detail="before the training forward", location=setter.place),
-            *(Culprit(kind="module", name=name, detail="in eval mode during training") for name in acting[:3]),
+            Culprit("call", setter.name, "before the training forward", setter.place),
+            *(Culprit("module", name, "in eval mode during training") for name in acting[:3]),
         ),
         location=setter.place,
         observed=(f"the training forward runs in eval mode in each of {len(seen)} calls; the model "
@@ -218,9 +210,7 @@ def _gradients_off(subject: Subject, trace: Trace) -> Iterator[Finding]:
     yield violated(
         "gradients-left-off",
         "the step leaves gradients disabled: no later step can train",
-        culprits=(
-            Culprit(kind="call", name="set_grad_enabled", detail="not undone", location=place),
-        ),
+        culprits=(Culprit("call", "set_grad_enabled", "not undone", place),),
         location=place,
         observed=f"torch.is_grad_enabled() is False after call {trace.grad_left_off} of the step",
         cause="gradients are disabled for an evaluation and not enabled again",
@@ -249,18 +239,13 @@ def _statistics(trace: Trace) -> Iterator[Finding]:
             "evaluation-updates-statistics",
             f"{function} runs the model in training mode: {few(event.statistics)} change",
             culprits=(
-                Culprit(
-                    kind="call", name=event.name, detail="in training mode", location=event.place
-                ),
+                Culprit("call", event.name, "in training mode", event.place),
                 *(
-                    [Culprit(kind="call", name="eval", detail="missing before it", location=off)]
+                    [Culprit("call", "eval", "missing before it", off)]
                     if off is not None and off != event.place
                     else ()
                 ),
-                *(
-                    Culprit(kind="buffer", name=name, detail="moved")
-                    for name in event.statistics[:3]
-                ),
+                *(Culprit("buffer", name, "moved") for name in event.statistics[:3]),
             ),
             location=event.place,
             observed=f"{len(event.statistics)} buffers changed in a forward without gradients",

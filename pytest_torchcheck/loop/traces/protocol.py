@@ -98,11 +98,11 @@ def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
             f"{wanted}() is missing: {step.name}() applies the gradients of {passes} backward passes where "
             f"{passes - len(step.fresh)} had been applied before",
             culprits=(
-                Culprit(kind="call", name=wanted, detail="missing" if named is None else "named and not called", location=named or place),
+                Culprit("call", wanted, "missing" if named is None else "named and not called", named or place),
                 call(step, "applies gradients again"),
                 *((call(forward, "the gradients are still there"),) if forward is not None and at(forward.place) != at(latest.place) else ()),
-                *(Culprit(kind="call", name=e.name, detail="clears other gradients", location=e.place) for e in others[:1]),
-                *(Culprit(kind="parameter", name=n, detail="stale gradient") for n in (sorted(step.stale)[:4] if part else ())),
+                *(Culprit("call", e.name, "clears other gradients", e.place) for e in others[:1]),
+                *(Culprit("parameter", n, "stale gradient") for n in (sorted(step.stale)[:4] if part else ())),
             ),
             location=named or place,
             observed=f"in call {step.step} of the step, the gradients of {len(step.stale)} of "
@@ -167,7 +167,7 @@ def _loss_made_anew(subject: Subject, trace: Trace) -> Iterator[Finding]:
             "loss-recreated",
             f"{name} is a new tensor without a graph: {backward.name}() gives no parameter a gradient",
             culprits=(
-                Culprit(kind="loss", name=name, detail="a leaf, grad_fn is None", location=place),
+                Culprit("loss", name, "a leaf, grad_fn is None", place),
                 call(backward, "reaches no parameter"),
             ),
             location=place or backward.place,
@@ -221,10 +221,7 @@ def _leak(
         culprits=(
             call(leaking, f"leaves gradients in the parameters of {owner}"),
             call(step, "applies them too"),
-            *(
-                Culprit(kind="parameter", name=name, detail="holds both gradients")
-                for name in sorted(names)[:4]
-            ),
+            *(Culprit("parameter", name, "holds both gradients") for name in sorted(names)[:4]),
         ),
         location=leaking.place,
         observed=f"{len(names)} parameters of {owner} ({few(names)}) contain the passes of "
@@ -261,7 +258,7 @@ def _counted_twice(trace: Trace) -> Iterator[Finding]:
                     call(later, f"goes through {first} again"),
                     call(earlier, "its gradients are not cleared"),
                     *(
-                        Culprit(kind="parameter", name=name, detail="holds both gradients")
+                        Culprit("parameter", name, "holds both gradients")
                         for name in sorted(names)[:4]
                     ),
                 ),
@@ -310,7 +307,7 @@ def _loads_itself(trace: Trace) -> Iterator[Finding]:
         if not isinstance(event, LoadState) or not 0 < event.own == event.tensors:
             continue
         kept, line = ("", None) if event.place is None else kept_as_it_is(event.place)
-        keeps = Culprit(kind="tensor", name=kept, detail="is kept without a copy", location=line)
+        keeps = Culprit("tensor", kept, "is kept without a copy", line)
         yield violated(
             "state-loaded-itself",
             f"{event.name} receives the module's own tensors: it changes nothing",

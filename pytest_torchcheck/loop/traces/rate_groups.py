@@ -48,10 +48,7 @@ def idle_schedulers(subject: Subject, trace: Trace) -> Finding | None:
         return violated(
             "scheduler-idle",
             f"{left} of {made.count(kind)} {kind} schedulers {'is' if left == 1 else 'are'} never stepped",
-            culprits=[
-                Culprit(kind="scheduler", name=kind, detail=f"{e.name} steps one", location=e.place)
-                for e in alike
-            ],
+            culprits=[Culprit("scheduler", kind, f"{e.name} steps one", e.place) for e in alike],
             location=place,
             observed=f"in {trace.steps} training steps {', '.join(e.name for e in alike)} ran, and no other of its class",
             cause="the rate of its optimizer stays where it starts",
@@ -103,13 +100,8 @@ def left_behind(subject: Subject, trace: Trace) -> Finding | None:
         "schedule-differs",
         f"group {number} of the optimizer keeps the learning rate {default:g} while the first one follows the schedule",
         culprits=(
-            Culprit(
-                kind="optimizer",
-                name="param_groups",
-                detail=f"group {number} is not set",
-                location=where,
-            ),
-            *(Culprit(kind="parameter", name=name, detail=f"in group {number}") for name in first),
+            Culprit("optimizer", "param_groups", f"group {number} is not set", where),
+            *(Culprit("parameter", name, f"in group {number}") for name in first),
         ),
         location=where,
         observed=f"over {len(steps)} steps the rate of group 0 goes from {groups[0][0]:g} to "

@@ -58,9 +58,7 @@ def _before_optimizer(trace: Trace) -> Iterator[Finding]:
         "scheduler-before-step",
         f"{scheduler.name}() runs before {step.name}(): the first learning rate of the schedule is skipped",
         culprits=(
-            Culprit(
-                kind="scheduler", name=scheduler.name, detail="runs first", location=scheduler.place
-            ),
+            Culprit("scheduler", scheduler.name, "runs first", scheduler.place),
             call(step, "runs afterwards"),
         ),
         location=scheduler.place,
@@ -82,14 +80,7 @@ def _vanishing(trace: Trace) -> Iterator[Finding]:
     yield suspicious(
         "rate-vanishes",
         f"the learning rate falls from {max(rates):g} to {rates[-1]:g} in {len(rates)} steps",
-        culprits=(
-            Culprit(
-                kind="scheduler",
-                name=scheduler.name,
-                detail=f"{len(stepped)} calls",
-                location=scheduler.place,
-            ),
-        ),
+        culprits=(Culprit("scheduler", scheduler.name, f"{len(stepped)} calls", scheduler.place),),
         location=scheduler.place,
         observed=f"learning rates of {len(rates)} steps: {_listed(rates)}",
         cause="a schedule intended for epochs is stepped with every batch, or decays much too fast",
@@ -171,32 +162,24 @@ def schedule_finding(
                 f"set group['lr'] of every param_group after {at(place)}, or load only the "
                 "moments (state)"
             )
-    culprits = [
-        Culprit(kind="scheduler", name=e.name, detail=f"{len(stepped)} calls", location=e.place)
-        for e in stepped[:1]
-    ]
-    culprits += [
-        Culprit(kind="scheduler", name=name, detail="defines the schedule", location=p)
-        for name, p in made
-    ]
+    culprits = [Culprit("scheduler", e.name, f"{len(stepped)} calls", e.place) for e in stepped[:1]]
+    culprits += [Culprit("scheduler", name, "defines the schedule", p) for name, p in made]
     if setting is not None:
         name = "optimizer.load_state_dict" if setting.loads else "lr"
         detail = f"sets the learning rate to {setting.after:g}"
-        culprits.insert(0, Culprit(kind="call", name=name, detail=detail, location=place))
+        culprits.insert(0, Culprit("call", name, detail, place))
     elif not stepped and len(set(rates)) == 1 and made:
         # there is a scheduler, and what is wrong is the call that is not there
         culprits.insert(
             0,
-            Culprit(kind="scheduler", name="scheduler.step", detail="missing", location=step.place),
+            Culprit("scheduler", "scheduler.step", "missing", step.place),
         )
     if not culprits:
         missing = "scheduler.step" if len(set(rates)) == 1 and not constant else "lr"
         culprits = [
-            Culprit(kind="optimizer", name="lr", detail=f"{rates[n]:g}", location=place)
+            Culprit("optimizer", "lr", f"{rates[n]:g}", place)
             if constant
-            else Culprit(
-                kind="scheduler", name=missing, detail="missing", location=step.place or place
-            )
+            else Culprit("scheduler", missing, "missing", step.place or place)
         ]
     return violated(
         "schedule-differs",

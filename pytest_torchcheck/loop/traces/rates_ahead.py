@@ -96,7 +96,7 @@ def ahead_findings(one: Ahead, place: Location | None) -> Iterator[Finding]:
         return
     reached, fallen = max(planned), _fallen(planned, peak)
     common: dict[str, Any] = {
-        "culprits": (Culprit(kind="scheduler", name=one.name, detail=f"stepped {_EACH[one.interval]}", location=place),),
+        "culprits": (Culprit("scheduler", one.name, f"stepped {_EACH[one.interval]}", place),),
         "location": place,
         "evidence": {"calls": one.calls, "otherwise": one.otherwise, "first": list(planned[:8]), "last": planned[-1]},
     }  # fmt: skip

@@ -166,19 +166,12 @@ def _finding(name: str, again: _Again, trace: Trace) -> Finding:
     caller = seed.caller if seed.caller != seed.location else None
     function = seed.location.function.rpartition("<locals>.")[2] if seed.location else ""
     culprits: list[Any] = [
-        Culprit(kind="call", name=seed.op, detail="sets the same state in every step", location=seed.location),
+        Culprit("call", seed.op, "sets the same state in every step", seed.location),
     ]  # fmt: skip
     if caller is not None:
-        culprits.append(
-            Culprit(kind="call", name=function, detail="is called here", location=caller)
-        )
+        culprits.append(Culprit("call", function, "is called here", caller))
     culprits.append(
-        Culprit(
-            kind="call",
-            name=draw.op or "a draw",
-            detail="draws the same numbers again",
-            location=draw.location,
-        )
+        Culprit("call", draw.op or "a draw", "draws the same numbers again", draw.location)
     )
     alike = max(
         sum(one.get(name) == other.get(name) for other in trace.generators)

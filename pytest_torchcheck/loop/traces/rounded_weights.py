@@ -89,8 +89,8 @@ def rounding_findings(trace: Trace) -> Iterator[Finding]:
             f"{'comes' if len(event.rounded) == 1 else 'come'} back with the digits of "
             f"{event.dtype}",
             culprits=(
-                Culprit(kind="call", name=event.name, detail=f"makes them {event.dtype}", location=event.place),
-                *(Culprit(kind="parameter", name=name, detail="rounded") for name in event.rounded[:3]),
+                Culprit("call", event.name, f"makes them {event.dtype}", event.place),
+                *(Culprit("parameter", name, "rounded") for name in event.rounded[:3]),
             ),
             location=event.place,
             observed=f"{len(event.rounded)} float32 parameters hold only values of {event.dtype} "

@@ -60,7 +60,7 @@ def _told(
         "moved uphill"),
         culprits=(
             call(second, "adds to the gradient computed before the weights moved"),
-            Culprit(kind="call", name=wanted, detail="none between the two passes", location=second.place),
+            Culprit("call", wanted, "none between the two passes", second.place),
             call(first, "its gradient is not cleared"),
         ),
         location=second.place,

@@ -17,7 +17,7 @@ def at(place: Location | None) -> str:
 
 def call(event: Event, detail: str = "") -> Culprit:
     """Name a call."""
-    return Culprit(kind="call", name=event.name, detail=detail, location=event.place)
+    return Culprit("call", event.name, detail, event.place)
 
 
 def few(names: frozenset[str] | tuple[str, ...]) -> str:
