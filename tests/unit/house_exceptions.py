@@ -34,7 +34,6 @@ FUNCTIONS: frozenset[str] = frozenset(
         "diagnosis.training.drift:drifted",
         "diagnosis.training.optimizers:missing",
         "diagnosis.training.optimizers:standstill",
-        "loop.traces.clipping:_unclipped",
         "loop.traces.rates:schedule_finding",
         "probes.memory.replay:build_profile",
         "runs.losses.consumption:describe",
