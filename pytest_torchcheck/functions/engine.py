@@ -113,7 +113,7 @@ def check_call(
         except Exception as error:  # the user's code may raise on some arguments only
             if (place := error_line(target.function, error)) is None:
                 raise
-            outcome = Outcome(findings=[_raised_at_times(target, error, place)])
+            outcome = _raised_at_times(target, error, place)
         finally:
             for generator in call.generators:
                 generator.rewind()
@@ -195,9 +195,8 @@ def _for_symmetric(target: Target, kept: list[int], outcome: Outcome) -> Finding
     )
 
 
-def _raised_at_times(target: Target, error: Exception, place: Location) -> Finding:
-    return target.finding(
-        "violated",
+def _raised_at_times(target: Target, error: Exception, place: Location) -> Outcome:
+    return target.broken(
         "gradcheck-raises",
         f"{target.name} raises {type(error).__name__} on some arguments: {first_line(error)}",
         location=place,

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..findings import Culprit, Finding, Location, Plain, Status
 from ..sources import of_object, rank
 from ..text.printable import message_of
-from .lines import head
+from .lines import error_line, head
 from .relations.jacobians import RTOL, STEP, random_like, real_size
 
 if TYPE_CHECKING:
@@ -148,6 +148,16 @@ class Target:
             dtype=str(self.dtype).removeprefix("torch."),
             **fields,
         )
+
+    def broken(self, code: str, summary: str, *, doubtful: bool = False, **fields: Any) -> Outcome:
+        """Return the outcome of an aspect that is violated, or suspicious; see :meth:`finding`."""
+        status: Status = "suspicious" if doubtful else "violated"
+        return Outcome(findings=[self.finding(status, code, summary, **fields)])
+
+    def raised(self, code: str, summary: str, error: Exception, **fields: Any) -> Outcome:
+        """Return the outcome of an aspect in which the user's code raised, at the line that did."""
+        fields = {"observed": f"{type(error).__name__}: {first_line(error)}", **fields}
+        return self.broken(code, summary, location=error_line(self.function, error), **fields)
 
     def described(self) -> list[Plain]:
         """Return the arguments in words, as plain data."""

@@ -180,18 +180,13 @@ def _stale_declaration(target: Target) -> Outcome | None:
     run = target.call.run()
     if any(bool(b.wrong.any()) for b in blocks_of(plain, target.call, run)):
         return None
-    return Outcome(
-        findings=[
-            target.finding(
-                "violated",
-                "surrogate-stale",
-                f"{target.name} is declared a surrogate gradient, but its gradient is forward's own derivative",
-                observed="all Jacobian entries agree with central differences of forward",
-                cause="the declaration is no longer needed",
-                because="the plain gradient check passes",
-                fix="remove the declaration",
-            )
-        ]
+    return target.broken(
+        "surrogate-stale",
+        f"{target.name} is declared a surrogate gradient, but its gradient is forward's own derivative",
+        observed="all Jacobian entries agree with central differences of forward",
+        cause="the declaration is no longer needed",
+        because="the plain gradient check passes",
+        fix="remove the declaration",
     )
 
 

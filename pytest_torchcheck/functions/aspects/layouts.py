@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..calls import is_float
 from ..common import reference_of, tolerance
 from ..lines import error_line, head
@@ -12,9 +10,6 @@ from ..target import Outcome, Target, first_line
 from .derivatives import check_first
 from .strides import UPSTREAM_LAYOUTS
 from .variants import broadcasts
-
-if TYPE_CHECKING:
-    from ...findings import Finding
 
 
 def check_inputs(target: Target) -> Outcome:
@@ -44,26 +39,25 @@ def _input_layouts(target: Target) -> Outcome:
             if is_float(b) and distance(a, b) > tolerance(target)
         ]
         if differ:
-            return Outcome(findings=[_layout_finding(target, label, "forward", chosen, None)])
+            return _layout_finding(target, label, "forward", chosen, None)
         try:
             found = other.grads({i: g.clone() for i, g in upstream.items()})
         except Exception as error:  # the backward of the user may raise anything
-            return Outcome(findings=[_layout_finding(target, label, "backward", chosen, error)])
+            return _layout_finding(target, label, "backward", chosen, error)
         wrong = [i for i in found if distance(found[i], reference[i]) > tolerance(target)]
         if wrong:
-            return Outcome(findings=[_layout_finding(target, label, "backward", wrong, None)])
+            return _layout_finding(target, label, "backward", wrong, None)
         done.append(label)
     return Outcome(held=[f"inputs {', '.join(done)}"] if done else [])
 
 
 def _layout_finding(
     target: Target, label: str, part: str, inputs: list[int], error: Exception | None
-) -> Finding:
+) -> Outcome:
     name = ", ".join(target.input_name(i) for i in inputs)
     what = f"raises {type(error).__name__}" if error is not None else "gives another result"
     place = error_line(target.function, error) if error is not None else head(target.function, part)
-    return target.finding(
-        "violated",
+    return target.broken(
         "input-layout",
         f"{target.part(part)} {what} when {name} is {label}",
         location=place,

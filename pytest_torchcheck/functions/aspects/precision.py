@@ -11,14 +11,13 @@ from torch import Tensor
 
 from ...text.printable import message_of
 from ..calls import Call, OpLimit, Run, Runaway
-from ..lines import error_line, gradient_line, head, line_with
+from ..lines import gradient_line, head, line_with
 from ..relations.jacobians import distance, random_like
 from ..target import Outcome, Target, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...findings import Finding
     from ..common import Grads
 
 _LONG = 2_000
@@ -85,21 +84,20 @@ def _mixed(target: Target) -> Outcome:
         try:
             found = run.grads(upstream)
         except Exception as error:  # the backward of the user may raise anything
-            return Outcome(findings=[_mixed_raised(target, name, index, error)])
+            return _mixed_raised(target, name, index, error)
         wrong = [i for i in found if distance(found[i], reference[i]) > 1e-3]
         if wrong:
             gap = max(distance(found[i], reference[i]) for i in wrong)
-            return Outcome(findings=[_mixed_wrong(target, name, wrong, gap)])
+            return _mixed_wrong(target, name, wrong, gap)
         done.append(name)
     return Outcome(held=[f"mixed dtypes (float32 {', '.join(done)})"] if done else [])
 
 
-def _mixed_raised(target: Target, name: str, index: int, error: Exception) -> Finding:
-    return target.finding(
-        "violated",
+def _mixed_raised(target: Target, name: str, index: int, error: Exception) -> Outcome:
+    return target.raised(
         "mixed-dtype",
         f"{target.backward} raises when {name} is float32 and the rest float64: {first_line(error)}",
-        location=error_line(target.function, error),
+        error,
         inputs={index: "float32"},
         observed=f"forward accepts the mixture, backward raises {type(error).__name__}",
         cause="backward combines tensors of different dtypes in an operation that does not promote",
@@ -108,9 +106,8 @@ def _mixed_raised(target: Target, name: str, index: int, error: Exception) -> Fi
     )
 
 
-def _mixed_wrong(target: Target, name: str, wrong: list[int], gap: float) -> Finding:
-    return target.finding(
-        "violated",
+def _mixed_wrong(target: Target, name: str, wrong: list[int], gap: float) -> Outcome:
+    return target.broken(
         "mixed-dtype",
         (
             f"{target.backward} returns a wrong gradient of {target.input_name(wrong[0])} when "
@@ -147,14 +144,14 @@ def _low(target: Target, dtype: torch.dtype) -> Outcome:
     except Exception as error:  # the backward of the user may raise anything
         if not _about_dtypes(error):
             return Outcome()
-        return Outcome(findings=[_low_raised(target, name, error)])
+        return _low_raised(target, name, error)
     for index, grad in found.items():
         if dtype == torch.float16 and not _comfortable(reference[index]):
             continue  # so small or large that any computation in float16 loses it
         limit = _allowed(target, wide, upstream, reference, index, dtype)
         gap = distance(grad, reference[index])
         if grad is not None and gap > limit:
-            return Outcome(findings=[_low_wrong(target, name, index, gap, limit)])
+            return _low_wrong(target, name, index, gap, limit)
     return Outcome(held=[name])
 
 
@@ -217,12 +214,11 @@ def _allowed(
     return float(8 * moved + SLACK * eps * math.sqrt(max(length, 1)))
 
 
-def _low_raised(target: Target, name: str, error: Exception) -> Finding:
-    return target.finding(
-        "violated",
+def _low_raised(target: Target, name: str, error: Exception) -> Outcome:
+    return target.raised(
         "low-precision",
         f"{target.backward} raises in {name}: {first_line(error)}",
-        location=error_line(target.function, error),
+        error,
         observed=f"forward runs in {name}, backward raises {type(error).__name__}",
         cause=f"backward mixes {name} with another dtype",
         because=f"torch said: {first_line(error)}",
@@ -231,10 +227,9 @@ def _low_raised(target: Target, name: str, error: Exception) -> Finding:
     )
 
 
-def _low_wrong(target: Target, name: str, index: int, gap: float, limit: float) -> Finding:
+def _low_wrong(target: Target, name: str, index: int, gap: float, limit: float) -> Outcome:
     of = target.input_name(index)
-    return target.finding(
-        "violated",
+    return target.broken(
         "low-precision",
         (
             f"{target.backward} loses the gradient of {of} in {name}: relative error {gap:.3g} "
@@ -270,7 +265,7 @@ def _autocast(target: Target, *, required: bool) -> Outcome:
     except Exception as error:  # the backward of the user may raise anything
         if not (required or declared) or not _about_dtypes(error):
             return Outcome(held=[f"autocast: refused ({first_line(error)[:60]})"])
-        return Outcome(findings=[_autocast_raised(target, error)])
+        return _autocast_raised(target, error)
     reference = plain.grads(wide)
     base = call.cast(torch.float64)
     for index, grad in found.items():
@@ -279,7 +274,7 @@ def _autocast(target: Target, *, required: bool) -> Outcome:
         limit = _allowed(target, base, upstream, exact, index, torch.bfloat16)
         gap = distance(grad, reference[index])
         if grad is not None and gap > 4 * limit:
-            return Outcome(findings=[_autocast_wrong(target, index, gap, 4 * limit)])
+            return _autocast_wrong(target, index, gap, 4 * limit)
     return Outcome(held=["autocast"])
 
 
@@ -287,12 +282,11 @@ def _uses_custom_fwd(target: Target) -> bool:
     return line_with(target.function, r"custom_fwd", "forward") is not None
 
 
-def _autocast_raised(target: Target, error: Exception) -> Finding:
-    return target.finding(
-        "violated",
+def _autocast_raised(target: Target, error: Exception) -> Outcome:
+    return target.raised(
         "autocast",
         f"{target.backward} raises after a forward under autocast: {first_line(error)}",
-        location=error_line(target.function, error),
+        error,
         observed=f"forward under torch.autocast worked, backward raises {type(error).__name__}",
         cause="forward saw the lower precision that autocast chose and saved the inputs in another",
         because=f"torch said: {first_line(error)}; without autocast the same call works",
@@ -300,10 +294,9 @@ def _autocast_raised(target: Target, error: Exception) -> Finding:
     )
 
 
-def _autocast_wrong(target: Target, index: int, gap: float, limit: float) -> Finding:
+def _autocast_wrong(target: Target, index: int, gap: float, limit: float) -> Outcome:
     name = target.input_name(index)
-    return target.finding(
-        "violated",
+    return target.broken(
         "autocast",
         f"{target.backward} returns a wrong gradient of {name} after a forward under autocast",
         location=gradient_line(target.function, target.position(index))

@@ -16,7 +16,6 @@ from ..target import Outcome, Target, first_line
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...findings import Finding
     from ...probes.holding.aliasing import Alias
     from ..calls import Call, Run
 
@@ -41,38 +40,31 @@ def _twice(target: Target) -> Outcome:
         try:
             second = run.grads({i: g.clone() for i, g in upstream.items()})
         except Exception as error:  # the backward of the user may raise anything
-            return Outcome(findings=[once_only(target, error, op, _alias(target, op, saved))])
+            return once_only(target, error, op, _alias(target, op, saved))
     wrong = [i for i in first if distance(second[i], first[i]) > tolerance(target)]
     if not wrong:
         return Outcome(held=["backward twice over one graph"])
     if _random_backward(target, run, upstream):
-        return Outcome(findings=[_redraws(target, wrong)])
+        return _redraws(target, wrong)
     gap = max(distance(second[i], first[i]) for i in wrong)
     alias = _alias(target, op, saved)
-    return Outcome(
-        findings=[
-            target.finding(
-                "violated",
-                "backward-not-reentrant",
-                f"{target.backward} returns another gradient when it runs a second time",
-                location=op.line if op is not None else None,
-                inputs={
-                    i: f"relative difference {distance(second[i], first[i]):.3g}" for i in wrong
-                },
-                others=[alias.culprit("a saved tensor")] if alias is not None else [],
-                observed=f"two backward passes over one graph (retain_graph=True) differ by {gap:.3g}",
-                cause="backward changes what it saved"
-                if op is not None
-                else "backward keeps state between calls",
-                because=f"{op.name} wrote into a saved tensor"
-                if op is not None
-                else "inputs and upstream gradient were the same",
-                fix=alias.fix
-                if alias is not None
-                else "use out-of-place operations on saved tensors, and keep no state outside ctx",
-                evidence={"difference": gap},
-            )
-        ]
+    return target.broken(
+        "backward-not-reentrant",
+        f"{target.backward} returns another gradient when it runs a second time",
+        location=op.line if op is not None else None,
+        inputs={i: f"relative difference {distance(second[i], first[i]):.3g}" for i in wrong},
+        others=[alias.culprit("a saved tensor")] if alias is not None else [],
+        observed=f"two backward passes over one graph (retain_graph=True) differ by {gap:.3g}",
+        cause="backward changes what it saved"
+        if op is not None
+        else "backward keeps state between calls",
+        because=f"{op.name} wrote into a saved tensor"
+        if op is not None
+        else "inputs and upstream gradient were the same",
+        fix=alias.fix
+        if alias is not None
+        else "use out-of-place operations on saved tensors, and keep no state outside ctx",
+        evidence={"difference": gap},
     )
 
 
@@ -92,7 +84,7 @@ def _alias(target: Target, op: Op | None, saved: list[int]) -> Alias | None:
 
 def once_only(
     target: Target, error: Exception, op: Op | None = None, alias: Alias | None = None
-) -> Finding:
+) -> Outcome:
     """Word a backward that works only once."""
     if op is not None:
         cause, because = "backward changes what it saved", f"{op.name} wrote into a saved tensor"
@@ -101,8 +93,7 @@ def once_only(
         cause = "backward throws away or replaces what it keeps on ctx"
         because = "the first backward worked; retain_graph=True promises a second"
         fix = "leave ctx as it is in backward (save_for_backward frees its tensors by itself)"
-    return target.finding(
-        "violated",
+    return target.broken(
         "backward-not-reentrant",
         f"{target.backward} raises when it runs a second time over one graph: {first_line(error)}",
         location=op.line if op is not None else error_line(target.function, error),
@@ -124,9 +115,8 @@ def _random_backward(target: Target, run: Run, upstream: dict[int, Tensor]) -> b
     return same[1] and not all(same[2:])
 
 
-def _redraws(target: Target, wrong: list[int]) -> Finding:
-    return target.finding(
-        "violated",
+def _redraws(target: Target, wrong: list[int]) -> Outcome:
+    return target.broken(
         "stochastic-backward",
         f"{target.backward} draws its own random numbers instead of those of forward",
         location=line_with(
@@ -150,12 +140,12 @@ def _interleaved(target: Target) -> Outcome:
     try:
         found = first.grads({i: g.clone() for i, g in upstream.items()})
     except Exception as error:  # the backward of the user may raise anything
-        return Outcome(findings=[_shared(target, f"{type(error).__name__}: {first_line(error)}")])
+        return _shared(target, f"{type(error).__name__}: {first_line(error)}")
     wrong = [i for i in found if distance(found[i], reference[i]) > tolerance(target)]
     if not wrong:
         return Outcome(held=["a second forward in between"])
     gap = max(distance(found[i], reference[i]) for i in wrong)
-    return Outcome(findings=[_shared(target, f"relative difference {gap:.3g}", wrong)])
+    return _shared(target, f"relative difference {gap:.3g}", wrong)
 
 
 def _ran(call: Call) -> bool:
@@ -166,13 +156,12 @@ def _ran(call: Call) -> bool:
     return True
 
 
-def _shared(target: Target, observed: str, wrong: list[int] | None = None) -> Finding:
+def _shared(target: Target, observed: str, wrong: list[int] | None = None) -> Outcome:
     name = target.function.__name__ if target.function is not None else target.name
     owner = rf"(?:{name}|cls|self|_?\w*cache\w*|_?[A-Z]+)\b"
     pattern = rf"^\s*{owner}[\w.\[\]'\"]*\s*=(?!=)|{owner}[\w.\[\]]*\.append\("
     place = line_with(target.function, pattern, "setup_context", "forward")
-    return target.finding(
-        "violated",
+    return target.broken(
         "shared-state",
         f"{target.backward} gives another gradient after the Function has been called again",
         location=place,

@@ -136,19 +136,14 @@ def _refusal(target: Target, error: Exception | None, *, promised: bool) -> Outc
     )
     if not promised:
         return Outcome(held=[f"second derivatives are refused ({said[:60]})"])
-    return Outcome(
-        findings=[
-            target.finding(
-                "violated",
-                "double-backward-refused",
-                f"{target.backward} cannot be differentiated, though second derivatives are promised",
-                location=head(target.function, "backward", "vjp"),
-                observed=f"differentiating the gradient is refused: {said}",
-                cause="backward is marked once_differentiable or computes outside autograd",
-                because=f"the graph of the gradient ends in a refusal ({said[:80]})",
-                fix="write backward in differentiable torch operations, or as another Function with its own backward",
-            )
-        ]
+    return target.broken(
+        "double-backward-refused",
+        f"{target.backward} cannot be differentiated, though second derivatives are promised",
+        location=head(target.function, "backward", "vjp"),
+        observed=f"differentiating the gradient is refused: {said}",
+        cause="backward is marked once_differentiable or computes outside autograd",
+        because=f"the graph of the gradient ends in a refusal ({said[:80]})",
+        fix="write backward in differentiable torch operations, or as another Function with its own backward",
     )
 
 

@@ -46,17 +46,13 @@ def _mutation(target: Target) -> Outcome:
         index = unmarked[0]
         op = first_write(trace.ops[:forward_ops], storage_of(run.arguments[index]))
         alias = _forward_alias(target, index, op.line if op else None)
-        return Outcome(
-            findings=[
-                _unmarked(target, index, op.line if op else None, op.name if op else "", alias)
-            ]
-        )
+        return _unmarked(target, index, op.line if op else None, op.name if op else "", alias)
     before = {i: run.arguments[i].detach().clone() for i in asked}
     try:
         with Trace(target.function) as back:
             run.grads(upstream)
     except Exception as error:  # the backward of the user may raise anything
-        return Outcome(findings=[once_only(target, error)])
+        return once_only(target, error)
     spoiled = [i for i in asked if _changed(run.arguments[i], before[i])]
     if spoiled:
         index = spoiled[0]
@@ -65,7 +61,7 @@ def _mutation(target: Target) -> Outcome:
         alias = find_alias(
             lambda: again.grads(upstream), again.arguments[index], op.line if op else None
         )
-        return Outcome(findings=[_spoiled(target, index, op.line if op else None, alias)])
+        return _spoiled(target, index, op.line if op else None, alias)
     held = ["inputs stay as they are"]
     if changed:
         held = [
@@ -102,10 +98,9 @@ def _forward_alias(target: Target, index: int, line: Location | None) -> Alias |
 
 def _unmarked(
     target: Target, index: int, line: Location | None, op: str, alias: Alias | None
-) -> Finding:
+) -> Outcome:
     name = target.input_name(index)
-    return target.finding(
-        "violated",
+    return target.broken(
         "input-mutated",
         f"{target.part('forward')} modifies {name} in place without ctx.mark_dirty",
         location=line or head(target.function, "forward"),
@@ -120,10 +115,9 @@ def _unmarked(
     )
 
 
-def _spoiled(target: Target, index: int, line: Location | None, alias: Alias | None) -> Finding:
+def _spoiled(target: Target, index: int, line: Location | None, alias: Alias | None) -> Outcome:
     name = target.input_name(index)
-    return target.finding(
-        "violated",
+    return target.broken(
         "input-mutated",
         f"{target.backward} modifies {name} in place",
         location=line,

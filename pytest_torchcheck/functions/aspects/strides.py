@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from ..common import Grads, tolerance
-from ..lines import Trace, error_line, first_divergence
+from ..lines import Trace, first_divergence
 from ..relations.jacobians import distance
-from ..target import Outcome, Target, first_line
+from ..target import Outcome, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ...findings import Finding, Location
+    from ...findings import Location
 
 
 def _strided(tensor: Tensor) -> Tensor:
@@ -79,23 +79,19 @@ def layouts(target: Target) -> Outcome:
         try:
             found = target.call.run().grads(odd)
         except Exception as error:  # the backward of the user may raise anything
-            return Outcome(findings=[_layout_raised(target, label, error)])
+            return _layout_raised(target, label, error)
         wrong = [i for i in found if distance(found[i], reference[i]) > tolerance(target)]
         if wrong:
-            return Outcome(
-                findings=[_layout_wrong(target, label, odd, plain, wrong, found, reference)]
-            )
+            return _layout_wrong(target, label, odd, plain, wrong, found, reference)
         labels.append(label)
     return Outcome(held=[f"upstream gradients {', '.join(labels)}"])
 
 
-def _layout_raised(target: Target, label: str, error: Exception) -> Finding:
-    return target.finding(
-        "violated",
+def _layout_raised(target: Target, label: str, error: Exception) -> Outcome:
+    return target.raised(
         "upstream-layout",
         f"{target.backward} raises on an upstream gradient that is {label}",
-        location=error_line(target.function, error),
-        observed=f"{type(error).__name__}: {first_line(error)}",
+        error,
         cause=(
             "backward assumes a contiguous grad_output; autograd promises none (y.sum() gives "
             "stride 0, y.t() a transpose)"
@@ -114,12 +110,11 @@ def _layout_wrong(
     wrong: list[int],
     found: Grads,
     reference: Grads,
-) -> Finding:
+) -> Outcome:
     place, how = _diverging(target, odd, plain)
     names = ", ".join(target.input_name(i) for i in wrong)
     gap = max(distance(found[i], reference[i]) for i in wrong)
-    return target.finding(
-        "violated",
+    return target.broken(
         "upstream-layout",
         f"{target.backward} returns another gradient of {names} when the upstream gradient is {label}",
         location=place,

@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from ..common import tolerance
-from ..lines import error_line, line_with
+from ..lines import line_with
 from ..relations.jacobians import distance
 from ..target import Outcome, Target, first_line
 
@@ -65,52 +65,41 @@ def _subset_wrong(
     name = target.input_name(index)
     only = " and ".join(target.input_name(i) for i in subset)
     got = "None" if found is None else "zeros" if not bool(found.any()) else "another gradient"
-    return Outcome(
-        findings=[
-            target.finding(
-                "violated",
-                "needs-input-grad",
-                f"{target.backward} returns {got} for {name} when only {only} requires a gradient",
-                location=line_with(
-                    target.function,
-                    r"needs_input_grad|requires_grad",
-                    "backward",
-                    "vjp",
-                    "setup_context",
-                    "forward",
-                ),
-                inputs={index: f"{got} when only {only} requires a gradient"},
-                observed=(
-                    f"relative difference {distance(found, reference):.3g} from the gradient "
-                    "when all inputs require one"
-                ),
-                cause=(
-                    "ctx.needs_input_grad is read at the wrong index or is stale, so that one "
-                    "input's gradient hangs on another's flag"
-                ),
-                because=f"the same inputs and upstream gradient, only the flags changed: {name} alone went wrong",
-                fix=f"test its own place in ctx.needs_input_grad for {name}, inside backward",
-                evidence={"requires": [target.input_name(i) for i in subset]},
-            )
-        ]
+    return target.broken(
+        "needs-input-grad",
+        f"{target.backward} returns {got} for {name} when only {only} requires a gradient",
+        location=line_with(
+            target.function,
+            r"needs_input_grad|requires_grad",
+            "backward",
+            "vjp",
+            "setup_context",
+            "forward",
+        ),
+        inputs={index: f"{got} when only {only} requires a gradient"},
+        observed=(
+            f"relative difference {distance(found, reference):.3g} from the gradient "
+            "when all inputs require one"
+        ),
+        cause=(
+            "ctx.needs_input_grad is read at the wrong index or is stale, so that one "
+            "input's gradient hangs on another's flag"
+        ),
+        because=f"the same inputs and upstream gradient, only the flags changed: {name} alone went wrong",
+        fix=f"test its own place in ctx.needs_input_grad for {name}, inside backward",
+        evidence={"requires": [target.input_name(i) for i in subset]},
     )
 
 
 def _subset_raised(target: Target, subset: tuple[int, ...], error: Exception) -> Outcome:
     only = " and ".join(target.input_name(i) for i in subset)
-    return Outcome(
-        findings=[
-            target.finding(
-                "violated",
-                "needs-input-grad",
-                f"{target.backward} raises when only {only} requires a gradient: {first_line(error)}",
-                location=error_line(target.function, error),
-                inputs=dict.fromkeys(subset, "requires a gradient"),
-                observed=f"{type(error).__name__}: {first_line(error)}",
-                cause="backward assumes that every input requires a gradient",
-                because="with all inputs requiring one the same call works",
-                fix="compute each gradient only if ctx.needs_input_grad asks for it, and return None otherwise",
-                evidence={"requires": [target.input_name(i) for i in subset]},
-            )
-        ]
+    return target.raised(
+        "needs-input-grad",
+        f"{target.backward} raises when only {only} requires a gradient: {first_line(error)}",
+        error,
+        inputs=dict.fromkeys(subset, "requires a gradient"),
+        cause="backward assumes that every input requires a gradient",
+        because="with all inputs requiring one the same call works",
+        fix="compute each gradient only if ctx.needs_input_grad asks for it, and return None otherwise",
+        evidence={"requires": [target.input_name(i) for i in subset]},
     )

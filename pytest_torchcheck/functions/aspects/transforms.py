@@ -31,8 +31,6 @@ from ..target import Outcome, Target, first_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...findings import Finding
-
 
 def check_forward_mode(target: Target) -> Outcome:
     """Compare an offered ``jvp`` with central differences."""
@@ -61,7 +59,7 @@ def check_forward_mode(target: Target) -> Outcome:
                 )
             )
     except Exception as error:  # the jvp of the user may raise anything
-        return Outcome(findings=[_jvp_raised(target, error)])
+        return _jvp_raised(target, error)
     for block in blocks:
         if not bool(block.wrong.any()):
             continue
@@ -70,23 +68,18 @@ def check_forward_mode(target: Target) -> Outcome:
         relation = find_relation(block, shapes_of(target, call, run, block.index), peers)
         worst = int((block.error - block.tolerance).argmax())
         a, n = float(block.analytical.flatten()[worst]), float(block.numerical.flatten()[worst])
-        return Outcome(
-            findings=[
-                target.finding(
-                    "violated",
-                    "forward-mode",
-                    f"{target.part('jvp')} gives {_as_tangent(relation.symptom)}",
-                    location=gradient_line(target.function, 0, method="jvp"),
-                    inputs={
-                        block.index: f"{int(block.wrong.sum())} of {block.wrong.numel()} entries differ"
-                    },
-                    observed=f"for example jvp {a:.6g}, numerical {n:.6g}",
-                    cause=_as_tangent(relation.cause),
-                    because=_as_tangent(relation.because),
-                    fix=f"mend the tangent of {name} in jvp (backward is right)",
-                    evidence={**relation.evidence, "relation": relation.code, "input": name},
-                )
-            ]
+        return target.broken(
+            "forward-mode",
+            f"{target.part('jvp')} gives {_as_tangent(relation.symptom)}",
+            location=gradient_line(target.function, 0, method="jvp"),
+            inputs={
+                block.index: f"{int(block.wrong.sum())} of {block.wrong.numel()} entries differ"
+            },
+            observed=f"for example jvp {a:.6g}, numerical {n:.6g}",
+            cause=_as_tangent(relation.cause),
+            because=_as_tangent(relation.because),
+            fix=f"mend the tangent of {name} in jvp (backward is right)",
+            evidence={**relation.evidence, "relation": relation.code, "input": name},
         )
     return Outcome(held=["forward mode (jvp)"])
 
@@ -111,13 +104,11 @@ def _jvp(call: Call, index: int, entry: int, chosen: tuple[int, ...]) -> Tensor:
         return torch.cat(tangents)
 
 
-def _jvp_raised(target: Target, error: Exception) -> Finding:
-    return target.finding(
-        "violated",
+def _jvp_raised(target: Target, error: Exception) -> Outcome:
+    return target.raised(
         "forward-mode",
         f"{target.part('jvp')} raises {type(error).__name__}: {first_line(error)}",
-        location=error_line(target.function, error),
-        observed=f"{type(error).__name__}: {first_line(error)}",
+        error,
         cause="jvp is offered and does not work",
         because="forward and backward of the same call work",
         fix="mend jvp (ctx.save_for_forward what it needs), or remove it",
@@ -140,19 +131,11 @@ def check_vmap(target: Target) -> Outcome:
         try:
             gap = _vmap_gap(target, dims)
         except Exception as error:  # the rule of the user may raise anything
-            return Outcome(
-                findings=[
-                    _vmap_finding(
-                        target, label, f"{type(error).__name__}: {first_line(error)}", error
-                    )
-                ]
+            return _vmap_finding(
+                target, label, f"{type(error).__name__}: {first_line(error)}", error
             )
         if gap > tolerance(target):
-            return Outcome(
-                findings=[
-                    _vmap_finding(target, label, f"relative difference {gap:.3g} from a loop", None)
-                ]
-            )
+            return _vmap_finding(target, label, f"relative difference {gap:.3g} from a loop", None)
     return Outcome(held=["vmap"])
 
 
@@ -198,11 +181,10 @@ def _stack(value: Tensor, generator: torch.Generator) -> Tensor:
     return torch.stack([value, value * factor.to(value.dtype)])
 
 
-def _vmap_finding(target: Target, label: str, observed: str, error: Exception | None) -> Finding:
+def _vmap_finding(target: Target, label: str, observed: str, error: Exception | None) -> Outcome:
     generated = bool(getattr(target.function, "generate_vmap_rule", False))
     place = error_line(target.function, error) if error is not None else None
-    return target.finding(
-        "violated",
+    return target.broken(
         "vmap",
         f"{target.name} is wrong under torch.vmap with {label}",
         location=place or head(target.function, "vmap", "forward"),
@@ -311,17 +293,12 @@ def _same_as_plain(
         if gap <= tolerance(target):
             return Outcome(held=[how])
         observed, place = f"relative difference {gap:.3g}", None
-    return Outcome(
-        findings=[
-            target.finding(
-                "violated",
-                code,
-                f"{target.name} is wrong {how}",
-                location=place or head(target.function, "forward"),
-                observed=observed,
-                cause=cause,
-                because=f"the same call without it is the reference ({how.split()[-1]} is all that changed)",
-                fix=fix,
-            )
-        ]
+    return target.broken(
+        code,
+        f"{target.name} is wrong {how}",
+        location=place or head(target.function, "forward"),
+        observed=observed,
+        cause=cause,
+        because=f"the same call without it is the reference ({how.split()[-1]} is all that changed)",
+        fix=fix,
     )

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...probes.holding.aliasing import find_alias
 from ..common import line_of, passes_values, tolerance
-from ..lines import Trace, error_line, first_write, storage_of
+from ..lines import Trace, first_write, storage_of
 from ..relations.jacobians import as_real, distance
 from ..target import Outcome, Target, first_line
 from .strides import layouts
-
-if TYPE_CHECKING:
-    from ...findings import Finding
 
 
 def check_upstream(target: Target, *, zero_known: bool = False) -> Outcome:
@@ -50,29 +47,24 @@ def check_unwritten(target: Target) -> Outcome:
     )
     again = target.upstream(run)
     alias = find_alias(lambda: run.grads(again), again[changed[0]], op.line if op else None)
-    return Outcome(
-        findings=[
-            target.finding(
-                "violated",
-                "upstream-mutated",
-                f"{target.backward} modifies the upstream gradient in place",
-                location=op.line if op is not None else None,
-                others=[alias.culprit("grad_output")] if alias is not None else [],
-                observed=(
-                    "grad_output differs after backward from before "
-                    f"({distance(upstream[changed[0]], kept[changed[0]]):.3g} relative)"
-                ),
-                cause="autograd shares that tensor with other branches of the graph; they now add a wrong gradient",
-                because=f"{op.name} wrote into its memory"
-                + (f", by the name {alias.name}" if alias is not None else "")
-                if op is not None
-                else "its values changed during backward",
-                fix=alias.fix
-                if alias is not None
-                else "use the out-of-place operation (grad * mask instead of grad.mul_(mask)), or clone first",
-                evidence={"operation": op.name if op is not None else ""},
-            )
-        ]
+    return target.broken(
+        "upstream-mutated",
+        f"{target.backward} modifies the upstream gradient in place",
+        location=op.line if op is not None else None,
+        others=[alias.culprit("grad_output")] if alias is not None else [],
+        observed=(
+            "grad_output differs after backward from before "
+            f"({distance(upstream[changed[0]], kept[changed[0]]):.3g} relative)"
+        ),
+        cause="autograd shares that tensor with other branches of the graph; they now add a wrong gradient",
+        because=f"{op.name} wrote into its memory"
+        + (f", by the name {alias.name}" if alias is not None else "")
+        if op is not None
+        else "its values changed during backward",
+        fix=alias.fix
+        if alias is not None
+        else "use the out-of-place operation (grad * mask instead of grad.mul_(mask)), or clone first",
+        evidence={"operation": op.name if op is not None else ""},
     )
 
 
@@ -87,32 +79,26 @@ def _zero(target: Target) -> Outcome:
     size = float(as_real(grad).abs().max()) if grad is not None else 0.0
     name = target.input_name(index)
     if not math.isfinite(size):
-        return Outcome(findings=[_zero_over_zero(target, index)])
+        return _zero_over_zero(target, index)
     drawn = run.grads(target.upstream(run))
     if distance(drawn[index], grad) <= tolerance(target):
-        return Outcome(findings=[_ignored(target, index)])
-    return Outcome(
-        findings=[
-            target.finding(
-                "violated",
-                "upstream-zero",
-                f"{target.backward} returns a gradient of {name} that is not zero for a zero upstream gradient",
-                location=line_of(target, index),
-                inputs={index: f"up to {size:.3g}"},
-                observed=f"upstream 0 gave entries up to {size:.3g}",
-                cause="a term of the gradient is not multiplied by grad_output",
-                because="backward is linear in the upstream gradient; at 0 it must be 0",
-                fix=f"multiply every term of the gradient of {name} by the upstream gradient of its output",
-                evidence={"largest": size},
-            )
-        ]
+        return _ignored(target, index)
+    return target.broken(
+        "upstream-zero",
+        f"{target.backward} returns a gradient of {name} that is not zero for a zero upstream gradient",
+        location=line_of(target, index),
+        inputs={index: f"up to {size:.3g}"},
+        observed=f"upstream 0 gave entries up to {size:.3g}",
+        cause="a term of the gradient is not multiplied by grad_output",
+        because="backward is linear in the upstream gradient; at 0 it must be 0",
+        fix=f"multiply every term of the gradient of {name} by the upstream gradient of its output",
+        evidence={"largest": size},
     )
 
 
-def _ignored(target: Target, index: int) -> Finding:
+def _ignored(target: Target, index: int) -> Outcome:
     name = target.input_name(index)
-    return target.finding(
-        "violated",
+    return target.broken(
         "gradcheck-upstream-ignored",
         f"{target.backward} returns a gradient of {name} that ignores the upstream gradient",
         location=line_of(target, index),
@@ -124,10 +110,9 @@ def _ignored(target: Target, index: int) -> Finding:
     )
 
 
-def _zero_over_zero(target: Target, index: int) -> Finding:
+def _zero_over_zero(target: Target, index: int) -> Outcome:
     name = target.input_name(index)
-    return target.finding(
-        "violated",
+    return target.broken(
         "upstream-zero",
         f"{target.backward} returns NaN for {name} when the upstream gradient is zero",
         location=line_of(target, index),
@@ -156,21 +141,19 @@ def _linear(target: Target) -> Outcome:
             if (
                 distance(grad, one * factor) > 1e-3
             ):  # an adaptive solver inside is linear to its tolerance
-                return Outcome(findings=[_not_linear(target, index, factor, grad, one)])
+                return _not_linear(target, index, factor, grad, one)
     return Outcome(held=["linearity in the upstream gradient"])
 
 
-def _not_linear(target: Target, index: int, factor: float, grad: Tensor, once: Tensor) -> Finding:
+def _not_linear(target: Target, index: int, factor: float, grad: Tensor, once: Tensor) -> Outcome:
     name = target.input_name(index)
     ratio = float(as_real(grad).abs().sum() / as_real(once).abs().sum())
     # a Function that passes values on, bounded at most, is written for what it does to gradients
-    return target.finding(
-        "suspicious" if passes_values(target, target.call, index) else "violated",
+    return target.broken(
         "upstream-nonlinear",
-        (
-            f"{target.backward} is not linear in the upstream gradient: {name} grows "
-            f"{ratio:.4g} times when it grows {factor:g} times"
-        ),
+        f"{target.backward} is not linear in the upstream gradient: {name} grows "
+        f"{ratio:.4g} times when it grows {factor:g} times",
+        doubtful=passes_values(target, target.call, index),
         location=line_of(target, index),
         inputs={index: f"{ratio:.4g} times instead of {factor:g}"},
         observed=f"upstream times {factor:g} gave {ratio:.4g} times the gradient",
@@ -193,40 +176,33 @@ def _partial(target: Target) -> Outcome:
         try:
             found = target.call.run().grads({used: upstream[used].clone()})
         except Exception as error:  # the backward of the user may raise anything
-            return Outcome(findings=[_partial_raised(target, used, error)])
+            return _partial_raised(target, used, error)
         wrong = [i for i in found if distance(found[i], reference[i]) > tolerance(target)]
         if wrong:
             name = target.input_name(wrong[0])
-            return Outcome(
-                findings=[
-                    target.finding(
-                        "violated",
-                        "upstream-none",
-                        f"{target.backward} returns another gradient of {name} when only output {used} is used",
-                        location=line_of(target, wrong[0]),
-                        inputs=dict.fromkeys(wrong, "differs"),
-                        observed=(
-                            "relative difference "
-                            f"{distance(found[wrong[0]], reference[wrong[0]]):.3g} from zeros "
-                            "for the other outputs"
-                        ),
-                        cause="backward treats the missing gradient of an unused output as something else than zero",
-                        because="the same call with zeros in its place gives another gradient",
-                        fix="treat None as zero",
-                        evidence={"output": used},
-                    )
-                ]
+            return target.broken(
+                "upstream-none",
+                f"{target.backward} returns another gradient of {name} when only output {used} is used",
+                location=line_of(target, wrong[0]),
+                inputs=dict.fromkeys(wrong, "differs"),
+                observed=(
+                    "relative difference "
+                    f"{distance(found[wrong[0]], reference[wrong[0]]):.3g} from zeros "
+                    "for the other outputs"
+                ),
+                cause="backward treats the missing gradient of an unused output as something else than zero",
+                because="the same call with zeros in its place gives another gradient",
+                fix="treat None as zero",
+                evidence={"output": used},
             )
     return Outcome(held=[f"each of {len(target.chosen)} outputs used alone"])
 
 
-def _partial_raised(target: Target, used: int, error: Exception) -> Finding:
-    return target.finding(
-        "violated",
+def _partial_raised(target: Target, used: int, error: Exception) -> Outcome:
+    return target.raised(
         "upstream-none",
         f"{target.backward} raises when only output {used} is used: {first_line(error)}",
-        location=error_line(target.function, error),
-        observed=f"{type(error).__name__}: {first_line(error)}",
+        error,
         cause=(
             "the gradient of an unused output is None (ctx.set_materialize_grads(False)) and "
             "backward computes with it"
@@ -248,35 +224,24 @@ def _undefined(target: Target) -> Outcome:
             sums = [(o.real if o.is_complex() else o).sum() for o in outputs]
         found = torch.autograd.grad(torch.stack(sums).sum(), leaves, allow_unused=True)
     except Exception as error:  # the backward of the user may raise anything
-        return Outcome(
-            findings=[
-                target.finding(
-                    "violated",
-                    "upstream-none",
-                    f"{target.backward} raises when the upstream gradient is None: {first_line(error)}",
-                    location=error_line(target.function, error),
-                    observed=f"{type(error).__name__}: {first_line(error)}",
-                    cause="ctx.set_materialize_grads(False) lets None through, and backward computes with it",
-                    because="with a tensor in its place the same call works",
-                    fix="return None where every grad_output is None, or leave set_materialize_grads alone",
-                )
-            ]
+        return target.raised(
+            "upstream-none",
+            f"{target.backward} raises when the upstream gradient is None: {first_line(error)}",
+            error,
+            cause="ctx.set_materialize_grads(False) lets None through, and backward computes with it",
+            because="with a tensor in its place the same call works",
+            fix="return None where every grad_output is None, or leave set_materialize_grads alone",
         )
     wrong = [i for i, g in zip(run.leaves, found, strict=False) if g is not None and bool(g.any())]
     if wrong and not _zero(target).findings:
-        return Outcome(
-            findings=[
-                target.finding(
-                    "violated",
-                    "upstream-none",
-                    f"{target.backward} returns a gradient that is not zero when the upstream gradient is None",
-                    location=line_of(target, wrong[0]),
-                    inputs=dict.fromkeys(wrong, "not zero"),
-                    observed="an undefined upstream gradient gave entries that are not 0",
-                    cause="None is not treated as zero",
-                    because="a zero upstream gradient gives zeros",
-                    fix="return None where every grad_output is None",
-                )
-            ]
+        return target.broken(
+            "upstream-none",
+            f"{target.backward} returns a gradient that is not zero when the upstream gradient is None",
+            location=line_of(target, wrong[0]),
+            inputs=dict.fromkeys(wrong, "not zero"),
+            observed="an undefined upstream gradient gave entries that are not 0",
+            cause="None is not treated as zero",
+            because="a zero upstream gradient gives zeros",
+            fix="return None where every grad_output is None",
         )
     return Outcome(held=["an undefined upstream gradient"])
