@@ -30,10 +30,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "sampling-paths",
-            (
-                "Normal samples that the loss depends on are reparameterised, so that "
-                "gradients reach their parameters."
-            ),
+            "Normal samples that the loss depends on are reparameterised, so that "
+            "gradients reach their parameters.",
             needs=("loss",),
             cost="shared by the loss checks; 1 F more where torch.normal receives tensors that "
             "require gradients",
@@ -85,10 +83,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "custom-ops",
-            (
-                "Every operator registered with torch.library agrees with its schema, fake "
-                "kernel and autograd formula."
-            ),
+            "Every operator registered with torch.library agrees with its schema, fake "
+            "kernel and autograd formula.",
             needs=("model-or-functions",),
             cost="opcheck on up to 3 recorded calls, about 10 F each",
             axes="device",
@@ -102,10 +98,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "gradcheck-module",
-            (
-                "The gradients of the whole model are its derivatives with respect to parameters "
-                "and inputs."
-            ),
+            "The gradients of the whole model are its derivatives with respect to parameters "
+            "and inputs.",
             promise="Differentiable",
             cost="1 FB and 2 F for every 16 parameters, in float64",
             axes="device",
@@ -129,20 +123,16 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "loss-input",
-            (
-                "The loss receives logits where it expects logits, and probabilities where it "
-                "expects probabilities."
-            ),
+            "The loss receives logits where it expects logits, and probabilities where it "
+            "expects probabilities.",
             needs=("loss",),
             cost="shared by the loss checks",
             axes="once",
         ),
         check(
             "step-losses",
-            (
-                "The training step reads its targets; losses within it get outputs and targets of "
-                "one shape, in the form they expect."
-            ),
+            "The training step reads its targets; losses within it get outputs and targets of "
+            "one shape, in the form they expect.",
             needs=("model", "train_step"),
             cost="3 FBS",
             axes="once",
@@ -166,10 +156,8 @@ CHECKS: tuple[Check, ...] = (
         "losses.labels",
         check(
             "label-range",
-            (
-                "Class labels lie within the model's classes, and targets of a binary cross "
-                "entropy lie between 0 and 1."
-            ),
+            "Class labels lie within the model's classes, and targets of a binary cross "
+            "entropy lie between 0 and 1.",
             needs=("loss", "targets"),
             cost="shared by the loss checks",
             axes="once",
@@ -183,10 +171,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "label-shift",
-            (
-                "A causal language model is trained on the next token, not on the current one "
-                "or the one after next."
-            ),
+            "A causal language model is trained on the next token, not on the current one "
+            "or the one after next.",
             needs=("loss", "targets"),
             promise="Causal",
             cost="1 F + a backward through the loss only",
@@ -213,10 +199,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "in-batch-pairs",
-            (
-                "A loss that ranks the samples of a batch against each other matches each "
-                "pair, in any order."
-            ),
+            "A loss that ranks the samples of a batch against each other matches each "
+            "pair, in any order.",
             needs=("loss",),
             cost="1 F, shared; 4 to 13 more where the loss may be of this kind",
             axes="once",

@@ -10,10 +10,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "input-influence",
             "Every input has an influence on the output.",
-            cost=(
-                "1 FB with a random projection; up to 3 more, and 1 F per integer input, only in "
-                "doubt"
-            ),
+            cost="1 FB with a random projection; up to 3 more, and 1 F per integer input, only in "
+            "doubt",
         ),
         check(
             "checkpointing",
@@ -37,10 +35,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "batch-sizes",
-            (
-                "Other sizes of the declared symbols work, and a batch of one gives the same "
-                "output as in a larger batch."
-            ),
+            "Other sizes of the declared symbols work, and a batch of one gives the same "
+            "output as in a larger batch.",
             cost="1 F for each of the drawn sizes and 1 F for the batch of one; 2 more in "
             "float64 only where bits differ",
         ),
@@ -55,10 +51,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "eval-purity",
-            (
-                "A forward in eval mode changes no parameter or buffer, and a second one gives the "
-                "same output."
-            ),
+            "A forward in eval mode changes no parameter or buffer, and a second one gives the "
+            "same output.",
             cost="3 F, shared with inference-memory; 2 more only where one of them differs, or "
             "where a call retains tensors",
         ),
@@ -70,14 +64,10 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "seeding",
-            (
-                "The same seed gives the same model, batch and training forward; another seed "
-                "gives different random numbers."
-            ),
-            cost=(
-                "3 F in train mode, one of them shared; 2 where no random numbers are used; 1 build"
-                " of a factory, 2 calls of a batch function"
-            ),
+            "The same seed gives the same model, batch and training forward; another seed "
+            "gives different random numbers.",
+            cost="3 F in train mode, one of them shared; 2 where no random numbers are used; 1 build"
+            " of a factory, 2 calls of a batch function",
         ),
         check(
             "output-spec",
@@ -117,10 +107,8 @@ CHECKS: tuple[Check, ...] = (
         "agreement",
         check(
             "mode-agreement",
-            (
-                "Train and eval mode compute the same but for dropout, noise and statistics of the "
-                "batch, and running statistics settle there."
-            ),
+            "Train and eval mode compute the same but for dropout, noise and statistics of the "
+            "batch, and running statistics settle there.",
             cost="none where no class of the model asks for its mode; else 1 F, and 5 with statistics",
             axes="once",
         ),

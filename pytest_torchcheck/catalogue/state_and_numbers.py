@@ -9,20 +9,16 @@ CHECKS: tuple[Check, ...] = (
         "state",
         check(
             "state-dict-roundtrip",
-            (
-                "A state_dict that is saved and loaded strictly into another instance restores the "
-                "outputs."
-            ),
+            "A state_dict that is saved and loaded strictly into another instance restores the "
+            "outputs.",
             cost="2 F and 1 FB, shared in part; 1 build of a factory; 3 F more where training "
             "changes unsaved state",
             axes="device",
         ),
         check(
             "copy-and-pickle",
-            (
-                "A deep copy and a pickled copy give the same outputs, and a deep copy does not "
-                "depend on the original."
-            ),
+            "A deep copy and a pickled copy give the same outputs, and a deep copy does not "
+            "depend on the original.",
             cost="1 F, 1 copy of the model, and 1 FB, shared; 2 to 4 F more where one of them "
             "fails",
             axes="device",
@@ -38,19 +34,15 @@ CHECKS: tuple[Check, ...] = (
         "structure",
         check(
             "registration",
-            (
-                "Modules and parameters are registered, and each entry of a list of layers has "
-                "its own weights."
-            ),
+            "Modules and parameters are registered, and each entry of a list of layers has "
+            "its own weights.",
             cost="1 FB, shared",
             axes="device",
         ),
         check(
             "unregistered-tensors",
-            (
-                "Tensors that the forward uses are parameters or buffers, so that they are "
-                "moved, saved and trained."
-            ),
+            "Tensors that the forward uses are parameters or buffers, so that they are "
+            "moved, saved and trained.",
             cost="nothing where attributes hold no tensor; else 1 F, shared",
             axes="once",
         ),
@@ -78,10 +70,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "dtype-conversion",
-            (
-                "The model runs after conversion to another floating dtype, and no tensor keeps "
-                "the old dtype."
-            ),
+            "The model runs after conversion to another floating dtype, and no tensor keeps "
+            "the old dtype.",
             cost="1 F in the other dtype; none for large models that declare no dtype",
             axes="once",
         ),
@@ -97,10 +87,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "low-precision",
-            (
-                "In the declared low precision, outputs and gradients are finite and close to "
-                "those in float64."
-            ),
+            "In the declared low precision, outputs and gradients are finite and close to "
+            "those in float64.",
             needs=("low-precision",),
             cost="1 F and 1 FB in low precision, 4 F in float64",
             axes="low-precision",
@@ -116,10 +104,8 @@ CHECKS: tuple[Check, ...] = (
         "machines.amp",
         check(
             "autocast",
-            (
-                "Under autocast, errors of outputs and gradients are no larger than rounding "
-                "in every layer explains."
-            ),
+            "Under autocast, errors of outputs and gradients are no larger than rounding "
+            "in every layer explains.",
             promise="Autocasts",
             cost="1 FB under autocast, 4 FB in float64 on the CPU, for each promised dtype",
             axes="device",
@@ -136,10 +122,8 @@ CHECKS: tuple[Check, ...] = (
         "determinism",
         check(
             "deterministic-algorithms",
-            (
-                "Under torch.use_deterministic_algorithms a step runs and gives the same result "
-                "each time."
-            ),
+            "Under torch.use_deterministic_algorithms a step runs and gives the same result "
+            "each time.",
             promise="Deterministic",
             cost="3 FB",
             axes="device",
@@ -177,10 +161,8 @@ CHECKS: tuple[Check, ...] = (
         "machines.memory",
         check(
             "peak-memory",
-            (
-                "Peak memory of a training step stays below its ceiling, in bytes, at the "
-                "largest declared sizes."
-            ),
+            "Peak memory of a training step stays below its ceiling, in bytes, at the "
+            "largest declared sizes.",
             needs=("model", "memory"),
             cost="2 FBS under the tracker; on fake tensors where sizes are declared",
         ),
@@ -213,10 +195,8 @@ CHECKS: tuple[Check, ...] = (
         "machines.speed",
         check(
             "speed",
-            (
-                "Forward, inference or a training step take at most the declared share of "
-                "another model's time."
-            ),
+            "Forward, inference or a training step take at most the declared share of "
+            "another model's time.",
             needs=("model", "speed"),
             cost="200 FBS or more of each model; at most 20 seconds for each declared ratio",
             axes="device",

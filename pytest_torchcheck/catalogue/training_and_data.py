@@ -9,10 +9,8 @@ CHECKS: tuple[Check, ...] = (
         "steps.loop",
         check(
             "step-protocol",
-            (
-                "A training step clears, computes, clips and applies gradients once each, in "
-                "this order."
-            ),
+            "A training step clears, computes, clips and applies gradients once each, in "
+            "this order.",
             needs=("model", "step-or-trainer"),
             cost="4 FBS, shared",
             axes="once",
@@ -26,10 +24,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "scheduler-order",
-            (
-                "Every scheduler steps after its optimizer, and rates reach every group and do not "
-                "fall to nothing in a few steps."
-            ),
+            "Every scheduler steps after its optimizer, and rates reach every group and do not "
+            "fall to nothing in a few steps.",
             needs=("model", "step-or-trainer"),
             cost="shared with step-protocol",
             axes="once",
@@ -44,10 +40,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "gradient-clipping",
-            (
-                "The total norm of the gradients is at most the promised one whenever the optimizer"
-                " steps."
-            ),
+            "The total norm of the gradients is at most the promised one whenever the optimizer"
+            " steps.",
             needs=("model", "step-or-trainer"),
             promise="ClipsGradients",
             cost="8 FBS",
@@ -55,10 +49,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "evaluation-leaves-trace",
-            (
-                "Evaluation within a step leaves no trace in modes, gradients, statistics, "
-                "weights or random numbers."
-            ),
+            "Evaluation within a step leaves no trace in modes, gradients, statistics, "
+            "weights or random numbers.",
             needs=("model", "step-or-trainer"),
             cost="shared with step-protocol",
             axes="once",
@@ -68,30 +60,24 @@ CHECKS: tuple[Check, ...] = (
         "steps.trainer",
         check(
             "trainer-runs",
-            (
-                "A trainer's own loop runs its steps in the configured precision, and losses "
-                "and weights stay finite."
-            ),
+            "A trainer's own loop runs its steps in the configured precision, and losses "
+            "and weights stay finite.",
             needs=("model", "trainer"),
             cost="shared with step-protocol",
             axes="once",
         ),
         check(
             "trainer-accumulation",
-            (
-                "The gradient that a trainer accumulates over its batches equals the gradient "
-                "of them as one batch."
-            ),
+            "The gradient that a trainer accumulates over its batches equals the gradient "
+            "of them as one batch.",
             needs=("model", "trainer"),
             cost="2 (n + 1) FB",
             axes="once",
         ),
         check(
             "trainer-labels",
-            (
-                "A trainer's loss depends on the correct labels of its batches, and on no "
-                "label of padding."
-            ),
+            "A trainer's loss depends on the correct labels of its batches, and on no "
+            "label of padding.",
             needs=("model", "trainer"),
             cost="4 F + B",
             axes="once",
@@ -101,10 +87,8 @@ CHECKS: tuple[Check, ...] = (
         "steps.ways",
         check(
             "accumulation",
-            (
-                "Accumulated micro-batches give the full batch's gradient, also with unequal counts"
-                " of targets."
-            ),
+            "Accumulated micro-batches give the full batch's gradient, also with unequal counts"
+            " of targets.",
             function="accumulated",
             needs=("loss", "targets", "step-or-accumulates"),
             cost="2 (n + 1) FB in float64, where the step accumulates",
@@ -112,10 +96,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "resume",
-            (
-                "A run resumed from the states of model, optimizer, schedulers and scaler "
-                "equals the uninterrupted run bit for bit."
-            ),
+            "A run resumed from the states of model, optimizer, schedulers and scaler "
+            "equals the uninterrupted run bit for bit.",
             function="resumed",
             needs=("model", "optimizer"),
             cost="2 FBS, 3 for a step of your own; 16 more at most, where its result differs",
@@ -159,20 +141,16 @@ CHECKS: tuple[Check, ...] = (
         "datasets.samples",
         check(
             "samples-valid",
-            (
-                "Samples can be read, are finite, and agree in structure, shape and dtype, so "
-                "that they can be batched."
-            ),
+            "Samples can be read, are finite, and agree in structure, shape and dtype, so "
+            "that they can be batched.",
             needs=("dataset",),
             cost="256 reads of each dataset, shared",
             axes="once",
         ),
         check(
             "samples-unchanged",
-            (
-                "Reading a sample changes nothing: a second read with the same seed gives the "
-                "same sample."
-            ),
+            "Reading a sample changes nothing: a second read with the same seed gives the "
+            "same sample.",
             needs=("dataset",),
             cost="96 reads of each dataset, 16 and a batch where there is a collate_fn",
             axes="once",
@@ -204,10 +182,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "collate-pairing",
-            (
-                "A collate function keeps every label with its sample, marks padding as "
-                "padding, and offsets indices so that none refers to another sample."
-            ),
+            "A collate function keeps every label with its sample, marks padding as "
+            "padding, and offsets indices so that none refers to another sample.",
             needs=("dataset",),
             cost="64 reads of each dataset",
             axes="once",
@@ -222,20 +198,16 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "worker-sharding",
-            (
-                "The workers of an iterable dataset split its samples between them, so that none "
-                "is read twice."
-            ),
+            "The workers of an iterable dataset split its samples between them, so that none "
+            "is read twice.",
             needs=("dataset",),
             cost="64 reads in each of two simulated workers",
             axes="once",
         ),
         check(
             "random-augmentation",
-            (
-                "Random items differ between workers and between epochs, and repeat with the same "
-                "seed."
-            ),
+            "Random items differ between workers and between epochs, and repeat with the same "
+            "seed.",
             needs=("dataset",),
             promise="RandomAugmentation",
             cost="80 reads in simulated workers",
@@ -243,10 +215,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "loader-order",
-            (
-                "The order of samples repeats with the same seed, shuffling differs in every "
-                "epoch, and the sampler covers the number of samples that the dataset has."
-            ),
+            "The order of samples repeats with the same seed, shuffling differs in every "
+            "epoch, and the sampler covers the number of samples that the dataset has.",
             needs=("dataset",),
             cost="the indices of three epochs",
             axes="once",
@@ -264,10 +234,7 @@ CHECKS: tuple[Check, ...] = (
         "machines.cuda",
         check(
             "device-parity",
-            (
-                "Outputs, gradients and buffers on the device match those on the CPU, up to "
-                "rounding."
-            ),
+            "Outputs, gradients and buffers on the device match those on the CPU, up to rounding.",
             cost="1 FB on the device and 4 FB on the CPU, three of them in float64",
             axes="device-dtype",
             devices=("cuda", "xpu", "mps"),
@@ -288,10 +255,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "graph-capture",
-            (
-                "The forward, captured as a CUDA graph, gives the same output for new inputs as in "
-                "eager mode."
-            ),
+            "The forward, captured as a CUDA graph, gives the same output for new inputs as in "
+            "eager mode.",
             promise="CapturesGraph",
             cost="6 F",
             axes="device",
@@ -318,10 +283,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "distributed-steps",
-            (
-                "The training step leaves the same model on every rank, and gives the same result "
-                "as in one process."
-            ),
+            "The training step leaves the same model on every rank, and gives the same result "
+            "as in one process.",
             needs=("model", "train_step", "ranks"),
             cost="shared with ddp-equivalence, and 3 FBS in each rank",
             axes="once",
@@ -351,10 +314,8 @@ CHECKS: tuple[Check, ...] = (
         "parallel.sharding",
         check(
             "fsdp-equivalence",
-            (
-                "Sharded by FSDP2, the model computes, steps, saves and loads as it does in "
-                "one process."
-            ),
+            "Sharded by FSDP2, the model computes, steps, saves and loads as it does in "
+            "one process.",
             needs=("model", "ranks"),
             promise="FullyShards",
             cost="shared with ddp-equivalence, and about 6 FB in each rank",
@@ -362,10 +323,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "synchronised-statistics",
-            (
-                "Synchronised batch normalisation over ranks equals batch normalisation over "
-                "the whole batch."
-            ),
+            "Synchronised batch normalisation over ranks equals batch normalisation over "
+            "the whole batch.",
             needs=("model", "ranks"),
             cost="shared with ddp-equivalence, and 2 FB where the model has such modules",
             axes="once",

@@ -136,10 +136,8 @@ def _refused(subject: Subject, error: SubjectError, op: str) -> Finding:
         observed=f"the {error.phase} raises under torch.use_deterministic_algorithms(True)",
         cause=f"{op} may add or write in no fixed order",
         because=f"torch refused: {said}",
-        fix=(
-            f"use an operation with a fixed order in place of {op} (sort and segment, "
-            "index_put_ with accumulate), or withdraw the promise"
-        ),
+        fix=f"use an operation with a fixed order in place of {op} (sort and segment, "
+        "index_put_ with accumulate), or withdraw the promise",
     )
 
 

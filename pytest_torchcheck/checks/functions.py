@@ -77,10 +77,8 @@ def _checked(subject: Subject, found: Found, *, twice: bool) -> list[Finding]:
     if not findings:
         findings = [
             inconclusive(
-                (
-                    f"{found.name} was only applied to tensors without values (fake, meta, "
-                    "functorch or sparse)"
-                ),
+                f"{found.name} was only applied to tensors without values (fake, meta, "
+                "functorch or sparse)",
                 "no-values",
             )
         ]

@@ -67,10 +67,8 @@ def input_influence(subject: Subject) -> Iterator[Finding]:
         yield explain.ignored(subject, certain)
     elif ignored:
         yield inconclusive(
-            (
-                f"changing {', '.join(ignored)} changed no output, but the meaning of its values "
-                "is not declared"
-            ),
+            f"changing {', '.join(ignored)} changed no output, but the meaning of its values "
+            "is not declared",
             code="no-domain",
         )
     else:

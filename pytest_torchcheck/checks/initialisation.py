@@ -137,10 +137,8 @@ def signal_propagation(subject: Subject) -> Iterator[Finding]:
     taps = layers.trunk(observe(subject).signals.taps)
     if len(taps) < layers.DEPTH:  # a signal cannot fade over fewer
         yield not_applicable(
-            (
-                f"the model has {len(taps)} layers with weights; a signal fades over "
-                f"{layers.DEPTH} or more"
-            ),
+            f"the model has {len(taps)} layers with weights; a signal fades over "
+            f"{layers.DEPTH} or more",
             evidence=layers.measured(taps),
         )
         return

@@ -222,10 +222,8 @@ def _accuracy(subject: Subject, dtype: str, outputs: Outputs, exact: Outputs) ->
     )
     if noise is None or worst < precision.SENSITIVE * noise:
         return passed(
-            (
-                f"finite in {dtype}; relative error {worst:.2g} in {path}, no more than rounding "
-                "the weights alone explains"
-            ),
+            f"finite in {dtype}; relative error {worst:.2g} in {path}, no more than rounding "
+            "the weights alone explains",
             evidence=evidence,
         )
     return explain.digits_lost(subject, dtype, path, worst=worst, noise=noise, evidence=evidence)

@@ -206,10 +206,8 @@ def _growing(subject: Subject) -> Iterator[Finding]:
 
 def _not_deterministic(noise: tuple[str, float]) -> Finding:
     return inconclusive(
-        (
-            f"two equal runs in eval mode differ in {noise[0]} by {noise[1]:.3g}, so outputs "
-            "cannot be compared"
-        ),
+        f"two equal runs in eval mode differ in {noise[0]} by {noise[1]:.3g}, so outputs "
+        "cannot be compared",
         code="not-deterministic",
     )
 
@@ -270,10 +268,8 @@ def _not_loaded(model: nn.Module, error: Exception) -> Finding:
     message = " ".join(str(error).split())
     if own:
         return inconclusive(
-            (
-                f"{own[0]} overrides {listed(own[1:])}, and a strict load of the model's own "
-                f"state raises: {message[:200]}"
-            ),
+            f"{own[0]} overrides {listed(own[1:])}, and a strict load of the model's own "
+            f"state raises: {message[:200]}",
             code="state-overridden",
         )
     if made := _inference_tensors(model):

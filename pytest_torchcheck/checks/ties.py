@@ -141,10 +141,8 @@ def check_ties(subject: Subject) -> Iterator[Finding]:
             else ""
         )
         yield passed(
-            (
-                f"{listed([f'{tie.a} = {tie.b}' for tie in ties], 3)} remain tied after "
-                f"{listed(list(_OPERATIONS))}{after}"
-            ),
+            f"{listed([f'{tie.a} = {tie.b}' for tie in ties], 3)} remain tied after "
+            f"{listed(list(_OPERATIONS))}{after}",
             evidence={"ties": [f"{tie.a} = {tie.b}" for tie in ties], "untied_by": list(loose)},
         )
 

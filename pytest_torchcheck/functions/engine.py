@@ -200,10 +200,8 @@ def _raised_at_times(target: Target, error: Exception, place: Location) -> Outco
         "gradcheck-raises",
         f"{target.name} raises {type(error).__name__} on some arguments: {first_line(error)}",
         location=place,
-        observed=(
-            "with a random upstream gradient it worked, with another or at other values it "
-            f"raised {type(error).__name__}"
-        ),
+        observed="with a random upstream gradient it worked, with another or at other values it "
+        f"raised {type(error).__name__}",
         cause="forward or backward works for some values only",
         because=f"{first_line(error)}",
         fix="see the line above",

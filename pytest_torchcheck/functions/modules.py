@@ -149,10 +149,8 @@ def _located(
             observed=f"{first}: analytical {a:.6g}, numerical {n:.6g} along a random direction (float64)",
             cause=cause,
             because=f"{path} differs when it is run alone on the inputs that it got, none of its children does",
-            fix=(
-                "mend the custom gradient applied there; if the gradient is stopped on "
-                "purpose, do not promise Differentiable"
-            ),
+            fix="mend the custom gradient applied there; if the gradient is stopped on "
+            "purpose, do not promise Differentiable",
             evidence={"analytical": a, "numerical": n, "factor": factor, "tensors": list(names)},
             dtype="float64",
         )

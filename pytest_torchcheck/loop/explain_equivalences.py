@@ -142,21 +142,21 @@ def stepped_early(trace: Trace, n: int) -> Finding | None:
     deciding = sources.deciding_lines(steps[0].place) if steps[0].place is not None else []
     return violated(
         "accumulation-early",
-        (f"{steps[0].name}() runs after {done} of {len(passes)} micro-batches: the others "
-            "are added to the next step, or are lost"),
+        f"{steps[0].name}() runs after {done} of {len(passes)} micro-batches: the others "
+            "are added to the next step, or are lost",
         culprits=(
             call(steps[0], f"after {done} of {len(passes)} passes"),
             *(Culprit("call", sources.assigned_name(line) or "condition", "determines when it steps", line) for line in deciding),
         ),
         location=deciding[-1] if deciding else steps[0].place,
-        observed=(f"one call ran {len(passes)} backward passes, {done} of them before its optimizer "
-            f"step, where {n} must be accumulated"),
+        observed=f"one call ran {len(passes)} backward passes, {done} of them before its optimizer "
+            f"step, where {n} must be accumulated",
         cause="the condition for the optimizer step is True at a micro-batch other than the last",
-        because=(f"{at(steps[0].place)} ran while {counted(len(passes) - done, 'pass', 'passes')} "
+        because=f"{at(steps[0].place)} ran while {counted(len(passes) - done, 'pass', 'passes')} "
             f"of {at(passes[-1].place)} {'was' if len(passes) - done == 1 else 'were'} still "
-            "to come"),
-        fix=(f"make {at(deciding[-1] if deciding else steps[0].place)} True after the last "
-            f"micro-batch: (index + 1) % {n} == 0"),
+            "to come",
+        fix=f"make {at(deciding[-1] if deciding else steps[0].place)} True after the last "
+            f"micro-batch: (index + 1) % {n} == 0",
     )  # fmt: skip
 
 
@@ -184,8 +184,8 @@ def not_resumed(found: Resumption) -> Finding:
         culprits=tuple(Culprit("buffer", one.path, "not in the checkpoint", one.location) for one in missing[:4])
         or (Culprit("parameter", found.differing[0], "differs after resuming"),),
         location=place,
-        observed=(f"{len(found.differing)} tensors differ after {found.steps} + {found.steps} steps, "
-            f"by up to {found.largest:.3g}"),
+        observed=f"{len(found.differing)} tensors differ after {found.steps} + {found.steps} steps, "
+            f"by up to {found.largest:.3g}",
         cause="the run depends on a value that state_dict does not hold"
         if names
         else "the saved state of a part is not enough to continue from",

@@ -243,10 +243,8 @@ def _compare(
                 _finding(
                     "savings-vacuous",
                     f"{names[1]} and {names[0]} return nothing that could be compared",
-                    observed=(
-                        f"{names[0]}: {', '.join(one) or 'no tensor'}; {names[1]}: "
-                        f"{', '.join(two) or 'no tensor'}"
-                    ),
+                    observed=f"{names[0]}: {', '.join(one) or 'no tensor'}; {names[1]}: "
+                    f"{', '.join(two) or 'no tensor'}",
                     cause="a saving that changes the result is none, and here no result is known",
                     because="no tensor stands at the same place in both results",
                     fix="return the output, the loss or the gradients from both functions",

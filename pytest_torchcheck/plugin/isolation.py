@@ -300,10 +300,8 @@ def explain_loss(item: pytest.Item, lost: str, error: BaseException | None) -> F
         status="violated",
         summary=f"{item.name} loses the device's context: {lost}",
         observed=f"synchronising at the end of the test raised {lost}{raised}",
-        cause=(
-            "a kernel that the test launched failed: an index out of range, an illegal "
-            "address, or a failed assertion"
-        ),
+        cause="a kernel that the test launched failed: an index out of range, an illegal "
+        "address, or a failed assertion",
         because=f"the context still worked when the test began; {on_cpu}",
         fix="run it again with blocking launches, which names the call",
         reproduce=again,

@@ -60,10 +60,8 @@ def hung(subject: Subject, outcome: Outcome) -> Finding:
         culprits=(_loader(place, f"{told} batches"),),
         location=place,
         cause="a rank that has one batch more waits in backward for gradients that no other rank sends",
-        because=(
-            f"the batches delivered were counted on each rank ({told}); then no rank got on "
-            f"for {outcome.quiet:.0f} s"
-        ),
+        because=f"the batches delivered were counted on each rank ({told}); then no rank got on "
+        f"for {outcome.quiet:.0f} s",
         fix=_EVEN,
     )
 
@@ -148,10 +146,8 @@ def _uneven(
                 culprits=[_loader(passes[0].location, f"{told} batches")],
                 location=passes[0].location or place,
                 observed=f"batches of epoch {number + 1}: {told}",
-                cause=(
-                    "from the last common batch on, ranks average gradients of different "
-                    "steps, and the last one waits for ever"
-                ),
+                cause="from the last common batch on, ranks average gradients of different "
+                "steps, and the last one waits for ever",
                 because=f"the batches delivered in epoch {number + 1} were counted on each rank",
                 fix=_EVEN,
             )
@@ -178,8 +174,8 @@ def _uneven(
                 f"{'train step' if by_step else 'loss'} gives a gradient "
             f"{error:.2g} (relative) away from the mean over all samples",
             cause="each rank's loss is the mean over its own shard, and the ranks average these means without weights",
-            because=(f"the sizes were counted on {ranks} ranks, and the same samples in one batch "
-                "of one process give another gradient"),
+            because=f"the sizes were counted on {ranks} ranks, and the same samples in one batch "
+                "of one process give another gradient",
             fix=f"{_EVEN}; else weigh the loss by ranks * own samples / all samples",
         )  # fmt: skip
         return

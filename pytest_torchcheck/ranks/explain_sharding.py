@@ -83,15 +83,11 @@ def _differing(
             f"{'its gradient' if len(names) == 1 else 'their gradients'}",
             culprits=culprits_of(subject, names, "parameter", "in no unit"),
             location=_place(subject),
-            observed=(
-                f"{len(names)} parameters are no DTensor after the plan; gradients differ by "
-                f"{found['error']:.3g} (relative)"
-            ),
+            observed=f"{len(names)} parameters are no DTensor after the plan; gradients differ by "
+            f"{found['error']:.3g} (relative)",
             cause="the plan shards some modules and not the model that holds them",
-            because=(
-                "the units were listed after the plan had run: "
-                f"{listed([name or 'the model' for name in found['units']])}"
-            ),
+            because="the units were listed after the plan had run: "
+            f"{listed([name or 'the model' for name in found['units']])}",
             fix="call fully_shard(model) on the whole model last: it takes what is left",
         )
         return
@@ -113,8 +109,8 @@ def _differing(
         + f" (relative differences); ratio {found['ratio']:.6g}",
         cause="part of the model is used outside the forward of its unit, where its parameters are shards"
         if wrong == "output" else "the shards' gradients are not averaged over ranks as one process would",
-        because=("the same shards without FSDP give the outputs exactly, and in float64 rounding "
-            f"stays below {bound:.0e}"),
+        because="the same shards without FSDP give the outputs exactly, and in float64 rounding "
+            f"stays below {bound:.0e}",
         fix="use a sharded module's parameters only inside its own forward, and reduce gradients by the mean",
     )  # fmt: skip
 
@@ -127,10 +123,8 @@ def _state(subject: Subject, found: Mapping[str, Any]) -> Iterator[Finding]:
             f"the state_dict under FSDP has other names than the plain model's: {listed(names)}",
             culprits=[Culprit("tensor", name) for name in names[:8]],
             location=_place(subject),
-            observed=(
-                f"{len(found['keys'])} names under FSDP, {len(found['expected'])} in the plain "
-                f"model; {len(names)} stand in one only"
-            ),
+            observed=f"{len(found['keys'])} names under FSDP, {len(found['expected'])} in the plain "
+            f"model; {len(names)} stand in one only",
             cause="the plan wraps or renames modules besides sharding them",
             because="both lists of names were compared",
             fix="shard in place (fully_shard keeps all names), or strip what the wrapper adds before saving",
@@ -139,8 +133,8 @@ def _state(subject: Subject, found: Mapping[str, Any]) -> Iterator[Finding]:
         names = found["lost"] or found["restored"]
         yield violated(
             "sharded-state",
-            (f"{listed(names)} {'does' if len(names) == 1 else 'do'} not come back from the "
-                "state_dict under FSDP"),
+            f"{listed(names)} {'does' if len(names) == 1 else 'do'} not come back from the "
+                "state_dict under FSDP",
             culprits=culprits_of(subject, names, "parameter", "different after loading"),
             location=_place(subject),
             observed=f"{len(names)} parameters differ after "
@@ -186,15 +180,15 @@ def meta(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]:
     where = sources.of_assignment(module, last) if last else None
     yield violated(
         "meta-not-restored",
-        (f"{listed(absent or lost or ['the output'])} "
-            f"{'has' if len(absent or lost) <= 1 else 'have'} no values after a build on meta"),
+        f"{listed(absent or lost or ['the output'])} "
+            f"{'has' if len(absent or lost) <= 1 else 'have'} no values after a build on meta",
         culprits=culprits_of(subject, absent or lost, "buffer" if absent else "tensor", "not in the state_dict" if absent else "another value"),
         location=where or place or _place(subject),
-        observed=(f"built on meta, sharded, given memory and loaded: {len(lost)} tensors differ, "
-            f"outputs by {found['output']:.3g} (relative)"),
+        observed=f"built on meta, sharded, given memory and loaded: {len(lost)} tensors differ, "
+            f"outputs by {found['output']:.3g} (relative)",
         cause="a buffer that is no part of the state_dict is computed in __init__, where meta has no values"
         if absent else "what gives the model memory after loading, or instead of it, overwrites values",
         because="tensors were compared one by one with the model that was built on the device",
-        fix=(f"compute {last or 'it'} again after to_empty (in reset_parameters, called by "
-            "FullyShards(meta=...)), or make it persistent"),
+        fix=f"compute {last or 'it'} again after to_empty (in reset_parameters, called by "
+            "FullyShards(meta=...)), or make it persistent",
     )  # fmt: skip

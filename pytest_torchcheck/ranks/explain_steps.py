@@ -62,8 +62,8 @@ def steps(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]
     if drifting:
         yield violated(
             "buffer-drift",
-            (f"{listed(drifting)} {'holds' if len(drifting) == 1 else 'hold'} other values "
-                f"on each rank after {len(found[0]['steps'])} steps"),
+            f"{listed(drifting)} {'holds' if len(drifting) == 1 else 'hold'} other values "
+                f"on each rank after {len(found[0]['steps'])} steps",
             culprits=culprits_of(subject, drifting, "buffer", "not bit-equal on all ranks"),
             location=in_model(subject, rf"self\.{drifting[0].rpartition('.')[2]}\b.*(\w_\(|[-+*/]?=[^=])(?!.*register)")
             or line(step, rf"\b{drifting[0].rpartition('.')[2]}\b"),
@@ -106,16 +106,12 @@ def _apart(subject: Subject, names: list[str], rows: list[dict[str, Any]], index
         fix = "make every write to parameters the same on all ranks"
     return violated(
         "parameters-differ",
-        (
-            f"{listed(names)} {'differs' if len(names) == 1 else 'differ'} between ranks after "
-            f"step {index + 1} of the train step"
-        ),
+        f"{listed(names)} {'differs' if len(names) == 1 else 'differ'} between ranks after "
+        f"step {index + 1} of the train step",
         culprits=culprits_of(subject, names, "parameter", "not bit-equal on all ranks"),
         location=place,
-        observed=(
-            f"{len(names)} parameters differ over {len(rows)} ranks; gradient norms at the "
-            f"step: {sizes or 'none'}"
-        ),
+        observed=f"{len(names)} parameters differ over {len(rows)} ranks; gradient norms at the "
+        f"step: {sizes or 'none'}",
         cause=cause,
         because=f"{len(uneven)} gradients differ between ranks when the optimizer steps"
         if uneven
@@ -143,10 +139,8 @@ def _factor(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Findin
         sums = ratio > 1
         yield violated(
             "gradient-sum" if sums else "loss-sum",
-            (
-                f"{ranks} ranks train with {ranks if sums else f'1/{ranks}'} x the gradient of "
-                "one process on the same batch"
-            ),
+            f"{ranks} ranks train with {ranks if sums else f'1/{ranks}'} x the gradient of "
+            "one process on the same batch",
             culprits=culprits_of(subject, first["worst"], "parameter", f"{ratio:.4g} x too large")
             if sums
             else [Culprit("loss", "loss", "a sum over samples")],
@@ -171,10 +165,8 @@ def _factor(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Findin
         return  # the user's loss may be no mean over samples, which one process cannot be held against
     yield suspicious(
         "step-differs",
-        (
-            f"{ranks} ranks train with another gradient than one process on the same batch "
-            f"(relative difference {error:.2g})"
-        ),
+        f"{ranks} ranks train with another gradient than one process on the same batch "
+        f"(relative difference {error:.2g})",
         culprits=culprits_of(subject, first["worst"], "parameter", "differs most"),
         location=line(step, r"clip_grad", r"all_reduce", r"\.backward\("),
         observed=observed,

@@ -263,8 +263,8 @@ def _read(
             failures.append(
                 Failure(
                     rank=rank, stage=_stage(folder, rank), kind="exit", location=None, traceback=output[-4000:],
-                    message=(f"the process ended with code {process.returncode}: "
-                        f"{(output.strip().splitlines() or [''])[-1]}"),
+                    message=f"the process ended with code {process.returncode}: "
+                        f"{(output.strip().splitlines() or [''])[-1]}",
                 )
             )  # fmt: skip
     return Outcome(

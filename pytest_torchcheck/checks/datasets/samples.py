@@ -97,10 +97,8 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
         if not bad:
             leaves = len(found.samples[0].leaves)
             yield passed(
-                (
-                    f"{found.part.prefix}{found.read} were read: {leaves} leaves each, finite and "
-                    "of one structure"
-                ),
+                f"{found.part.prefix}{found.read} were read: {leaves} leaves each, finite and "
+                "of one structure",
                 evidence={
                     "samples": validity.leaf_rows(found),
                     "reading": [{"read": len(found.samples), "seconds": round(found.seconds, 6)}],

@@ -243,10 +243,8 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
     if wrong:
         yield explain.wrong_sign(
             subject,
-            (
-                f"raising the true class's logit raises the loss for {wrong[0].rising:.0%} of "
-                f"{wrong[0].counted} targets"
-            ),
+            f"raising the true class's logit raises the loss for {wrong[0].rising:.0%} of "
+            f"{wrong[0].counted} targets",
             wrong[0].place,
         )
         return

@@ -87,10 +87,8 @@ def _oracle(subject: Subject) -> Oracle | Finding:
         exact = parity.run(subject, wide, double, train=train, watch=True)
     except parity.SubjectError as error:
         return inconclusive(
-            (
-                "the model does not run in float64 on the CPU: there is nothing to compare with: "
-                f"{message_of(error)}"
-            ),
+            "the model does not run in float64 on the CPU: there is nothing to compare with: "
+            f"{message_of(error)}",
             code="no-oracle",
         )
     if not exact.output or not exact.gradient:
@@ -218,8 +216,8 @@ def host_syncs(subject: Subject) -> Iterator[Finding]:
         ],
         location=places[0],
         observed=f"{len(own)} lines of one step wait, after a warm-up",
-        cause=("a value, or a shape that depends on values, is needed on the host before the next "
-            "operation can be queued"),
+        cause="a value, or a shape that depends on values, is needed on the host before the next "
+            "operation can be queued",
         because=f"torch reported a synchronising operation while line {places[0].line} ran: {places[0].text}",
         fix="keep it a tensor (torch.where, masks, index_select with a known size), or read it every n steps only",
     )  # fmt: skip
@@ -345,8 +343,8 @@ def _replayed(
         culprits=[Culprit("output", path, f"{wrong[path]:.2g} away")],
         location=sources.of_object(type(subject.model).forward),
         observed=f"relative difference {wrong[path]:.3g} to eager mode on the same inputs",
-        cause=("a part of the forward ran on the host at capture and is not replayed (a branch, a "
-            "copy of an input, a random number)"),
+        cause="a part of the forward ran on the host at capture and is not replayed (a branch, a "
+            "copy of an input, a random number)",
         because="the captured outputs were replayed" + (", and did not change" if stale else ""),
         fix="compute directly from the input tensors on the device, in every call",
     )  # fmt: skip

@@ -211,10 +211,8 @@ def _convert(subject: Subject, name: str, *, declared: bool) -> Finding:
                 for path, found in kept[:4]
             ],
             location=place,
-            observed=(
-                f"{counted(len(kept), 'floating tensor')} of the state "
-                f"{'is' if len(kept) == 1 else 'are'} not {name} after model.to(torch.{name})"
-            ),
+            observed=f"{counted(len(kept), 'floating tensor')} of the state "
+            f"{'is' if len(kept) == 1 else 'are'} not {name} after model.to(torch.{name})",
             cause=f"{words} overrides how the module is converted"
             if words
             else f"{kept[0][0]} is put back or recreated when the module is converted",

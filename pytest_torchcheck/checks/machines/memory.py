@@ -128,10 +128,8 @@ def flops(subject: Subject) -> Iterator[Finding]:
         yield explain.too_many_flops(subject, tracked, int(allowed))
     else:
         yield passed(
-            (
-                f"a step takes {format_flops(tracked.flops)} of "
-                f"{format_flops(allowed)}{at_sizes(tracked.profile.sizes)}"
-            ),
+            f"a step takes {format_flops(tracked.flops)} of "
+            f"{format_flops(allowed)}{at_sizes(tracked.profile.sizes)}",
             evidence={"flops": tracked.flops, "parameters": tracked.parameters},
         )
 

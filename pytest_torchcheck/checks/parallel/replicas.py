@@ -117,10 +117,8 @@ def _before_gradients(stopped: str, subject: Subject, outcome: Outcome) -> Itera
         explain.broken(subject, outcome)
         if stopped in ("join", "end")
         else inconclusive(
-            (
-                f"could not be checked: {explain.message_of(outcome)} in each rank before any "
-                "communication"
-            ),
+            f"could not be checked: {explain.message_of(outcome)} in each rank before any "
+            "communication",
             code="blocked",
         )
     )

@@ -198,10 +198,10 @@ def _carried_and_retained(
         f"{counted(trace.steps, 'call')} that succeeded",
         cause=f"{names[0]} is kept with its graph; retain_graph=True at {at(retained.place)} lets "
             "the next backward continue into it, and its memory is not freed",
-        because=(f"it has a grad_fn after {at(place)}, and torch said that a variable has been "
-            f"{_CHANGED}"),
-        fix=(f"detach it at {at(place)}: {names[0].partition('[')[0]} = ....detach(), and drop "
-            "retain_graph=True"),
+        because=f"it has a grad_fn after {at(place)}, and torch said that a variable has been "
+            f"{_CHANGED}",
+        fix=f"detach it at {at(place)}: {names[0].partition('[')[0]} = ....detach(), and drop "
+            "retain_graph=True",
     )  # fmt: skip
 
 

@@ -39,10 +39,8 @@ def labels_wrong(
             f"{part.prefix}sample i gets the label of sample i{labels.shift:+d}: "
             f"{labels.shifted.path} is read with an offset",
             cause="the index of the label is not the index of the sample",
-            because=(
-                f"all {labels.count} labels read equal "
-                f"{labels.shifted.path}[i{labels.shift:+d}], not {labels.shifted.path}[i]"
-            ),
+            because=f"all {labels.count} labels read equal "
+            f"{labels.shifted.path}[i{labels.shift:+d}], not {labels.shifted.path}[i]",
             fix=f"read {labels.shifted.path}[i] at {line_ref(place)}",
             **common,
         )
@@ -192,11 +190,11 @@ def dtype_refused(part: Part, labels: Labels, said: str, given: bool) -> Finding
     return (violated if given else suspicious)(
         "label-dtype",
         f"{part.prefix}{name} gives targets of {became}, which the training step does not accept",
-        cause=("targets of float64, the default of NumPy and of Python's floats, are combined "
-            "with a float32 output"),
+        cause="targets of float64, the default of NumPy and of Python's floats, are combined "
+            "with a float32 output",
         because=f"with such targets torch said: {said[:160]}",
-        fix=(f"return them as float32 at {line_ref(common['location'])}: torch.tensor(label, "
-            "dtype=torch.float32), or np.float32(label)"),
+        fix=f"return them as float32 at {line_ref(common['location'])}: torch.tensor(label, "
+            "dtype=torch.float32), or np.float32(label)",
         **common,
     )  # fmt: skip
 

@@ -175,8 +175,8 @@ def not_finite(survey: Survey, seed: int) -> Iterator[Finding]:
                 *([] if held else _divisors(part, origin.line)),
             ),
             location=origin.line,
-            observed=(f"samples {few(indices)} hold {word} at {where(leaf.path)}, {leaf.dtype} "
-                f"{list(leaf.shape)}"),
+            observed=f"samples {few(indices)} hold {word} at {where(leaf.path)}, {leaf.dtype} "
+                f"{list(leaf.shape)}",
             cause="the stored data contains them" if held else "reading produces them",
             because=f"{held.path} contains them before it is read" if held
             else f"{origin.computed}, at {line_ref(origin.line)}" if origin.computed

@@ -154,16 +154,16 @@ def _raised(part: Part, made: Delivery, culprit: Culprit, common: dict[str, Any]
             "main-guard",
             f"{part.prefix}a spawned worker cannot import the main module: {made.error_type}: {made.message[:100]}",
             culprits=(culprit,), observed=observed, because=said,
-            cause=("every spawned worker imports the main module, and this module runs code on "
-                "import"),
+            cause="every spawned worker imports the main module, and this module runs code on "
+                "import",
             fix='put that code under if __name__ == "__main__":', **common,
         )  # fmt: skip
     if made.phase == "unpickle" and (asks := _asks_itself(made)) is not None:
         function, attribute = asks
         return violated(
             "worker-cannot-unpickle",
-            (f"{part.prefix}{part.name} cannot be unpickled in a worker: {function} recurses "
-            "without end"),
+            f"{part.prefix}{part.name} cannot be unpickled in a worker: {function} recurses "
+            "without end",
             culprits=(
                 Culprit("function", function, made.error_type, made.location),
                 culprit,
@@ -177,12 +177,12 @@ def _raised(part: Part, made: Delivery, culprit: Culprit, common: dict[str, Any]
     if made.phase == "unpickle":
         return violated(
             "worker-cannot-unpickle",
-            (f"{part.prefix}{part.name} cannot be unpickled in a worker: {made.error_type}: "
-            f"{made.message[:100]}"),
+            f"{part.prefix}{part.name} cannot be unpickled in a worker: {made.error_type}: "
+            f"{made.message[:100]}",
             culprits=(culprit,), observed=observed, because=said,
             cause=("it was pickled here, but refers to a name that a new process does not have"),
-            fix=("define its class in a module that the worker can import, and its state in "
-                "__getstate__"), **common,
+            fix="define its class in a module that the worker can import, and its state in "
+                "__getstate__", **common,
         )  # fmt: skip
     if made.phase in ("collate", "send"):
         shapes = "; ".join(made.shapes)

@@ -119,10 +119,8 @@ def indices_shifted(part: Part, found: Shifted) -> Finding:
     right = list(accumulate([0, *found.sizes[:-1]]))
     return violated(
         "collate-shift",
-        (
-            f"{part.prefix}{name} shifts {found.path} by the size of the previous sample, not of "
-            "all previous samples"
-        ),
+        f"{part.prefix}{name} shifts {found.path} by the size of the previous sample, not of "
+        "all previous samples",
         culprits=(
             Culprit("dataset", short or found.path, "the shifts", place),
             Culprit("function", name, "collate function", sources.of_object(collate)),

@@ -164,8 +164,8 @@ def labels_mixed(part: Part, found: Pairing) -> Finding:
             Culprit("dataset", f"{part.prefix}{found.path}", "labels", found.returned),
         ),
         location=moved or place,
-        observed=(f"sample {first} alone has the label {found.own}; its row in a batch of "
-            f"{found.count} has {found.got}"),
+        observed=f"sample {first} alone has the label {found.own}; its row in a batch of "
+            f"{found.count} has {found.got}",
         cause="the labels are in a different order than the inputs, or shifted against them"
         + (f": {put or 'what'} alone is reordered" if moved else ""),
         because="rows were matched by their inputs, and the same samples were collated one by one"

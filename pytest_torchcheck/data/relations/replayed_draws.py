@@ -205,10 +205,8 @@ def replayed_in_vain(part: Part, found: Replay) -> Finding:
     """A transform is meant to be repeated, and draws anew."""
     return violated(
         "transform-not-repeated",
-        (
-            f"{part.prefix}{found.call} has no effect: the transform draws from {found.other}, not "
-            f"from {found.name}"
-        ),
+        f"{part.prefix}{found.call} has no effect: the transform draws from {found.other}, not "
+        f"from {found.name}",
         culprits=(
             Culprit("call", found.call, f"no draw from {found.name} since", found.location),
             Culprit("dataset", found.other, "drawn from before and after", found.drawn),

@@ -109,10 +109,8 @@ def _mixed_raised(target: Target, name: str, index: int, error: Exception) -> Ou
 def _mixed_wrong(target: Target, name: str, wrong: list[int], gap: float) -> Outcome:
     return target.broken(
         "mixed-dtype",
-        (
-            f"{target.backward} returns a wrong gradient of {target.input_name(wrong[0])} when "
-            f"{name} is float32 and the rest float64"
-        ),
+        f"{target.backward} returns a wrong gradient of {target.input_name(wrong[0])} when "
+        f"{name} is float32 and the rest float64",
         location=gradient_line(target.function, target.position(wrong[0])),
         inputs=dict.fromkeys(wrong, f"relative difference {gap:.3g}"),
         observed=f"relative difference {gap:.3g} from the float64 gradient of the same values",
@@ -231,10 +229,8 @@ def _low_wrong(target: Target, name: str, index: int, gap: float, limit: float) 
     of = target.input_name(index)
     return target.broken(
         "low-precision",
-        (
-            f"{target.backward} loses the gradient of {of} in {name}: relative error {gap:.3g} "
-            f"where rounding explains {limit:.3g}"
-        ),
+        f"{target.backward} loses the gradient of {of} in {name}: relative error {gap:.3g} "
+        f"where rounding explains {limit:.3g}",
         location=gradient_line(target.function, target.position(index)),
         inputs={index: f"relative error {gap:.3g}"},
         observed=f"relative error {gap:.3g} against float64 on the same rounded inputs",

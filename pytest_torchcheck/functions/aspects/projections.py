@@ -95,14 +95,10 @@ def _misdirected(
             code="gradcheck-surrogate",
             symptom=f"a surrogate gradient for {name}: forward is locally constant",
             cause=f"forward is constant around {name} and backward is not zero: an estimator, not a derivative",
-            because=(
-                f"forward does not change along {len(misses)} random directions; backward "
-                f"gives {a:.3g} along the first"
-            ),
-            fix=(
-                "if it is meant, declare it: promises.StraightThrough(functions=(...), of=<the "
-                "function whose gradient it is>, reason=...)"
-            ),
+            because=f"forward does not change along {len(misses)} random directions; backward "
+            f"gives {a:.3g} along the first",
+            fix="if it is meant, declare it: promises.StraightThrough(functions=(...), of=<the "
+            "function whose gradient it is>, reason=...)",
         )
     return target.finding(
         "suspicious"

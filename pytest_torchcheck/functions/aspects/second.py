@@ -177,10 +177,8 @@ def _silent(target: Target, name: str, size: float, *, promised: bool) -> Findin
         observed=f"the gradient changes by up to {size:.3g} per unit of {name}, yet it does not require a gradient",
         cause="backward computes outside autograd (detach, .data, numpy, no_grad)",
         because="with create_graph=True no returned gradient has a grad_fn",
-        fix=(
-            "decorate backward with torch.autograd.function.once_differentiable, or compute in "
-            "differentiable operations"
-        ),
+        fix="decorate backward with torch.autograd.function.once_differentiable, or compute in "
+        "differentiable operations",
     )
 
 

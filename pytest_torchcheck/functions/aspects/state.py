@@ -233,9 +233,7 @@ def _on_ctx(
         because=f"{held} shares memory with {name}"
         if attribute
         else "a saved tensor would have raised an error",
-        fix=(
-            f"ctx.save_for_backward({name if name.isidentifier() else 'the output'}) and read "
-            "it from ctx.saved_tensors"
-        ),
+        fix=f"ctx.save_for_backward({name if name.isidentifier() else 'the output'}) and read "
+        "it from ctx.saved_tensors",
         evidence={"attribute": attribute, "leak": leak, "stale": bool(wrong)},
     )

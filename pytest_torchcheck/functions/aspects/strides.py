@@ -92,10 +92,8 @@ def _layout_raised(target: Target, label: str, error: Exception) -> Outcome:
         "upstream-layout",
         f"{target.backward} raises on an upstream gradient that is {label}",
         error,
-        cause=(
-            "backward assumes a contiguous grad_output; autograd promises none (y.sum() gives "
-            "stride 0, y.t() a transpose)"
-        ),
+        cause="backward assumes a contiguous grad_output; autograd promises none (y.sum() gives "
+        "stride 0, y.t() a transpose)",
         because="the same values in a contiguous tensor work",
         fix="call grad_output.contiguous(), or reshape instead of view, before this line",
         evidence={"layout": label},

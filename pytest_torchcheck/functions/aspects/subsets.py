@@ -77,14 +77,10 @@ def _subset_wrong(
             "forward",
         ),
         inputs={index: f"{got} when only {only} requires a gradient"},
-        observed=(
-            f"relative difference {distance(found, reference):.3g} from the gradient "
-            "when all inputs require one"
-        ),
-        cause=(
-            "ctx.needs_input_grad is read at the wrong index or is stale, so that one "
-            "input's gradient hangs on another's flag"
-        ),
+        observed=f"relative difference {distance(found, reference):.3g} from the gradient "
+        "when all inputs require one",
+        cause="ctx.needs_input_grad is read at the wrong index or is stale, so that one "
+        "input's gradient hangs on another's flag",
         because=f"the same inputs and upstream gradient, only the flags changed: {name} alone went wrong",
         fix=f"test its own place in ctx.needs_input_grad for {name}, inside backward",
         evidence={"requires": [target.input_name(i) for i in subset]},

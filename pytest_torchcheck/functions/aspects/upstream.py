@@ -52,10 +52,8 @@ def check_unwritten(target: Target) -> Outcome:
         f"{target.backward} modifies the upstream gradient in place",
         location=op.line if op is not None else None,
         others=[alias.culprit("grad_output")] if alias is not None else [],
-        observed=(
-            "grad_output differs after backward from before "
-            f"({distance(upstream[changed[0]], kept[changed[0]]):.3g} relative)"
-        ),
+        observed="grad_output differs after backward from before "
+        f"({distance(upstream[changed[0]], kept[changed[0]]):.3g} relative)",
         cause="autograd shares that tensor with other branches of the graph; they now add a wrong gradient",
         because=f"{op.name} wrote into its memory"
         + (f", by the name {alias.name}" if alias is not None else "")
@@ -185,11 +183,9 @@ def _partial(target: Target) -> Outcome:
                 f"{target.backward} returns another gradient of {name} when only output {used} is used",
                 location=line_of(target, wrong[0]),
                 inputs=dict.fromkeys(wrong, "differs"),
-                observed=(
-                    "relative difference "
-                    f"{distance(found[wrong[0]], reference[wrong[0]]):.3g} from zeros "
-                    "for the other outputs"
-                ),
+                observed="relative difference "
+                f"{distance(found[wrong[0]], reference[wrong[0]]):.3g} from zeros "
+                "for the other outputs",
                 cause="backward treats the missing gradient of an unused output as something else than zero",
                 because="the same call with zeros in its place gives another gradient",
                 fix="treat None as zero",
@@ -203,10 +199,8 @@ def _partial_raised(target: Target, used: int, error: Exception) -> Outcome:
         "upstream-none",
         f"{target.backward} raises when only output {used} is used: {first_line(error)}",
         error,
-        cause=(
-            "the gradient of an unused output is None (ctx.set_materialize_grads(False)) and "
-            "backward computes with it"
-        ),
+        cause="the gradient of an unused output is None (ctx.set_materialize_grads(False)) and "
+        "backward computes with it",
         because="with zeros in its place the same call works",
         fix="test for None before using a grad_output, or leave set_materialize_grads alone",
         evidence={"output": used},

@@ -86,10 +86,8 @@ def outside_domain(target: Target, blocks: Sequence[Block]) -> Finding:
             b.index: f"{int(b.wrong.sum())} of {b.wrong.numel()} entries differ" for b in blocks
         },
         observed=f"the same entries of {names} agree as given and differ at values drawn between the same bounds",
-        cause=(
-            "backward relies on something that holds of the given values only (rows that sum "
-            "to one, an order, a size)"
-        ),
+        cause="backward relies on something that holds of the given values only (rows that sum "
+        "to one, an order, a size)",
         because="only the values (or sizes) changed",
         fix="say so in forward (an assertion), or write the formula for all values",
     )

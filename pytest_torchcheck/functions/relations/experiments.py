@@ -33,10 +33,8 @@ def stale_needs(target: Target, call: Call, block: Block, shapes: Shapes) -> Rel
         code="needs-input-grad",
         symptom=f"a gradient of {shapes.name} that depends on which inputs require one",
         cause="ctx.needs_input_grad is read at the wrong index, or at the wrong time",
-        because=(
-            f"with only {shapes.name} requiring a gradient all {block.analytical.numel()} "
-            "entries agree; with all inputs requiring one they do not"
-        ),
+        because=f"with only {shapes.name} requiring a gradient all {block.analytical.numel()} "
+        "entries agree; with all inputs requiring one they do not",
         fix="index ctx.needs_input_grad by the argument's own position, inside backward",
         where="needs",
     )
@@ -54,10 +52,8 @@ def affine(target: Target, call: Call, block: Block, shapes: Shapes) -> Relation
         code="upstream-zero",
         symptom=f"a gradient of {shapes.name} that is not zero for a zero upstream gradient",
         cause="a term of the gradient is not multiplied by grad_output",
-        because=(
-            f"an upstream of 0 gives entries up to {float(as_real(found).abs().max()):.3g}; "
-            "without them all entries agree"
-        ),
+        because=f"an upstream of 0 gives entries up to {float(as_real(found).abs().max()):.3g}; "
+        "without them all entries agree",
         fix=f"multiply every term of the gradient of {shapes.name} by the upstream gradient of its output",
     )
 

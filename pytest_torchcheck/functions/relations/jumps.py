@@ -74,14 +74,10 @@ def _estimator(name: str, stepped: str, steps: Steps) -> Relation:
         code="gradcheck-surrogate",
         symptom=f"a surrogate gradient for {name}: forward moves in steps",
         cause=(f"forward rounds {stepped}, and backward is not its derivative: an estimator"),
-        because=(
-            f"{steps.share:.0%} of what forward changes within {steps.reach:.3g} of {stepped} happens in "
-            f"jumps; one of {steps.jump:.3g} is left between two points that almost coincide"
-        ),
-        fix=(
-            "if it is meant, declare it: promises.StraightThrough(functions=(...), of=<the "
-            "function whose gradient it is>, reason=...)"
-        ),
+        because=f"{steps.share:.0%} of what forward changes within {steps.reach:.3g} of {stepped} happens in "
+        f"jumps; one of {steps.jump:.3g} is left between two points that almost coincide",
+        fix="if it is meant, declare it: promises.StraightThrough(functions=(...), of=<the "
+        "function whose gradient it is>, reason=...)",
         evidence={"share_in_jumps": steps.share, "jump": steps.jump},
     )
 

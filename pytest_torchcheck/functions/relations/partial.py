@@ -48,10 +48,8 @@ def one_output(block: Block, shapes: Shapes) -> Relation | None:
         code="gradcheck-output",
         symptom=f"a gradient of {shapes.name} in which output {wrong[0]} {how}",
         cause=f"the upstream gradient of output {wrong[0]} {how}",
-        because=(
-            f"the rows of output {wrong[0]} differ, those of the other "
-            f"{'outputs' if len(block.rows) - len(wrong) > 1 else 'output'} agree"
-        ),
+        because=f"the rows of output {wrong[0]} differ, those of the other "
+        f"{'outputs' if len(block.rows) - len(wrong) > 1 else 'output'} agree",
         fix=f"add the part of output {wrong[0]} to the gradient of {shapes.name}, or ctx.mark_non_differentiable it",
         evidence={"outputs": list(wrong), "factor": factor},
     )
@@ -161,14 +159,10 @@ def masked(block: Block, shapes: Shapes) -> Relation | None:
     return Relation(
         code="gradcheck-mask",
         symptom=f"a gradient of {shapes.name} that {how}",
-        cause=(
-            f"the mask of the gradient is wrong: it {how}, {_pattern(columns, shapes.input)} "
-            f"({shapes.name} from {span})"
-        ),
-        because=(
-            f"{int((there & due).sum())} entries that are not 0 in either agree; "
-            f"{extra or lacking} are 0 in only one"
-        ),
+        cause=f"the mask of the gradient is wrong: it {how}, {_pattern(columns, shapes.input)} "
+        f"({shapes.name} from {span})",
+        because=f"{int((there & due).sum())} entries that are not 0 in either agree; "
+        f"{extra or lacking} are 0 in only one",
         fix=f"multiply by the mask that forward applies to {shapes.name}: {fix}",
         evidence={"entries": columns[:16], "extra": extra, "lacking": lacking},
     )

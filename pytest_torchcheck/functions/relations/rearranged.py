@@ -106,10 +106,8 @@ def centred(block: Block, shapes: Shapes) -> Relation | None:
             return Relation(
                 code="gradcheck-cross-terms",
                 symptom=f"a gradient of {shapes.name} without the mean's part",
-                cause=(
-                    f"forward subtracts the mean over axis {axis} of {shapes.name}, and "
-                    "backward treats that mean as constant"
-                ),
+                cause=f"forward subtracts the mean over axis {axis} of {shapes.name}, and "
+                "backward treats that mean as constant",
                 because=f"with its mean over axis {axis} subtracted all {block.analytical.numel()} entries agree",
                 fix=f"subtract the mean over axis {axis} from the gradient of {shapes.name} too",
                 evidence={"axis": axis},
@@ -144,10 +142,8 @@ def broadcast(block: Block, shapes: Shapes) -> Relation | None:
                     symptom=f"the gradient of {shapes.name} without its sum over axis {axis}",
                     cause=f"{shapes.name} {list(shape)} is repeated along axis {axis} of the output {list(out.shape)}, "
                     "so its gradient is a sum along that axis",
-                    because=(
-                        f"only index {kept[0]} of {out.shape[axis]} along that axis "
-                        "contributes, and that one agrees"
-                    ),
+                    because=f"only index {kept[0]} of {out.shape[axis]} along that axis "
+                    "contributes, and that one agrees",
                     fix=f"sum the gradient of {shapes.name} over axis {axis}",
                     evidence={"axis": axis},
                 )

@@ -53,14 +53,10 @@ def _zero(block: Block, shapes: Shapes) -> Relation | None:
             code="gradcheck-none",
             symptom=f"None for {shapes.name}, where a gradient is due",
             cause=f"backward computes no gradient of {shapes.name}",
-            because=(
-                f"every upstream gradient gave None; the output moves by up to {size:.3g} per "
-                f"unit of {shapes.name}"
-            ),
-            fix=(
-                f"compute and return the gradient of {shapes.name}, or forbid it: raise if "
-                "ctx.needs_input_grad asks for it"
-            ),
+            because=f"every upstream gradient gave None; the output moves by up to {size:.3g} per "
+            f"unit of {shapes.name}",
+            fix=f"compute and return the gradient of {shapes.name}, or forbid it: raise if "
+            "ctx.needs_input_grad asks for it",
         )
     return Relation(
         code="gradcheck-zero",
@@ -81,14 +77,10 @@ def _surrogate(block: Block, shapes: Shapes) -> Relation | None:
         code="gradcheck-surrogate",
         symptom=f"a surrogate gradient for {shapes.name}: forward is locally constant",
         cause=f"forward is constant around {shapes.name} and backward {kind}: an estimator, not a derivative",
-        because=(
-            f"all {block.numerical.numel()} numerical entries are 0; analytical ones reach "
-            f"{float(block.analytical.abs().max()):.3g}"
-        ),
-        fix=(
-            "if it is meant, declare it: promises.StraightThrough(functions=(...), of=<the "
-            "function whose gradient it is>, reason=...)"
-        ),
+        because=f"all {block.numerical.numel()} numerical entries are 0; analytical ones reach "
+        f"{float(block.analytical.abs().max()):.3g}",
+        fix="if it is meant, declare it: promises.StraightThrough(functions=(...), of=<the "
+        "function whose gradient it is>, reason=...)",
         evidence={"straight_through": through},
     )
 

@@ -74,10 +74,8 @@ def _rescaled(trace: Trace, place: int, step: OptimizerStep) -> Finding | None:
     factor = meant / step.norm if step.norm else math.inf
     return violated(
         "clip-before-unscale",
-        (
-            f"{last.name} clips gradients that are later divided by {factor:.4g}: every step is "
-            "too small by this factor"
-        ),
+        f"{last.name} clips gradients that are later divided by {factor:.4g}: every step is "
+        "too small by this factor",
         culprits=(
             call(last, f"norm {last.norm:.4g} against {last.limit:g}"),
             call(step, f"norm {step.norm:.4g}"),

@@ -125,8 +125,8 @@ def _finding(place: Location, names: tuple[str, ...]) -> Finding:
     keeps = f"{container or 'the source of the copy'} holds the weights themselves, not copies"
     return make(
         "state-loaded-itself",
-        (f"{place.text} copies {few(names)} onto "
-            f"{'itself' if len(names) == 1 else 'themselves'}: nothing is restored"),
+        f"{place.text} copies {few(names)} onto "
+            f"{'itself' if len(names) == 1 else 'themselves'}: nothing is restored",
         culprits=(
             *(
                 [Culprit("tensor", container, "keeps the weights themselves", filled)]
@@ -137,8 +137,8 @@ def _finding(place: Location, names: tuple[str, ...]) -> Finding:
             *(Culprit("parameter", name, "not restored") for name in names[:3]),
         ),
         location=filled or place,
-        observed=(f"{len(names)} parameters that were replaced for a forward keep the replaced "
-            f"values after {at(place)}"),
+        observed=f"{len(names)} parameters that were replaced for a forward keep the replaced "
+            f"values after {at(place)}",
         cause=f"{keeps}: overwriting the weights overwrote the kept values too",
         because=f"at {at(place)} source and destination are the same memory",
         fix=f"keep copies{f' at {at(filled)}' if filled is not None else ''}: p.detach().clone()",

@@ -127,10 +127,8 @@ def _stuck(
     restore = f"{name.removesuffix('.eval')}.train()"
     return violated(
         "eval-mode-left",
-        (
-            f"{name}() is not undone: from {'the first call' if not number else f'call {number}'} "
-            "of the step on, training runs in eval mode"
-        ),
+        f"{name}() is not undone: from {'the first call' if not number else f'call {number}'} "
+        "of the step on, training runs in eval mode",
         culprits=(
             Culprit("call", name, "not undone", setter.place if setter else None),
             *(Culprit("module", n, "in eval mode during training") for n in sorted(layers)[:3]),
@@ -175,20 +173,20 @@ def _trains_in_eval(subject: Subject, trace: Trace) -> Iterator[Finding]:
     restore = setter.name.removesuffix(".eval")
     yield suspicious(
         "trains-in-eval",
-        (f"every step trains in eval mode: {few(tuple(acting))} "
-        f"{'has' if len(acting) == 1 else 'have'} no effect"),
+        f"every step trains in eval mode: {few(tuple(acting))} "
+        f"{'has' if len(acting) == 1 else 'have'} no effect",
         culprits=(
             Culprit("call", setter.name, "before the training forward", setter.place),
             *(Culprit("module", name, "in eval mode during training") for name in acting[:3]),
         ),
         location=setter.place,
-        observed=(f"the training forward runs in eval mode in each of {len(seen)} calls; the model "
-            "was passed in training mode"),
+        observed=f"the training forward runs in eval mode in each of {len(seen)} calls; the model "
+            "was passed in training mode",
         cause="dropout is off and statistics are not updated in training",
-        because=(f"{setter.name}() ran at {at(setter.place)}, before the forward at "
-            f"{at(forward.place)}"),
-        fix=(f"call {restore}.train() at {at(setter.place)}, or set only the frozen modules to "
-            "eval mode"),
+        because=f"{setter.name}() ran at {at(setter.place)}, before the forward at "
+            f"{at(forward.place)}",
+        fix=f"call {restore}.train() at {at(setter.place)}, or set only the frozen modules to "
+            "eval mode",
         evidence={"modules": acting},
     )  # fmt: skip
 

@@ -46,10 +46,8 @@ def _zero_grad_between(trace: Trace) -> Iterator[Finding]:
         )
         yield violated(
             "zero-grad-before-step",
-            (
-                f"{cleared.name}() clears the gradients between backward and {step.name}(): they "
-                "are never applied"
-            ),
+            f"{cleared.name}() clears the gradients between backward and {step.name}(): they "
+            "are never applied",
             culprits=(
                 call(cleared, "clears gradients before they are applied"),
                 call(step, "finds no gradient"),
@@ -109,8 +107,8 @@ def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
                 f"{len(held)} parameters ({few(step.stale)}) still contain an earlier pass; "
                 f"norm {step.norm:.4g}, {earlier.norm:.4g} in call {earlier.step}",
             cause="gradients accumulate from step to step" + (f": {at(named)} names zero_grad and does not call it" if named is not None else ""),
-            because=(f"gradients applied at {at(earlier.place)} were not cleared before "
-                f"{at(latest.place)} added more{seen}"),
+            because=f"gradients applied at {at(earlier.place)} were not cleared before "
+                f"{at(latest.place)} added more{seen}",
             fix=f"add the parentheses at {at(named)}: {wanted}()" if named is not None
             else f"call {wanted}() before the backward at {at(latest.place)}",
             evidence={"parameters": sorted(step.stale)},
@@ -214,10 +212,8 @@ def _leak(
     names = step.sources[source]
     return violated(
         "gradient-leak",
-        (
-            f"{step.name}() also applies the gradients of {leaking.name}() at "
-            f"{at(leaking.place)}, which belong to {other.name}()"
-        ),
+        f"{step.name}() also applies the gradients of {leaking.name}() at "
+        f"{at(leaking.place)}, which belong to {other.name}()",
         culprits=(
             call(leaking, f"leaves gradients in the parameters of {owner}"),
             call(step, "applies them too"),
@@ -250,10 +246,8 @@ def _counted_twice(trace: Trace) -> Iterator[Finding]:
             first = earlier.name.rpartition(".")[0]
             yield violated(
                 "loss-counted-twice",
-                (
-                    f"{later.name}() adds the gradient of {first} a second time, after its own "
-                    "backward pass"
-                ),
+                f"{later.name}() adds the gradient of {first} a second time, after its own "
+                "backward pass",
                 culprits=(
                     call(later, f"goes through {first} again"),
                     call(earlier, "its gradients are not cleared"),

@@ -180,18 +180,18 @@ def _finding(name: str, again: _Again, trace: Trace) -> Finding:
     make = violated if again.leaks else suspicious
     return make(
         "step-reseeds",
-        (f"because of {seed.op} in the step, training draws the same random numbers again in "
-        "later steps"),
+        f"because of {seed.op} in the step, training draws the same random numbers again in "
+        "later steps",
         culprits=tuple(culprits),
         location=seed.location,
-        observed=(f"{alike} of {len(trace.generators)} steps, which began with different seeds, left "
-            f"{word} in the same state"),
+        observed=f"{alike} of {len(trace.generators)} steps, which began with different seeds, left "
+            f"{word} in the same state",
         cause=(f"{function or 'the step'} seeds {word}, and all later random numbers follow from "
             "that seed")
         if again.leaks
         else f"every step seeds {word} with the same value before it trains",
-        because=(f"after {at(seed.location)}, {at(draw.location)} draws from it with gradients "
-            "enabled before it is set again"),
+        because=f"after {at(seed.location)}, {at(draw.location)} draws from it with gradients "
+            "enabled before it is set again",
         fix=_OWN.get(name, "draw from a separate generator (generator=torch.Generator().manual_seed(...))")
         + (
             ", or seed within `with torch.random.fork_rng():`"

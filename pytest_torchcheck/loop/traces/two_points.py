@@ -56,8 +56,8 @@ def _told(
     wanted = f"{step.name.rpartition('.')[0] or 'optimizer'}.zero_grad"
     return suspicious(
         "gradients-of-two-points",
-        (f"{step.name}() applies the sum of two gradients, computed before and after the weights "
-        "moved uphill"),
+        f"{step.name}() applies the sum of two gradients, computed before and after the weights "
+        "moved uphill",
         culprits=(
             call(second, "adds to the gradient computed before the weights moved"),
             Culprit("call", wanted, "none between the two passes", second.place),
@@ -65,8 +65,8 @@ def _told(
         ),
         location=second.place,
         observed=f"gradient norm {first.norm:.4g} after {at(first.place)}, {second.norm:.4g} after {at(second.place)}",
-        cause=("the gradients are not cleared between the two passes, so the second one adds to "
-            "them"),
+        cause="the gradients are not cleared between the two passes, so the second one adds to "
+            "them",
         because=f"between the passes the weights moved along the first gradient: cosine {cosine:.3g}",
         fix=f"call {wanted}() before the backward at {at(second.place)}, unless the sum is meant",
     )  # fmt: skip
