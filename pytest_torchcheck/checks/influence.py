@@ -108,7 +108,7 @@ def _has_no_effect(subject: Subject, path: str) -> bool:
             continue
         changed = True
         other = _with(batch, path, fresh)
-        for train in (True, False):
+        for train in (False, True):
             before = outputs(subject, train=train)
             try:
                 after = outputs(subject, other, train=train)

@@ -16,6 +16,7 @@ import torch
 from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Location
 
+from ..objects.held import names_in
 from .generators import is_generator
 
 _MOST_VISITED = 4096
@@ -225,7 +226,7 @@ class Contents:
             yield f"{path}.{name}", value, function, name
         for value in function.__defaults__ or ():
             yield path, value, function, function.__name__
-        for name in _names(function.__code__):
+        for name in names_in(function.__code__):
             value = function.__globals__.get(name)
             if is_array(value) or is_generator(value):
                 yield name, value, sys.modules.get(function.__module__), name
@@ -270,14 +271,6 @@ class Contents:
                     function = getattr(item, "__func__", item)
                     if isinstance(function, types.FunctionType):
                         yield dot[:-1], function, value, ""
-
-
-def _names(code: types.CodeType) -> set[str]:
-    found = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= _names(constant)
-    return found
 
 
 def _only_atoms(values: Any) -> bool:

@@ -295,6 +295,32 @@ def within(value: Any) -> list[Any]:
     return []
 
 
+def names_in(value: Any) -> set[str]:
+    """Return the names that a function, and the functions inside it and those it wraps, look up.
+
+    Args:
+        value: Code, or what a class holds: a function, a property, a static method, anything else.
+    """
+    found: set[str] = set()
+    stack, seen = [value], set()
+    while stack:
+        thing = stack.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, types.CodeType):
+            found.update(thing.co_names)
+            stack += [one for one in thing.co_consts if isinstance(one, types.CodeType)]
+        elif isinstance(thing, types.FunctionType):
+            held = [cell.cell_contents for cell in filled_cells(thing)]
+            stack += [thing.__code__, *(f for f in held if isinstance(f, types.FunctionType))]
+        elif isinstance(thing, property):
+            stack += [thing.fget, thing.fset]
+        elif isinstance(thing, staticmethod | classmethod):
+            stack.append(thing.__func__)
+    return found
+
+
 def filled_cells(function: types.FunctionType) -> list[types.CellType]:
     """Return the variables of the functions around it that a function uses, as far as they are bound."""
     found = []

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes as _no_modes
 from pytest_torchcheck import sources
 from pytest_torchcheck.state import is_lazy
 
+from ...objects.held import names_in
 from ...text.printable import message_of
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class _Kept:
                     continue
                 self._cells.append((cell, content))
                 yield content
-            for name in _names(thing.__code__):
+            for name in names_in(thing.__code__):
                 if name in thing.__globals__:
                     yield thing.__globals__[name]
         elif isinstance(thing, type):
@@ -176,14 +177,6 @@ class _Kept:
 
 
 _MOST_REACHED = 5000
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Return the names that a function and the functions inside it look up."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 def _is_users(kind: type) -> bool:

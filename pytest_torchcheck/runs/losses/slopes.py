@@ -46,7 +46,6 @@ _ONE_SIDED = (
 _STEADY = 1e-12  # relative: parameters that went to and fro round once
 _SMALLEST = 1e-8  # of the loss: a slope that rounding does not hide
 _SAMPLES = 4
-_PART = 2**20  # elements of a gradient that are multiplied at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +150,9 @@ class _Losses:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Take the gradients in float32, each with the length of its step."""
+        ways: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         handles = [
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._take, name))
+            parameter.register_post_accumulate_grad_hook(functools.partial(_take, ways, name))
             for name, parameter in self._model.named_parameters()
             if parameter.requires_grad
         ]
@@ -161,21 +161,15 @@ class _Losses:
         finally:
             for handle in handles:
                 handle.remove()
-
-    def _take(self, name: str, parameter: torch.Tensor) -> None:
-        gradient, parameter.grad = parameter.grad, None
-        if gradient is None or not parameter.numel():
-            return
-        gradient = trees.dense(gradient)
-        narrow = torch.complex64 if gradient.is_complex() else torch.float32
-        way = gradient.to(narrow)
-        size = float(torch.linalg.vector_norm(way))
-        reach = float(torch.linalg.vector_norm(parameter.detach()))
-        if size > 0 and reach > 0 and math.isfinite(size):
-            self._moves[name] = (parameter, way, reach / size)
-            self.promises[name] = reach * _along(gradient.flatten(), way.flatten()) / size
-        elif not math.isfinite(size):
-            self.promises[name] = math.nan
+        for name, (parameter, way) in ways.items():
+            wide = torch.complex128 if way.is_complex() else torch.float64
+            size = float(torch.linalg.vector_norm(way, dtype=wide))
+            reach = float(torch.linalg.vector_norm(parameter.detach()))
+            if size > 0 and reach > 0 and math.isfinite(size):
+                self._moves[name] = (parameter, way, reach / size)
+                self.promises[name] = reach * size
+            elif not math.isfinite(size):
+                self.promises[name] = math.nan
 
     def step(self, step: float, names: Iterable[str] | None = None) -> None:
         """Move some parameters, or all, along their gradients by a share of their size."""
@@ -188,21 +182,42 @@ class _Losses:
         self.now()
         return not torch.equal(before, torch.get_rng_state())
 
-    def slope(self, step: float, loss: float, names: Iterable[str] | None = None) -> Slope:
-        """Measure the slope of the loss along the gradients of some parameters, or of all."""
+    def slope(
+        self,
+        step: float,
+        loss: float,
+        names: Iterable[str] | None = None,
+        *,
+        promised: float = math.nan,
+    ) -> Slope:
+        """Measure the slope of the loss along the gradients of some parameters, or of all.
+
+        Args:
+            step: By what share of its own size each parameter moves.
+            loss: At the point.
+            names: Of the parameters; all of them by default.
+            promised: Where the slope ahead is this one, the one behind is not measured.
+        """
         names = None if names is None else list(names)
-        values = []
-        for way in (step, -2 * step):
-            self.step(way, names)
-            values.append(float(self.now().detach()))
         self.step(step, names)
-        return Slope(step=step, ahead=(values[0] - loss) / step, behind=(loss - values[1]) / step)
+        ahead = behind = (float(self.now().detach()) - loss) / step
+        if abs(ahead / promised - 1) <= CLOSE:
+            self.step(-step, names)
+        else:
+            self.step(-2 * step, names)
+            behind = (loss - float(self.now().detach())) / step
+            self.step(step, names)
+        return Slope(step=step, ahead=ahead, behind=behind)
 
 
-def _along(gradient: torch.Tensor, way: torch.Tensor) -> float:
-    """Return the real part of the product of two vectors, in the first one's dtype, by parts."""
-    pairs = zip(gradient.split(_PART), way.split(_PART), strict=True)
-    return sum(float(torch.vdot(g, w.to(g.dtype)).real) for g, w in pairs)
+def _take(
+    ways: dict[str, tuple[torch.Tensor, torch.Tensor]], name: str, parameter: torch.Tensor
+) -> None:
+    gradient, parameter.grad = parameter.grad, None
+    if gradient is not None and parameter.numel():
+        gradient = trees.dense(gradient)
+        narrow = torch.complex64 if gradient.is_complex() else torch.float32
+        ways[name] = parameter, gradient.to(narrow)
 
 
 @torch.no_grad()
@@ -223,8 +238,8 @@ def descent(subject: Subject) -> Descent:
 
     The weights are moved a little at random first, away from ties and zero-initialised parts. Each
     parameter moves along its gradient by the same share of its size. One forward and backward and
-    two forwards in float64; where the first step misses, six forwards more, and two for each of a
-    few parameters.
+    one forward in float64, a second where its slope is not the promised one; where the first step
+    misses, six forwards more, and two for each of a few parameters.
     """
     batch = few_samples(subject).to(dtype=torch.float64)
     try:
@@ -271,7 +286,7 @@ def _compared(losses: _Losses, value: torch.Tensor, nodes: tuple[str, ...]) -> D
         return Descent(refused="the gradient is zero, or too small to be measured")
     narrow = value.dtype != torch.float64
     first, *others = ROUNDED if narrow else (FIRST, *FURTHER)
-    start = (losses.slope(first, loss),)
+    start = (losses.slope(first, loss, promised=promised),)
     found = Descent(loss=loss, promised=promised, slopes=start, nodes=nodes, narrow=narrow)
     if found.holds:
         return found

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...objects import trees
+from ...objects.held import names_in
 from ...record.modes import Observer
 from ...state import seed_everything
 from ..facts import copied
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 
 _ROUNDS = 4
 _LINEAR = 1e-3
-_MODE = re.compile(r"\.training\b")
 
 Tensors = dict[str, torch.Tensor]
 
@@ -51,19 +48,18 @@ class Settled:
 
 
 def asking_for_mode(model: nn.Module) -> list[str]:
-    """Return the classes of a model, other than torch's, whose source reads ``training``."""
+    """Return the classes of a model, other than torch's, whose methods read ``training``."""
     kinds = {type(m) for m in model.modules() if not _is_torchs(m)}
     return sorted(kind.__name__ for kind in kinds if _reads_mode(kind))
 
 
 def _reads_mode(kind: type) -> bool:
-    for cls in kind.__mro__:
-        if cls.__module__.partition(".")[0] in ("torch", "builtins"):
-            continue
-        with contextlib.suppress(OSError, TypeError):
-            if _MODE.search(inspect.getsource(cls)):
-                return True
-    return False
+    return any(
+        "training" in names_in(value)
+        for cls in kind.__mro__
+        if cls.__module__.partition(".")[0] not in ("torch", "builtins")
+        for value in vars(cls).values()
+    )
 
 
 def _is_torchs(module: nn.Module) -> bool:

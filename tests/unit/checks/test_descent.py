@@ -51,7 +51,7 @@ CUTS = {
 @pytest.mark.parametrize("name", CUTS)
 def test_a_part_that_is_cut_off_is_named_by_its_line(name):
     factor, called = CUTS[name]
-    found = check(lambda: Scaled(factor))
+    found = check(lambda: Scaled(factor), seed=1)
     assert (found.status, found.code) == ("suspicious", "gradient-partial"), str(found)
     assert found.culprits[0].name == called
     assert "body.weight" in {culprit.name for culprit in found.culprits}
@@ -229,7 +229,7 @@ def test_a_gradient_of_other_values(copies):
         assert {c.name for c in found.culprits} >= {"head.weight", "body.weight"}
 
 
-def test_it_costs_a_step_and_two_forwards():
+def test_it_costs_a_step_and_a_forward():
     calls = []
 
     class Counted(Scaled):
@@ -242,7 +242,7 @@ def test_it_costs_a_step_and_two_forwards():
         batch=lambda: ((torch.randn(32, 7),), torch.arange(32) % 3),
     )
     assert found.status == "passed"
-    assert calls == [(4, torch.float64)] * 3
+    assert calls == [(4, torch.float64)] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract, Finding
+from pytest_torchcheck.runs.variants.settling import asking_for_mode
 
 X = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(12) % 3
@@ -193,3 +194,32 @@ def test_sound_statistics_and_noise_are_silent(model: type[nn.Module]) -> None:
 def test_a_layer_of_one_mode_is_no_more_than_suspicious() -> None:
     (finding,) = told(Skips)
     assert (finding.status, finding.code) == ("suspicious", "modes-differ")
+
+
+def traced(method: Any) -> Any:
+    def wrapper(*args: Any) -> Any:
+        return method(*args)
+
+    return wrapper
+
+
+class Decorated(nn.Linear):
+    @traced
+    @traced
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2.0 if self.training else 1.0)
+
+
+class Property(nn.Linear):
+    @property
+    def scale(self) -> float:
+        return next(2.0 if self.training else 1.0 for _ in range(1))
+
+
+class Mentions(nn.Linear):
+    """Its words alone say self.training."""
+
+
+def test_who_asks_for_the_mode_is_read_from_code_behind_decorators_and_properties() -> None:
+    made = nn.ModuleList([kind(2, 2) for kind in (Decorated, Property, Mentions, nn.Linear)])
+    assert asking_for_mode(made) == ["Decorated", "Property"]
