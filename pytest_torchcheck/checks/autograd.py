@@ -17,6 +17,7 @@ from ..probes.gradient.structural_zeros import structural_zeros
 from ..probes.recorded.watch import Watch, name_of, tensors_in
 from ..runs.again import forward_and_loss
 from ..runs.facts import forward_facts
+from ..runs.layers import parameter_rows
 from ..runs.looks import (
     REDRAWS,
     shared_shifts,
@@ -24,7 +25,6 @@ from ..runs.looks import (
     unreached,
 )
 from ..runs.losses.consumption import evidence
-from ..runs.tables import parameter_rows
 from ..runs.training.steps import trajectory, untrainable
 from ..state import seed_everything
 from ..subject.gradients import Gradients, clear_gradients, gradient_stats

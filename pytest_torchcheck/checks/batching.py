@@ -11,7 +11,7 @@ from ..codes import behaviour as explain
 from ..late import Late
 from ..objects import trees
 from ..runs.facts import forward_facts, outputs
-from ..runs.rows import Rows, floating_from, output_rows
+from ..runs.outputs import Rows, floating_from, output_rows
 from ..runs.time_first import other_batch_dim
 from ..runs.variants.woken import also_woken
 from ..state import seed_everything

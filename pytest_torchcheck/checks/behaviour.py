@@ -14,7 +14,7 @@ from ..objects.modes import own_trains
 from ..runs.facts import copied, forward_facts, outputs
 from ..runs.remembering import remembered
 from ..runs.repeats import differing_generators, moved_by_asking, moved_by_building
-from ..runs.training.digests import digests
+from ..runs.training.observation import digests
 from ..runs.variants.woken import also_woken
 from ..state import seed_everything, seed_torch
 from ..subject.errors import SubjectError

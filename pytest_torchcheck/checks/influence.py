@@ -9,7 +9,7 @@ import torch
 from .. import sources
 from ..codes import behaviour as explain
 from ..objects import trees
-from ..probes.gradient.recomputation import watch_checkpointing
+from ..probes.gradient.recompute_divergence import watch_checkpointing
 from ..runs.facts import forward_facts, outputs
 from ..runs.looks import REDRAWS
 from ..runs.training.observation import observe

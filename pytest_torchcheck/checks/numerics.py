@@ -14,7 +14,6 @@ from ..codes import numerics as explain
 from ..findings import Culprit, Finding
 from ..objects import trees
 from ..runs import numerics as measure
-from ..runs import precision
 from ..runs.facts import forward_facts
 from ..runs.outputs import expectations, reference
 from ..subject.errors import SubjectError
@@ -159,27 +158,24 @@ def low_precision(subject: Subject) -> Iterator[Finding]:
         outputs = reference(subject)
         trouble = measure.step(subject, subject.batch())
     except SubjectError as error:
-        if precision.no_kernel(error.error):
+        if measure.no_kernel(error.error):
             yield inconclusive(
                 f"{subject.device} has no kernel for {dtype}: {error.error}", code="no-kernel"
             )
             return
         raise
-    exact = measure.in_double(
-        subject, lambda model, batch: precision.evaluate(subject, model, batch)
-    )
+    exact = measure.in_double(subject, lambda model, batch: measure.evaluate(subject, model, batch))
     bad = [
         path
         for path, tensor in outputs.items()
-        if tensor.is_floating_point()
-        and precision.breaks(tensor, exact.get(path) if exact else None)
+        if tensor.is_floating_point() and measure.breaks(tensor, exact.get(path) if exact else None)
     ]
     if bad:
         found = measure.watched(subject, subject.batch(), train=False)
         yield explain.overflow(subject, dtype, bad[0], found, train=False)
         return
     if trouble and not measure.in_double(
-        subject, lambda model, batch: precision.step_in(subject, model, batch)
+        subject, lambda model, batch: measure.step_in(subject, model, batch)
     ):
         found = measure.watched(subject, subject.batch())
         yield explain.overflow(subject, dtype, str(trouble), found, train=True)
@@ -213,14 +209,14 @@ def _accuracy(subject: Subject, dtype: str, outputs: Outputs, exact: Outputs) ->
     path = max(errors, key=lambda key: errors[key])
     worst = errors[path]
     evidence: dict[str, Any] = {"relative_error": errors}
-    if worst < precision.LOST:
+    if worst < measure.LOST:
         return passed(
             f"finite in {dtype}; relative error at most {worst:.2g}, in {path}", evidence=evidence
         )
     noise = measure.in_double(
-        subject, lambda model, batch: precision.rounded(subject, model, batch, exact)
+        subject, lambda model, batch: measure.rounded(subject, model, batch, exact)
     )
-    if noise is None or worst < precision.SENSITIVE * noise:
+    if noise is None or worst < measure.SENSITIVE * noise:
         return passed(
             f"finite in {dtype}; relative error {worst:.2g} in {path}, no more than rounding "
             "the weights alone explains",
@@ -319,7 +315,7 @@ def _confirm(
     exact = measure.in_double(
         subject,
         lambda model, _: [
-            precision.evaluate(
+            measure.evaluate(
                 subject,
                 model,
                 which.to(dtype=torch.float64).clone() if which is batch else _wide(which),

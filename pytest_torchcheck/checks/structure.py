@@ -12,8 +12,7 @@ from .. import sources
 from ..codes import state as explain
 from ..explanation import listed
 from ..findings import Culprit, Finding
-from ..probes.holding.held_by_models import CONTAINERS, Holding, holdings
-from ..probes.holding.init_arguments import given_to_init
+from ..probes.holding.held_by_models import CONTAINERS, Holding, given_to_init, holdings
 from ..runs.hidden import hidden
 from ..runs.liveness.idle_rows import without_effect
 from ..runs.liveness.unread import unread_results

@@ -15,7 +15,7 @@ global_state = One("diagnosis.outputs.behaviour:global_state", "global-state")
 impure = One("diagnosis.outputs.behaviour:impure", "eval-writes")
 mixed = One("diagnosis.outputs.samples:mixed", "batch-statistics samples-mixed", doubtful=True)
 not_repeatable = One("diagnosis.outputs.behaviour:not_repeatable", "eval-not-repeatable")
-remembers = One("diagnosis.outputs.remembering:remembers", "eval-remembers")
+remembers = One("diagnosis.outputs.modes:remembers", "eval-remembers")
 output_mismatch = Maybe("diagnosis.outputs.behaviour:output_mismatch", "output-range output-shape")
 placed = One("diagnosis.outputs.samples:placed", "batch-statistics sample-order samples-mixed")
 reseeded = Maybe("diagnosis.outputs.behaviour:reseeded", "reseeds", doubtful=True, seen=True)
@@ -45,21 +45,19 @@ past_unread = One("diagnosis.outputs.causal:past_unread", "past-unread")
 padding = One("diagnosis.outputs.promised:padding", "padding-leak")
 permutation = One("diagnosis.outputs.promised:permutation", "order-dependent")
 
-random_in_eval = One(
-    "diagnosis.outputs.random_eval:random_in_eval", "random-in-eval", doubtful=True
-)
+random_in_eval = One("diagnosis.outputs.modes:random_in_eval", "random-in-eval", doubtful=True)
 
 differs = One("diagnosis.outputs.reference:differs", "reference-differs reference-unlike")
 unlike = Maybe("diagnosis.outputs.reference:unlike", "reference-unlike")
 
 old_checkpoint_differs = One(
-    "diagnosis.stored.released:old_checkpoint_differs", "old-checkpoint-differs"
+    "diagnosis.stored.checkpoints:old_checkpoint_differs", "old-checkpoint-differs"
 )
 old_checkpoint_not_loaded = One(
-    "diagnosis.stored.released:old_checkpoint_not_loaded", "old-checkpoint-not-loaded"
+    "diagnosis.stored.checkpoints:old_checkpoint_not_loaded", "old-checkpoint-not-loaded"
 )
 old_checkpoint_unreadable = One(
-    "diagnosis.stored.released:old_checkpoint_unreadable", "old-checkpoint-unreadable"
+    "diagnosis.stored.checkpoints:old_checkpoint_unreadable", "old-checkpoint-unreadable"
 )
 
 replay = Explainer[Any]("diagnosis.crashes.replay:replay")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .explainer import Maybe, One
 from .rule import rule
 
-complex_cast = Maybe("diagnosis.outputs.complex_cast:complex_cast", "complex-cast")
+complex_cast = Maybe("diagnosis.outputs.numerics:complex_cast", "complex-cast")
 
 
 explain = One(

@@ -24,7 +24,7 @@ unwritten = Each(
 
 initialisation_line = Explainer[Location | None]("diagnosis.loss.at_start:initialisation_line")
 
-rows_stay_equal = One("diagnosis.training.symmetry:rows_stay_equal", "units-equal")
+rows_stay_equal = One("diagnosis.training.initialisation:rows_stay_equal", "units-equal")
 
 ENTAILS = (
     rule(

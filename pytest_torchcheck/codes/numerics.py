@@ -8,6 +8,6 @@ edge = One("diagnosis.outputs.numerics:edge", "edge-non-finite", doubtful=True)
 moved = One("diagnosis.outputs.numerics:moved", "layout-crash", doubtful=True)
 
 digits_lost = One(
-    "diagnosis.outputs.precision:digits_lost", "precision-lost precision-overflow", doubtful=True
+    "diagnosis.outputs.numerics:digits_lost", "precision-lost precision-overflow", doubtful=True
 )
-overflow = One("diagnosis.outputs.precision:overflow", "precision-overflow")
+overflow = One("diagnosis.outputs.numerics:overflow", "precision-overflow")

@@ -25,7 +25,7 @@ from pytest_torchcheck.subject.errors import SubjectError
 from pytest_torchcheck.subject.gradients import clear_gradients
 from pytest_torchcheck.subject.optimizers import schedulers_of
 
-from ..runs.training.digests import checksums
+from ..runs.training.observation import checksums
 from ..runs.training.steps import trajectory
 from .checkpoints import CHECKPOINT, copied, pieces_of
 from .closures import ClosureState

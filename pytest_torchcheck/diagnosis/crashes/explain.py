@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import deadline
 from ...explanation import PHASE_WORDS, Explanation, clipped
-from ..outputs.squeezed import with_squeeze
+from .layers import with_squeeze
 from .scene import Scene
 from .table import entries
 

@@ -1,25 +1,146 @@
-"""What the entries on layers share: the layer's input, and the line that decides its size."""
+"""What the entries on layers share: the layer's input and its history, what dropped a dimension on the way, and the line that decides a size."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit
 from ..lines.layer_sizes import Origin, building_line, size_origin
 from ..lines.size_values import value_lines
-from .shapes import dimension_lost, named_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ...explanation import Explanation
     from ...findings import Location
     from .history import Fact, Op
     from .scene import Scene
+
+
+_KEEPS_SIZE = frozenset(
+    {"relu", "relu_", "gelu", "silu", "tanh", "sigmoid", "dropout", "contiguous", "clone", "detach", "to",
+     "float", "double", "half", "leaky_relu", "elu", "softplus", "layer_norm", "batch_norm", "hardtanh"}
+)  # fmt: skip
+
+
+_RESHAPES = frozenset({"flatten", "view", "reshape", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as",
+                       "__getitem__", "long", "int", "to", "contiguous", "clone", "repeat", "view_as", "clamp",
+                       "type_as", "movedim", "transpose", "permute"})  # fmt: skip
+
+
+def flattened_from(fact: Fact | None) -> tuple[int, ...]:
+    """Return the sizes that were flattened into a tensor's last dimension, such as ``(16, 5, 5)``.
+
+    Empty where the history shows no flattening.
+    """
+    while fact is not None and fact.made_by is not None and fact.made_by.inputs:
+        op, source = fact.made_by, fact.made_by.inputs[0]
+        if op.name in ("flatten", "view", "reshape") and len(source.shape) > len(fact.shape):
+            last = fact.shape[-1] if fact.shape else 0
+            product, sizes = 1, []
+            for size in reversed(source.shape):
+                product *= size
+                sizes.append(size)
+                if product >= last:
+                    break
+            return tuple(reversed(sizes)) if product == last and len(sizes) > 1 else ()
+        if op.name not in _KEEPS_SIZE:
+            return ()
+        fact = source
+    return ()
+
+
+_SPATIAL = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
+
+
+def dimension_lost(fact: Fact | None, *, several: bool = False) -> Op | None:
+    """Return the op that last gave a tensor one dimension fewer than it read, or None.
+
+    Args:
+        fact: The tensor.
+        several: Also count an op that takes several dimensions away.
+    """
+    while fact is not None and fact.made_by is not None and fact.made_by.inputs:
+        op, source = fact.made_by, fact.made_by.inputs[0]
+        lost = len(source.shape) - len(fact.shape)
+        if (lost == 1 or (several and lost > 1)) and op.name not in ("flatten", "view", "reshape"):
+            return op
+        fact = source
+    return None
+
+
+def single_sample(fact: Fact | None) -> tuple[Op, Op | None] | None:
+    """Find a convolution that took one sample without a batch dimension on the way to a tensor.
+
+    Returns:
+        The convolution, and the op that dropped the batch dimension before it (None where the input
+        never had one); None where every convolution got a batch.
+    """
+    while fact is not None and fact.made_by is not None and fact.made_by.inputs:
+        op, source = fact.made_by, fact.made_by.inputs[0]
+        if len(source.shape) == _SPATIAL.get(op.name, -2) + 1:
+            dropped = dimension_lost(source)
+            if dropped is not None and dropped.inputs[0].shape[1:] != dropped.outputs[0].shape:
+                dropped = None
+            return op, dropped
+        fact = source
+    return None
+
+
+def made_from(fact: Fact | None, most: int = 40) -> list[Op]:
+    """Return the ops that made a tensor, the last one first, along first inputs of reshaping ops."""
+    found: list[Op] = []
+    while fact is not None and not fact.name and fact.made_by is not None and len(found) < most:
+        found.append(fact.made_by)
+        if fact.made_by.name not in _RESHAPES | {
+            "add",
+            "__add__",
+            "__radd__",
+            "sub",
+            "__sub__",
+            "mul",
+            "__mul__",
+        }:
+            break
+        fact = fact.made_by.inputs[0] if fact.made_by.inputs else None
+    return found
+
+
+def sized_by(fact: Fact | None, size: int, most: int = 40) -> tuple[Op | None, str]:
+    """Follow a size of a tensor back through what it was made of.
+
+    Returns:
+        The first op of its history whose result has that size, and the name of the input, parameter
+        or buffer that had it before any op; either may be missing.
+    """
+    maker: Op | None = None
+    for _ in range(most):
+        if fact is None or fact.name or fact.made_by is None:
+            return maker, fact.name if fact is not None else ""
+        maker = fact.made_by
+        fact = next((f for f in maker.inputs if size in f.shape), None)
+    return maker, ""
+
+
+def named_source(fact: Fact | None, most: int = 40) -> str:
+    """Return the name of the input, parameter or buffer that a tensor was reshaped from, or empty."""
+    for _ in range(most):
+        if fact is None:
+            return ""
+        if fact.name:
+            return fact.name
+        if fact.made_by is None or fact.made_by.name not in _RESHAPES or not fact.made_by.inputs:
+            return ""
+        fact = fact.made_by.inputs[0]
+    return ""
+
 
 _BEHIND = 80
 
@@ -197,3 +318,46 @@ def computed(values: tuple[Culprit, ...]) -> str:
     """Return in brackets from which lines a size comes; empty for none."""
     lines = [str(c.location.line) for c in values if c.location is not None]
     return f" (its value comes from line {' or '.join(lines)})" if lines else ""
+
+
+_TOLD = (RuntimeError, IndexError, ValueError, AssertionError)
+
+
+def with_squeeze(scene: Scene, found: Explanation) -> Explanation:
+    """Let the line that dropped the batch dimension be the cause, where one did on the way to what failed."""
+    told = isinstance(scene.error, _TOLD) and "CUDA" not in scene.message
+    if not told or scene.batch_size() != 1 or scene.phase not in ("forward", "loss"):
+        return found
+    lost = next(_lost(scene), None)
+    if lost is None or lost.culprit.location == found.location:
+        return found
+    line = on_line(found.location)
+    known = lost.words in found.cause
+    others = [c for c in found.culprits if c.location != lost.culprit.location]
+    return replace(
+        found,
+        cause=found.cause if known else f"{lost.words}; then{line} {found.cause}",
+        fix=lost.fix,
+        culprits=(lost.culprit, *scene.call_culprit(detail="needs the dimension"), *others)[:4],
+        location=lost.culprit.location,
+    )
+
+
+def _lost(scene: Scene) -> Iterator[Dropped]:
+    op = scene.failing_op
+    last = makers(op.inputs) if op is not None else _named(scene)
+    for one in behind(last):
+        lost = dropped_by(scene, one) if one.name == "squeeze" and one.inputs else None
+        if lost is not None and lost.batch:
+            yield lost
+
+
+def _named(scene: Scene) -> list[Op]:
+    """Return what made tensors of the shapes that the failing line names, where the line itself failed and no call of torch's."""
+    again, place, frame = scene.replay(), scene.location, scene.frame
+    if again is None or place is None or frame is None:
+        return []
+    read = sources.names_read(place.file, place.line)
+    values = [frame.f_locals[n] for n in read if isinstance(frame.f_locals.get(n), Tensor)]
+    shapes = {tuple(value.shape) for value in values}
+    return [op for op in reversed(again.ops) if any(fact.shape in shapes for fact in op.outputs)]

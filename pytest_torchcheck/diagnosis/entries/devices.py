@@ -11,7 +11,7 @@ from ... import sources
 from ...explanation import Explanation, on_line
 from ...findings import Culprit
 from ...sources import edits
-from ..crashes.shapes import named_source
+from ..crashes.layers import named_source
 from ..crashes.table import entry
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ... import sources
 from ...explanation import Explanation, dtype_name, dtype_word, on_line
 from ...findings import Culprit, Location
 from ...sources import edits
-from ..crashes.shapes import named_source
+from ..crashes.layers import named_source
 from ..crashes.table import entry
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from ... import sources
 from ...explanation import Explanation, describe, dtype_word, listed, on_line
 from ...findings import Culprit
-from ..crashes.shapes import named_source
+from ..crashes.layers import named_source
 from ..crashes.table import entry
 from .dtype_pairs import CONVERSIONS, FACTORIES, made_culprit, maker_of, with_article
 

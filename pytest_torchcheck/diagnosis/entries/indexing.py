@@ -11,8 +11,7 @@ from torch import nn
 
 from ...explanation import Explanation, describe, dtype_word, on_line
 from ...findings import Culprit
-from ..crashes.layers import computed, size_values
-from ..crashes.shapes import made_from, named_source
+from ..crashes.layers import computed, made_from, named_source, size_values
 from ..crashes.table import entry
 from ..lines.layer_sizes import Origin, building_line, size_origin
 from .dtype_pairs import made_culprit

@@ -8,6 +8,7 @@ import torch
 
 from ...explanation import Explanation, describe, dtype_word, on_line, times
 from ...findings import Culprit
+from ..crashes.layers import sized_by
 from ..crashes.losses_called import (
     criterion_built,
     criterion_culprits,
@@ -15,7 +16,6 @@ from ..crashes.losses_called import (
     loss_call,
     target_culprit,
 )
-from ..crashes.shapes import sized_by
 from ..crashes.table import entry
 from ..gradient.heads import heads_behind, widened
 

@@ -10,7 +10,7 @@ from ...explanation import counted, on_line
 from ...findings import Culprit, Finding
 from ...probes.numbers.finiteness import find_nonfinite
 from ...runs.again import forward_and_loss
-from ...runs.tables import layer_rows
+from ...runs.layers import layer_rows
 from ...state import seed_everything
 from ...text.wording import names_text
 from ...verdicts import violated

@@ -1,19 +1,28 @@
-"""Why a gradient is exactly zero."""
+"""Why a gradient is exactly zero, and what an optimizer makes of zeros."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ... import sources
 from ...culprits import parameter
 from ...findings import Culprit, Finding
+from ...loop.checkpoints import STEPS
+from ...objects import trees
 from ...objects.trees import dense
 from ...probes.gradient.provenance import find_cut, find_zero_gradients
 from ...probes.positions.doubled import find_doubled
+from ...probes.recorded.watch import Watch
 from ...runs.again import forward_and_loss
 from ...runs.looks import REDRAWS
+from ...state import seed_everything
+from ...subject.errors import SubjectError
+from ...subject.gradients import clear_gradients
+from ...subject.optimizers import optimizers_of
 from ...text.wording import names_text
 from ...verdicts import violated
 from ..loss.at_start import initialisation_line
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from ...findings import Location
     from ...probes.gradient.provenance import GraphCut
     from ...subject import Subject
 
@@ -181,3 +191,93 @@ _ZERO_FIXES = {
     "sampling": "reparameterise the draw: mean + std * noise",
     "overwritten": "write the result to a new tensor",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroAtStep:
+    """Parameters whose gradient is all zeros whenever the optimizer steps.
+
+    Attributes:
+        steps: In how many steps.
+        decay: The weight decay without which they stay; 0 where it is not that.
+        location: The user's line that makes the gradient zero, where it was not before.
+    """
+
+    steps: int
+    decay: float
+    location: Location | None
+
+
+def zero_at_step(subject: Subject, names: list[str]) -> ZeroAtStep | None:
+    """Run some steps again and see whether gradients are zero, and not None, as the optimizer steps."""
+    seen = _gradients_at_step(subject, names, STEPS)
+    if seen is None or len(seen.zero) < STEPS or not all(seen.zero):
+        return None
+    decay = seen.decay
+    if decay:
+        without = _gradients_at_step(subject, names, STEPS, decay=False)
+        decay = 0.0 if without is None or without.moved else decay
+    return ZeroAtStep(steps=len(seen.zero), decay=decay, location=seen.location)
+
+
+@dataclass(slots=True)
+class _Seen:
+    zero: list[bool]
+    decay: float = 0.0
+    moved: bool = False
+    location: Location | None = None
+
+
+def _gradients_at_step(
+    subject: Subject, names: list[str], steps: int, *, decay: bool = True
+) -> _Seen | None:
+    """Return what a run of some steps shows of these parameters' gradients; None where it raises."""
+    seen = _Seen([])
+
+    class Zeroing(Watch):
+        """Notes the line after which the first parameter's gradient is zero, and was not before."""
+
+        def before(self, func: Any, args: Any, kwargs: Any) -> Any:
+            return is_zero(first.grad)
+
+        def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+            if token is False and is_zero(first.grad):
+                seen.location = self.locate() or seen.location
+
+    def is_zero(grad: torch.Tensor | None) -> bool | None:
+        return None if grad is None else not bool(trees.dense(grad).any())
+
+    def stepping(optimizer: Any, args: Any, kwargs: Any) -> None:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if id(first) in held:
+            seen.zero.append(all(is_zero(p.grad) is True for p in wanted.values()))
+
+    hooks: list[Any] = []
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        known = dict(model.named_parameters())
+        wanted = {name: known[name] for name in names}
+        first = wanted[names[0]]
+        start = {name: p.detach().clone() for name, p in wanted.items()}
+        clear_gradients(model)
+        try:
+            made = subject.make_optimizer(model)
+            hooks += [o.register_step_pre_hook(stepping) for o in optimizers_of(made)]
+            for optimizer in optimizers_of(made):
+                for group in optimizer.param_groups:
+                    if any(p is first for p in group["params"]):
+                        seen.decay = float(group.get("weight_decay") or 0.0)
+                        if not decay:
+                            group["weight_decay"] = 0.0
+            for step in range(steps):
+                seed_everything(subject.seed + step)
+                with Zeroing(model):
+                    subject.train_step(model, made, subject.batch().clone())
+        except SubjectError:
+            return None
+        finally:
+            for hook in hooks:
+                hook.remove()
+        seen.moved = any(not torch.equal(p, start[name]) for name, p in wanted.items())
+    return seen

@@ -23,7 +23,7 @@ from ..lines.returns import forward_returned, loss_returned
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...probes.gradient.dead_terms import DeadTerm
+    from ...probes.gradient.surrogates import DeadTerm
     from ...probes.loss.consumption import Broadcast
     from ...probes.loss.focal import FocalMean
     from ...runs.losses.consumption import LossEvidence

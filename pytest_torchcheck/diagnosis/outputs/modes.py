@@ -1,4 +1,4 @@
-"""Train and eval mode that compute something else, and statistics that do not settle."""
+"""Train and eval mode that compute something else, statistics that do not settle, randomness in eval mode, and what one call keeps for the next."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...findings import Culprit
+from ... import sources
+from ...findings import Culprit, Finding
+from ...probes.perturbing import find_perturbations
+from ...runs.facts import forward_facts
+from ...runs.remembering import remembered
 from ...runs.variants.settling import Quiet, quiet
 from ...state import seed_everything
 from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
 from . import eval_lines, places
+from .eval_lines import keeping_lines
 
 if TYPE_CHECKING:
     from ...findings import Finding
+    from ...probes.perturbing import Perturbation
     from ...subject import Subject
+
 
 _MOST = 4
 
@@ -87,3 +94,117 @@ def _buffers(subject: Subject, names: list[str], detail: str) -> list[Culprit]:
         where = place.location if place else None
         found.append(Culprit("buffer", name, detail, where))
     return found
+
+
+def random_in_eval(subject: Subject, moved: list[str], gap: float) -> Finding:
+    """Explain randomness in eval mode.
+
+    ``violated`` for dropout and noise, which are for training alone; ``suspicious`` for every other
+    draw: nearly all models that sample a latent, a step of a diffusion, a mask or a token in eval
+    mode mean to.
+
+    Args:
+        subject: The model.
+        moved: Paths of the outputs that differ between two seeds.
+        gap: Their largest absolute difference.
+    """
+    observed = f"{names_text(moved)} {have(moved, 'differs')} by up to {gap:.3g} between two seeds"
+    disturbed = _perturbations(subject)
+    if disturbed:
+        return _still_on(disturbed[0], observed)
+    place = eval_lines.drawing_line(subject)
+    op = place.op if place else ""
+    where = place.location if place else None
+    culprits = []
+    if op:
+        culprits.append(Culprit("call", op, "draws in eval mode", where))
+    if place and place.module:
+        culprits.append(Culprit("module", place.module, op, where))
+    return suspicious(
+        "random-in-eval",
+        f"the output is random in eval mode{f': {op} is called' if op else ''}",
+        culprits=culprits or [Culprit("output", moved[0], "random")],
+        location=where or sources.of_object(type(subject.model).forward),
+        observed=observed,
+        cause="random numbers are drawn in eval mode; this is correct for a model that samples",
+        because=place.fact if place else "same input, eval mode, another seed: a different output",
+        fix="declare promises.Stochastic(reason=...) if the model samples, otherwise draw only "
+        "if self.training",
+    )
+
+
+def _perturbations(subject: Subject) -> tuple[Perturbation, ...]:
+    batch = subject.batch().clone()
+    with subject.pristine() as model, torch.no_grad():
+        model.eval()
+        seed_everything(subject.seed + 12345)
+        return find_perturbations(lambda: subject.call(model, batch), model)
+
+
+def _still_on(found: Perturbation, observed: str) -> Finding:
+    """Explain a layer that disturbs values in eval mode as well."""
+    cause, because, fix = {
+        "dropout": (
+            "dropout is applied in both modes",
+            f"{found.op} drew numbers while training was False",
+            f"pass training=self.training to {found.op}",
+        ),
+        "mask": (
+            "hand-written dropout is applied in both modes",
+            (
+                "this line multiplies by a random mask, and the kept values are scaled by "
+                f"{found.scale:.4g}"
+            ),
+            "apply the mask only if self.training",
+        ),
+        "noise": (
+            "noise is added in both modes",
+            f"the outputs of {found.module} are its input on average, over many draws",
+            "return the input unchanged unless self.training",
+        ),
+    }[found.kind]
+    culprits = [Culprit("call", found.op, "draws in eval mode", found.location)]
+    if found.module:
+        culprits.append(Culprit("module", found.module, found.op, found.location))
+    return violated(
+        "random-in-eval",
+        f"the output is random in eval mode: {found.op} is active",
+        culprits=culprits,
+        location=found.location,
+        observed=observed,
+        cause=cause,
+        because=because,
+        fix=fix,
+    )
+
+
+_RESTORED = 6
+"""How many attributes are restored one by one."""
+
+
+def remembers(subject: Subject, moved: list[str]) -> Finding:
+    """Explain an output that depends on the batch that was evaluated before."""
+    kept = forward_facts(subject).keeps
+    guilty = next((name for name in kept[:_RESTORED] if not remembered(subject, [name])), "")
+    lines = {culprit.name: culprit for culprit in keeping_lines(subject)}
+    named = [lines[name] for name in ([guilty] if guilty else kept) if name in lines]
+    if guilty and not named:
+        named = [Culprit("tensor", guilty, "kept from one call to the next")]
+    place = named[0].location if named else None
+    what = guilty or names_text(list(kept))
+    return violated(
+        "eval-remembers",
+        f"{names_text(moved)} depends on earlier evaluations: {what} is kept from them",
+        culprits=named or [Culprit("output", moved[0], "differs")],
+        location=place or sources.of_object(type(subject.model).forward),
+        observed="after another batch of the same sizes, the base batch gives other values than "
+        "alone",
+        cause=f"{what} is computed from the data of one call and used in the next",
+        because=f"with {guilty} restored between the two calls, the outputs equal those of the "
+        "batch alone"
+        if guilty
+        else f"the same batch twice gives equal outputs, and a call changes {what}",
+        fix=f"compute {what} in each call, or cache it by all that its values depend on, not by a "
+        "shape alone",
+        evidence={"outputs": list(moved), "kept": list(kept)},
+    )

@@ -13,7 +13,7 @@ import torch
 from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding, Location
-from ...probes.holding.init_arguments import given_to_init
+from ...probes.holding.held_by_models import given_to_init
 from ...runs.hidden import hidden
 from ...runs.portability import Portability, numpy_line
 from ...sources import edits

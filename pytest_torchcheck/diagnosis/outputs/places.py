@@ -17,7 +17,7 @@ from ...probes.recorded.divergence import (
     record,
 )
 from ...probes.recorded.operations import narrow
-from ...runs.rows import floating_from
+from ...runs.outputs import floating_from
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
 from ...verdicts import violated

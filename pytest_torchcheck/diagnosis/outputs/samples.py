@@ -21,7 +21,7 @@ from . import eval_lines, places
 if TYPE_CHECKING:
     from ...batches import Batch
     from ...explanation import Explanation
-    from ...runs.rows import Rows
+    from ...runs.outputs import Rows
     from ...subject import Subject
 
 

@@ -1,20 +1,123 @@
-"""What a checkpoint restores and what it loses: outputs to compare, saving and loading, the state in between."""
+"""What a checkpoint restores and what it loses, what the pickle in a file names, and checkpoints of released versions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import io
+import math
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
 
 from ... import sources
+from ...change import snapshot
+from ...change.state import compare_state
 from ...explanation import listed, on_line
 from ...findings import Culprit, Finding
-from ...probes.holding.init_arguments import given_to_init
+from ...probes.holding.held_by_models import given_to_init
 from ...runs.hidden import hidden
 from ...runs.portability import Portability
 from ...verdicts import suspicious, violated
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...promises import Loads
     from ...runs.saving import Lost
     from ...subject import Subject
+
+
+_DEPTH = 6
+_MOST_BYTES = 64 * 2**20
+
+
+class _Stand:
+    """Takes the place of an object of the file: it knows the name of what would have made it."""
+
+    made_by = ""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        return object.__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __setstate__(self, _: Any) -> None:
+        pass
+
+    def __setitem__(self, _: Any, __: Any) -> None:
+        pass
+
+    def append(self, _: Any) -> None:
+        """Take an item of a list."""
+
+    def extend(self, _: Any) -> None:
+        """Take items of a list."""
+
+
+class _Reader(pickle.Unpickler):
+    """Reads the containers of a file, with a stand-in for everything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a stand-in for every class and function but that of ordered dicts."""
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        return type("Stand", (_Stand,), {"made_by": f"{module}.{name}"})
+
+    def persistent_load(self, _: Any) -> None:
+        """Leave out the storages."""
+
+
+def paths_of(file: object, kind: str) -> list[str]:
+    """Return the keys of the entries of a file that are, or hold, objects made by a class or function.
+
+    Args:
+        file: A path or an open file in torch's zip format; empty for all else.
+        kind: Full name, such as ``numpy._core.multiarray.scalar``.
+    """
+    position = file.tell() if isinstance(file, io.IOBase) and file.seekable() else None
+    try:
+        content = _pickle_of(file)
+        held = _Reader(io.BytesIO(content)).load() if content is not None else None
+    except (
+        Exception
+    ):  # the file is of another format or broken: then nothing can be said of its entries
+        return []
+    finally:
+        if position is not None and isinstance(file, io.IOBase):
+            file.seek(position)
+    return (
+        [str(key) for key, value in held.items() if _holds(value, kind)]
+        if isinstance(held, dict)
+        else []
+    )
+
+
+def _pickle_of(file: object) -> bytes | None:
+    if isinstance(file, io.IOBase):
+        file.seek(0)
+    elif not isinstance(file, str | os.PathLike):
+        return None
+    with zipfile.ZipFile(file) as archive:
+        name = next((n for n in archive.namelist() if n.endswith("data.pkl")), None)
+        if name is None or archive.getinfo(name).file_size > _MOST_BYTES:
+            return None
+        return archive.read(name)
+
+
+def _holds(value: Any, kind: str, depth: int = _DEPTH) -> bool:
+    if isinstance(value, _Stand):
+        return value.made_by == kind
+    if depth and isinstance(value, dict):
+        return any(_holds(v, kind, depth - 1) for v in value.values())
+    return (
+        bool(depth)
+        and isinstance(value, list | tuple)
+        and any(_holds(v, kind, depth - 1) for v in value)
+    )
 
 
 def explain_lost(
@@ -111,3 +214,79 @@ def _root(subject: Subject, names: list[str]) -> str | None:
         if strays & set(names):
             return "device-portability/cpu-tensor"
     return None
+
+
+_MOST = 4
+
+
+def old_checkpoint_unreadable(subject: Subject, promise: Loads, told: str) -> Finding:
+    """Explain a file that cannot be used."""
+    return violated(
+        "old-checkpoint-unreadable",
+        f"the checkpoint {promise.shown} cannot be used: {told}",
+        culprits=[Culprit("promise", "Loads")],
+        location=subject.contract.location,
+        observed=told,
+        cause="the path or key is another one, or the file was not fetched or not written by torch.save",
+        because="it was opened from the folder of the file that declares the contract",
+        fix="give Loads the path of the released file, and key= where it holds more than the state dict",
+    )
+
+
+def old_checkpoint_not_loaded(
+    subject: Subject, promise: Loads, state: Mapping[str, Any], error: str
+) -> Finding:
+    """Explain a checkpoint that does not load strictly by the entries that do not fit."""
+    old = {
+        name: {
+            "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch."),
+            "digest": f"of {name}",
+        }
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }  # fmt: skip
+    change = compare_state(old, snapshot.state_of(subject.model))
+    lines = change.lines() or [error.strip().splitlines()[-1].strip()]
+    names = [*change.renames.values(), *change.added, *change.reshaped, *change.removed]
+    place = next(filter(None, (sources.of_parameter(subject.model, n) for n in names)), None)
+    more = f" and {len(lines) - _MOST} more" if len(lines) > _MOST else ""
+    fix = "map the old entries in _load_from_state_dict, or give the layers their old names and shapes"
+    if change.complete:
+        fix = f"map the old names in load_state_dict: {dict(list(change.renames.items())[:_MOST])}"
+    return violated(
+        "old-checkpoint-not-loaded",
+        f"the checkpoint {promise.shown} does not load strictly: {lines[0]}",
+        culprits=[Culprit("parameter", n, location=place) for n in dict.fromkeys(names[:_MOST])],
+        location=place,
+        observed=f"{'; '.join(lines[:_MOST])}{more}",
+        cause="the layers were renamed, added, removed or resized since it was written",
+        because=f"load_state_dict raised; {len(old) - len(change.removed)} of {len(old)} entries are still there",
+        fix=fix,
+        evidence={"torch said": error, "renames": dict(change.renames)},
+    )
+
+
+def old_checkpoint_differs(
+    subject: Subject,
+    promise: Loads,
+    gap: float,
+    allowed: float,
+    unlike: tuple[list[Any], list[Any]] | None,
+) -> Finding:
+    """Explain an output that is not the recorded one."""
+    observed = f"it differs by {gap:.2g} of its largest magnitude; rounding explains {allowed:.1g}"
+    if unlike is not None:
+        observed = f"recorded is {unlike[0]}, the model gives {unlike[1]}"
+    elif not math.isfinite(gap):
+        observed = "whole numbers differ, or one output is not finite where the other is"
+    return violated(
+        "old-checkpoint-differs",
+        f"with the checkpoint {promise.shown} the model no longer gives what it gave",
+        culprits=[Culprit("output", "output")],
+        location=sources.of_own_class(subject.model),
+        observed=observed,
+        cause="the forward computes something else than the version that wrote the checkpoint",
+        because="the checkpoint loads strictly, so that the weights are the same",
+        fix="restore the old computation, or make the new one a choice that old checkpoints do not take",
+        evidence={"largest relative difference": gap, "allowed": allowed},
+    )

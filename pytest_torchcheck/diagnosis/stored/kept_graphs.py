@@ -12,7 +12,7 @@ from ... import sources
 from ...explanation import listed, on_line
 from ...findings import Culprit, Finding
 from ...probes.holding.held_by_models import holdings
-from ...runs.training.digests import checksums
+from ...runs.training.observation import checksums
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...text.printable import message_of

@@ -1,4 +1,4 @@
-"""Why a new model cannot learn: unwritten memory, signals that fade or burst, dead units, collapsed layers."""
+"""Why a new model cannot learn: unwritten memory, signals that fade or burst, dead units, collapsed layers, equal rows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from ...explanation import listed, on_line
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...runs.layers import BURST, FADED, FADING
+from ...runs.overfitting.stuck import STEPS
 from ...verdicts import suspicious, violated
 from ..loss.at_start import initialisation_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ...findings import Finding, Location
     from ...probes.numbers.signal_facts import Rectified, Squashed, Tap
     from ...subject import Subject
+
 
 _GAIN = 3.0
 
@@ -283,4 +286,46 @@ def collapsed(subject: Subject, pairs: list[tuple[str, str]]) -> Finding:
         because="the composition of two linear maps is one linear map",
         fix=f"put an activation between {first} and {second}, or remove one of them",
         evidence={"pairs": [f"{a} -> {b}" for a, b in pairs]},
+    )
+
+
+_DRAWS = re.compile(r"rand|normal|uniform|orthogonal_|empty")
+
+
+def _constant_line(subject: Subject, name: str) -> Location | None:
+    """Return the last line of the owners' classes that makes or fills a parameter, and draws nothing.
+
+    A line that draws gives no equal rows: it stands in a branch that did not run.
+    """
+    parts = name.split(".")
+    for depth in range(len(parts) - 1, -1, -1):
+        tail = r"\.".join(re.escape(part) for part in parts[depth:])
+        pattern = rf"\bself\.{tail}(\.data)?(\s*=[^=]|\.\w+_\()|init\.\w+\(\s*self\.{tail}\b"
+        for cls in type(subject.model.get_submodule(".".join(parts[:depth]))).__mro__:
+            if not sources.is_own_class(cls):
+                continue
+            constant = [p for p in sources.matches(cls, pattern) if not _DRAWS.search(p.text)]
+            if constant:
+                return constant[-1]
+    return None
+
+
+def rows_stay_equal(subject: Subject, name: str, dim: int) -> Finding:
+    """Explain a parameter whose rows do the work of one."""
+    shape = list(subject.named_parameters()[name].shape)
+    place = _constant_line(subject, name) or initialisation_line(subject, name)
+    line = on_line(place)
+    return violated(
+        "units-equal",
+        f"the {shape[dim]} rows of {name} are equal and stay equal",
+        culprits=[Culprit("parameter", name, "equal rows", place)],
+        location=place,
+        observed=f"the slices of {name} {shape} along dimension {dim} are equal, and so are those "
+        "of its gradient on two "
+        f"batches, and the slices after {STEPS} steps",
+        cause="all rows start with the same values, and the model treats them alike, so they "
+        "never differ",
+        because="equal rows with equal gradients get equal updates: together they act as a "
+        "single row",
+        fix=f"initialise {name} at random{line}: nn.init.trunc_normal_(..., std=0.02)",
     )

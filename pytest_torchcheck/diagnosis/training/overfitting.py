@@ -11,7 +11,7 @@ from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding, Location
 from ...objects import trees
-from ...probes.gradient.stepwise import Stepwise
+from ...probes.gradient.surrogates import Stepwise
 from ...probes.recorded.watch import Watch
 from ...runs.again import forward_and_loss
 from ...runs.losses.consumption import evidence

@@ -1,22 +1,63 @@
-"""Recomputations in a backward that give other numbers than the forward."""
+"""Recomputations in a backward, and those that give other numbers than the forward."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
+import torch.utils.checkpoint as home
 from torch import Tensor, nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
+from ..recorded.divergence import Divergence
 from ..recorded.operations import fingerprint
 from ..recorded.steps import gradients_kept
 from ..recorded.watch import Op, Watch, describe, name_of, readable, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
 
-from ..recorded.divergence import Divergence
+@dataclass(slots=True)
+class Checkpointing:
+    """How often checkpointed regions were entered."""
+
+    regions: int = 0
+
+
+@contextlib.contextmanager
+def watch_checkpointing(*, disable: bool = False) -> Iterator[Checkpointing]:
+    """Count the regions that run under ``torch.utils.checkpoint``; run them plainly if ``disable``.
+
+    Both variants are seen, however the function was imported: what they call is looked up in torch's
+    own module at each call.
+
+    Args:
+        disable: Keep the activations instead of recomputing them.
+    """
+    seen = Checkpointing()
+    generator: Any = home._checkpoint_without_reentrant_generator
+    apply: Any = home.CheckpointFunction.apply
+
+    def non_reentrant(*args: Any, **kwargs: Any) -> Generator[None, None, None]:
+        seen.regions += 1
+        if disable:
+            yield
+        else:
+            yield from generator(*args, **kwargs)
+
+    def reentrant(function: Any, preserve: Any, *args: Any) -> Any:
+        seen.regions += 1
+        return function(*args) if disable else apply(function, preserve, *args)
+
+    with (
+        mock.patch.object(home, "_checkpoint_without_reentrant_generator", non_reentrant),
+        mock.patch.object(home.CheckpointFunction, "apply", reentrant),
+    ):
+        yield seen
 
 
 class _Recomputation(Watch):

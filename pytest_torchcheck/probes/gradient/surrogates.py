@@ -1,17 +1,22 @@
-"""Calls with a gradient that keep their value while their operands move: surrogates."""
+"""Calls with a gradient that keep their value while their operands move, calls that pass no gradient on, and terms of a loss that are dead."""
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..recorded.recording import DERIVATIVE
 from ..recorded.watch import Op, Watch, name_of, readable, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ..recorded.watch import Op
+
 
 _FLAT = frozenset(
     {
@@ -82,3 +87,88 @@ def held_between(here: Held, there: Held) -> list[Op]:
 
 def _apart(first: float, second: float) -> float:
     return abs(first - second) / max(abs(first), abs(second), 1e-300)
+
+
+_STEPS = frozenset({"round", "floor", "ceil", "trunc", "sign", "fix", "sgn"})
+
+
+class Stepwise(Watch):
+    """Notes calls that give a constant by pieces of what requires a gradient, each line once.
+
+    Rounding and signs, and the grid of :func:`torch.nn.functional.grid_sample` with
+    ``mode="nearest"``, whose gradient is documented for ``bilinear`` and ``bicubic`` only.
+    """
+
+    def __init__(self, module: Any = None) -> None:
+        super().__init__(module)
+        self.found: dict[tuple[str, Any], tuple[Op, str]] = {}
+
+    def after(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
+    ) -> None:
+        """See one call."""
+        name = name_of(func)
+        bare = name.rpartition(".")[2].rstrip("_")
+        given, what = None, ""
+        if bare in _STEPS:
+            given, what = next(iter(args), None), "what it is given"
+        elif bare == "grid_sample" and "nearest" in (*args[2:3], kwargs.get("mode")):
+            given, what = (args[1] if len(args) > 1 else kwargs.get("grid")), "its grid"
+        if isinstance(given, Tensor) and given.requires_grad:
+            op = self.op(name)
+            self.found.setdefault((name, op.location), (op, what))
+
+
+_SUMS = frozenset({"add", "__add__", "__radd__", "sub", "__sub__", "__rsub__", "__iadd__", "add_"})
+
+
+@dataclass(frozen=True, slots=True)
+class DeadTerm:
+    """A number that is added to the loss and has no graph.
+
+    Attributes:
+        derivative: The call of ``torch.autograd.grad`` that it comes from.
+        added: The operation that adds it.
+    """
+
+    derivative: Op
+    added: Op
+
+
+class DeadTerms:
+    """Follows what is computed of derivatives without a graph; costs nothing where there is none.
+
+    A weight or a perturbation that is made of a derivative is meant to be constant: only numbers
+    that are added to others which carry a graph count.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[DeadTerm] = []
+        self._constant: dict[int, tuple[weakref.ref[Tensor], Op]] = {}
+
+    def see(
+        self, name: str, bare: str, args: Any, kwargs: Any, result: Any, op: Callable[[], Op]
+    ) -> None:
+        """See one call and its result; ``op`` describes it where that is needed."""
+        if name == DERIVATIVE:
+            made: Op | None = None
+            for tensor in tensors_in(result):
+                if tensor.is_floating_point() and not tensor.requires_grad:
+                    made = made or op()
+                    self._constant[id(tensor)] = (weakref.ref(tensor), made)
+            return
+        if not self._constant:
+            return
+        given = list(tensors_in((args, kwargs)))
+        source = next((one for tensor in given if (one := self._source(tensor)) is not None), None)
+        if source is None:
+            return
+        for tensor in tensors_in(result):
+            if not tensor.requires_grad:
+                self._constant[id(tensor)] = (weakref.ref(tensor), source)
+            elif bare in _SUMS and not tensor.dim():
+                self.found.append(DeadTerm(source, op()))
+
+    def _source(self, tensor: Tensor) -> Op | None:
+        known = self._constant.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None

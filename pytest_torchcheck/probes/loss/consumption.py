@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...record.modes import Observer
-from ..gradient.dead_terms import DeadTerms
+from ..gradient.surrogates import DeadTerms
 from ..recorded.watch import Op, Watch, name_of
 from .focal import FocalMeans
 

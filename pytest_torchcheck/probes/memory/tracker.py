@@ -30,6 +30,7 @@ from .allocations import (
     Allocation,
     Phase,
     Site,
+    StorageLog,
     is_wrapper,
     named_tensors,
     room,
@@ -37,7 +38,6 @@ from .allocations import (
     user_site,
 )
 from .flops import formulas
-from .storage_log import StorageLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -22,8 +22,7 @@ from ..recorded.watch import (
     unseen,
     version_of,
 )
-from .averaging import WATCHED, Weights
-from .signal_facts import Averaging, Rectified, Signals, Squashed, Tap
+from .signal_facts import WATCHED, Averaging, Rectified, Signals, Squashed, Tap, Weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

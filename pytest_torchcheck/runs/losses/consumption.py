@@ -27,7 +27,7 @@ from .pulls import cut_outputs, goals_of, share_away
 if TYPE_CHECKING:
     from ...batches import Batch
     from ...findings import Location
-    from ...probes.gradient.dead_terms import DeadTerm
+    from ...probes.gradient.surrogates import DeadTerm
     from ...probes.loss.focal import FocalMean
     from ...probes.loss.slopes import LossOfOutput
     from ...subject import Subject

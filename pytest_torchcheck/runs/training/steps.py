@@ -25,8 +25,7 @@ from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients, gradient_stats
 from ...subject.optimizers import optimizers_of, schedulers_of
 from ...subject.remembered import remembered
-from .digests import change_of, checksums, digests, largest_of, number_of
-from .observation import Watched
+from .observation import Watched, change_of, checksums, digests, largest_of, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

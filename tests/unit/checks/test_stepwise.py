@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.probes.gradient.stepwise import Stepwise
+from pytest_torchcheck.probes.gradient.surrogates import Stepwise
 
 
 class Counts(nn.Module):

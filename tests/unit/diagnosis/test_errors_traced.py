@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from provoke import explain, line
 from torch import nn
 
-from pytest_torchcheck.diagnosis.stored.pickled_names import paths_of
+from pytest_torchcheck.diagnosis.stored.checkpoints import paths_of
 
 
 def cited(found):

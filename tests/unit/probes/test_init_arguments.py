@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.probes.holding.init_arguments import given_to_init
+from pytest_torchcheck.probes.holding.held_by_models import given_to_init
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(6, 3, generator=G)

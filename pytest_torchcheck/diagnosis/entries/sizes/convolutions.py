@@ -9,15 +9,16 @@ from torch import nn
 
 from ....explanation import Explanation, describe, numbers, on_line, times
 from ...crashes.layers import (
+    dimension_lost,
     dropped,
     edit,
     input_fact,
     input_of,
+    named_source,
     or_declared,
     size_values,
     where_decided,
 )
-from ...crashes.shapes import dimension_lost, named_source
 from ...crashes.table import entry
 
 if TYPE_CHECKING:

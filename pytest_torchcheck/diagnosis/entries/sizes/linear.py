@@ -9,8 +9,16 @@ from torch import nn
 
 from ....explanation import Explanation, describe, on_line, times
 from ....findings import Culprit
-from ...crashes.layers import edit, input_fact, input_of, or_declared, size_values, where_decided
-from ...crashes.shapes import flattened_from, single_sample
+from ...crashes.layers import (
+    edit,
+    flattened_from,
+    input_fact,
+    input_of,
+    or_declared,
+    single_sample,
+    size_values,
+    where_decided,
+)
 from ...crashes.table import entry
 
 if TYPE_CHECKING:

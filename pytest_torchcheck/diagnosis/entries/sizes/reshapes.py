@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from ....explanation import Explanation, clipped, numbers, on_line
 from ....sources import edits
-from ...crashes.layers import dropped
-from ...crashes.shapes import made_from, named_source
+from ...crashes.layers import dropped, made_from, named_source
 from ...crashes.table import entry
 from .shapes import label
 

@@ -9,10 +9,9 @@ import torch
 from .... import sources
 from ....explanation import Explanation, listed, numbers, on_line
 from ....findings import Culprit, Location
-from ...crashes.layers import dropped
-from ...crashes.shapes import named_source
+from ...crashes.layers import dropped, named_source
 from ...crashes.table import entry
-from ..regression import regression_shape
+from .binary import regression_shape
 
 if TYPE_CHECKING:
     import re
