@@ -19,6 +19,7 @@ not_resumed = One("loop.explain_equivalences:not_resumed")
 pushed_away = One("diagnosis.training.following:pushed_away", "average-pushed-away")
 parted = One("diagnosis.training.following:parted", "replicas-differ")
 stale = One("diagnosis.training.following:stale", "average-statistics")
+state_dropped = One("diagnosis.training.following:state_dropped", "optimizer-state-lost")
 stepped_each = One("loop.explain_equivalences:stepped_each", "accumulation-missing")
 stepped_early = Maybe("loop.explain_equivalences:stepped_early", "accumulation-early")
 

@@ -114,7 +114,7 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
     made = trajectory(subject)
     if made.error is not None and not made.losses:
         raise made.error
-    lost = lost_parameters(subject, made)
+    lost = lost_parameters(subject)
     still = [
         name
         for name in trainable

@@ -120,6 +120,9 @@ def resumed(subject: Subject) -> Iterator[Finding]:
         held = resume.is_resumed(subject)
     except SubjectError:
         held = None  # it is raised again, or is no matter of resuming
+    if subject.contract.train_step is not None and trajectory(subject).forgets is not None:
+        yield explain.state_dropped(subject, trajectory(subject).forgets)
+        return
     if held is not None:
         yield passed(
             f"1 + {trajectory(subject).end_after - 1} steps are equal bit for bit; saved: {', '.join(held)}"
@@ -170,7 +173,7 @@ def resumed(subject: Subject) -> Iterator[Finding]:
 def _not_resumed(subject: Subject, found: resume.Resumption) -> Finding:
     """Explain a resumed run that ends elsewhere; one whose optimizer gets hold of a lost parameter again is a consequence."""
     finding = explain.not_resumed(found)
-    lost = sorted(lost_parameters(subject, trajectory(subject)))
+    lost = sorted(lost_parameters(subject))
     line = where_rebound(subject, lost[0]) if lost and not found.missing else None
     if line is None:
         return finding

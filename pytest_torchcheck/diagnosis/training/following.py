@@ -1,21 +1,28 @@
-"""Tensors that must follow others, and do not: moving averages and their statistics, replicas."""
+"""Tensors that must follow others, and do not: moving averages and their statistics, replicas, an optimizer's state."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ... import sources
 from ...findings import Culprit, Finding, Location
-from ...loop.replay import lines_of_step, where_changed
+from ...loop.replay import lines_of_step, replay, where_changed
 from ...loop.traces.wording import at
+from ...subject.optimizers import optimizers_of
 from ...verdicts import violated
 from ..lines.conditions import deciding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+
+    from torch import nn
 
     from ...loop.trace import Trace
+    from ...record.tracing import Watcher
     from ...subject import Subject
+
+    _Drops = Callable[[FrameType, list[Any], int], bool]
 
 
 def walked(subject: Subject, place: Location) -> tuple[Culprit, ...]:
@@ -176,3 +183,52 @@ def parted(
         else "they were equal before",
         fix=f"make the gradients of {a} and {b} equal (average both) before the step",
     )
+
+
+def state_dropped(subject: Subject, step: int) -> Finding:
+    """Explain an optimizer that holds state of fewer parameters after a step of the user's than before it."""
+    place = _dropping_line(subject, step, _empties)
+    made = _dropping_line(subject, step, _stateless)
+    line = made or place or sources.of_object(subject.contract.train_step)
+    return violated(
+        "optimizer-state-lost",
+        f"step {step + 1} removes what the optimizer has gathered",
+        culprits=[
+            Culprit("call", "state", "keeps the groups, and not the state", made),
+            Culprit("optimizer", "exp_avg", "starts again here", place),
+        ],
+        location=line,
+        observed=f"after step {step + 1} the optimizer has state of fewer parameters than after "
+        f"step {step}",
+        cause="moments and step counts begin at zero again, as if training had just started"
+        + (f": {sources.assigned_name(made) or 'what is loaded'} holds no state" if made else ""),
+        because="the parameters are the same, and their entries in optimizer.state are gone",
+        fix="save and load all of optimizer.state_dict(), and give it to the optimizer that goes on",
+        evidence={"step": step},
+    )
+
+
+def _dropping_line(subject: Subject, step: int, drops: _Drops) -> Location | None:
+    """Return the first line of a step after which something says that the optimizer's state is gone."""
+
+    def watch(_: nn.Module, made: Any) -> Watcher:
+        optimizers = optimizers_of(made)
+        first = sum(len(o.state) for o in optimizers)
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            return event != "call" and drops(frame, optimizers, first)
+
+        return watcher
+
+    return replay(subject, watch, before=step)
+
+
+def _empties(_: FrameType, optimizers: list[Any], first: int) -> bool:
+    return sum(len(o.state) for o in optimizers) < first
+
+
+def _stateless(frame: FrameType, optimizers: list[Any], first: int) -> bool:
+    """Say whether a variable holds an optimizer's ``state_dict`` without the state, while the optimizer has one."""
+    held = (v for v in frame.f_locals.values() if isinstance(v, dict))
+    stripped = any("param_groups" in v and not v.get("state") for v in held)
+    return stripped and not _empties(frame, optimizers, first)

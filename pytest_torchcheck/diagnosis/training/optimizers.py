@@ -196,7 +196,7 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
     own_rate = _rate_of(subject, names) if rate else rate
     place: Location | None = None
     given: tuple[Culprit, ...] = ()
-    rebound = [name for name in names if name in lost(subject, made)]
+    rebound = [name for name in names if name in lost(subject)]
     line = where_rebound(subject, rebound[0]) if rebound else None
     if line is not None:
         cause = (

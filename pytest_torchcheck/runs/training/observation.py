@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import zlib
 from dataclasses import dataclass
@@ -285,3 +286,13 @@ def change_of(after: torch.Tensor, before: torch.Tensor) -> float:
         return largest_of(after - before)
     pairs = zip(after.view(-1).split(_CHUNK), before.view(-1).split(_CHUNK), strict=True)
     return max((largest_of(now - then) for now, then in pairs), key=lambda n: (math.isnan(n), n))
+
+
+def first_drop(counts: list[tuple[int, ...]]) -> int | None:
+    """Return the first step after which a count is lower than after the step before it; None where none is.
+
+    Args:
+        counts: After each step, beginning with nothing before the first: what each optimizer holds.
+    """
+    pairs = enumerate(itertools.pairwise(counts))
+    return next((n for n, (a, b) in pairs if any(map(int.__gt__, a, b))), None)

@@ -25,7 +25,7 @@ from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients, gradient_stats
 from ...subject.optimizers import optimizers_of, schedulers_of
 from ...subject.remembered import remembered
-from .observation import Watched, change_of, checksums, digests, largest_of, number_of
+from .observation import Watched, change_of, checksums, digests, first_drop, largest_of, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +84,7 @@ class Trajectory:
             the plain one.
         resting: Parameters that no step after the first wrote to, by torch's count of writes in place.
         reseeds: Whether torch was seeded anew within a step; None where that is not known.
+        forgets: The first step after which an optimizer keeps state of fewer parameters than before it.
     """
 
     losses: tuple[float, ...]
@@ -106,6 +107,7 @@ class Trajectory:
     first_output: dict[str, int] | None = None
     reseeds: bool | None = None
     resting: frozenset[str] = frozenset()
+    forgets: int | None = None
 
     @property
     def grows(self) -> bool:
@@ -248,6 +250,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
         end, last = None, 0
         first_output: dict[str, int] = {}
         seeds: list[bool] = []
+        states: list[tuple[int, ...]] = [()]
 
         def look(output: Any, loss: torch.Tensor) -> None:
             subject.keep_gradients(output, loss)
@@ -278,6 +281,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
             losses.append(number_of(value))
             del value
             seeds.append(torch.initial_seed() == subject.seed + step)
+            states.append(tuple(sum(map(bool, o.state.values())) for o in optimizers))
             rebinding.look()
             if step:
                 live_bytes.append(counter.live)
@@ -333,7 +337,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
         losses=tuple(losses), error=error, moved=moved, sizes=sizes, buffers=buffers, live=frozenset(live),
         seen=frozenset(seen), rates=tuple(rates), warmed=warmed, coverage=coverage, modes=changed,
         live_bytes=tuple(live_bytes), hooks=tuple(hooks), rebound=rebound, carries=carries, end=None if warmed else end, end_after=last, resting=resting,
-        first_output=first_output or None, reseeds=not all(seeds) if subject.kernel_exact and seeds else None,
+        first_output=first_output or None, reseeds=not all(seeds) if subject.kernel_exact and seeds else None, forgets=first_drop(states),
     )  # fmt: skip
 
 
@@ -385,11 +389,10 @@ def cover(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Coverage
     )
 
 
-def lost(subject: Subject, made: Trajectory) -> frozenset[str]:
+@remembered("lost-parameters")
+def lost(subject: Subject) -> frozenset[str]:
     """Return the parameters that a step replaces and that nothing trains from then on; cached."""
-    if "lost-parameters" not in subject.cache:
-        subject.cache["lost-parameters"] = frozenset(
-            name for name, since in made.rebound.items() if not is_trained(subject, name, since)
-        )
-    found: frozenset[str] = subject.cache["lost-parameters"]
-    return found
+    rebound = trajectory(subject).rebound
+    return frozenset(
+        name for name, since in rebound.items() if not is_trained(subject, name, since)
+    )
