@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .explanation import PHASE_WORDS, Explanation, clipped
 from .findings import Culprit, Finding
+from .sources import rank
 from .text.printable import message_of
 from .verdicts import inconclusive, not_applicable, violated
 
@@ -32,13 +33,18 @@ def internal(check: str, error: BaseException, found: Iterable[Finding] = ()) ->
     """
     reached = sum(finding.status in _ACTING for finding in found)
     before = "; what it had found before is reported beside this" if reached else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = bool(frames) and rank(frames[-1].filename) == 2
     return Finding(
         check=check,
         code="internal-error",
         status="error",
         summary=f"{check} itself failed with {type(error).__name__}: {clipped(_said(error), 140)}",
         observed=f"{_innermost(error)}{before}",
-        cause="a defect of pytest-torchcheck, not of your model: nothing is known of what this check promises",
+        cause=f"{frames[-1].name} of your own code raises where the check calls it, outside of a forward, loss and step: "
+        "nothing is known of what this check promises"
+        if theirs
+        else "a defect of pytest-torchcheck, not of your model: nothing is known of what this check promises",
         fix="report it to pytest-torchcheck with the traceback (-vv and --torchcheck-json show it) and the model if "
         f"you can; until it is fixed, --torchcheck-checks='!{check}' leaves the check out",
         evidence={"traceback": told(error)},

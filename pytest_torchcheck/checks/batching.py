@@ -83,14 +83,18 @@ def _independence(subject: Subject) -> Iterator[Finding]:
         )
         return
     keep = torch.arange(size) == 0
+    refused = ""
     try:
         mixed = _replace(subject, batch, subject.batch(1), keep)
         outputs(subject, mixed)
-    except SubjectError:  # sizes or an order among the samples that the model relies on
+    except SubjectError as error:  # sizes or an order among the samples that the model relies on
+        refused = (
+            f"with those of another batch the {error.phase} raises {type(error.error).__name__}"
+        )
         mixed = _replace(subject, batch, floating_from(batch, subject.batch(1)), keep)
     if not _differs(subject, batch, mixed):
         yield inconclusive(
-            "the inputs of the other samples could not be changed: all samples are equal"
+            f"the inputs of the other samples could not be changed: {refused or 'all samples are equal'}"
         )
         return
     leaks = _compare(

@@ -16,7 +16,7 @@ from ..runs.remembering import remembered
 from ..runs.repeats import differing_generators, moved_by_asking, moved_by_building
 from ..runs.training.observation import digests
 from ..runs.variants.woken import also_woken
-from ..state import seed_everything, seed_torch
+from ..state import saved_state, seed_everything, seed_torch
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
 from .batching import ROUNDING, examples
@@ -91,9 +91,7 @@ def _impure(subject: Subject) -> Finding:
         first = trees.tensors(subject.call(model, subject.batch().clone()))
         first = {path: trees.dense(t).clone() for path, t in first.items()}
         after = dict((*model.named_buffers(), *model.named_parameters()))
-        saved = set(
-            model.state_dict(keep_vars=True)
-        )  # a cache that is not saved may grow: the output decides
+        saved = saved_state(model)  # a cache that is not saved may grow: the output decides
         changed = [
             n
             for n, t in before.items()
@@ -134,7 +132,7 @@ def _written_once(subject: Subject, names: list[str]) -> bool:
         for index in (0, 1):
             seed_everything(subject.seed)
             subject.call(model, subject.batch(index).clone())
-            saved = model.state_dict(keep_vars=True)
+            saved = saved_state(model)
             now = {name: saved[name].detach().clone() for name in names}
             if kept is not None and any(not trees.same(kept[name], now[name]) for name in names):
                 return False

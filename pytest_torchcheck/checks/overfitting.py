@@ -88,6 +88,12 @@ def _tried(subject: Subject, goal: Overfit, budget: Budget) -> Finding:
     attempts: list[Attempt] = []
     if subject.contract.optimizer is not None or subject.contract.train_step is not None:
         attempts.append(declared_attempt(subject, goal, seen.floor, budget))
+        if attempts[0].ended == "silent":
+            attempts.clear()
+            if subject.contract.loss is None:
+                return inconclusive(
+                    "the training step returns no loss, and none is declared: no number has to fall"
+                )
     if (not attempts or not _done(attempts[0], goal)) and math.isfinite(seen.loss):
         attempts += _own(subject, goal, seen, budget)
     if not attempts:

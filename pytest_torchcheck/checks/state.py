@@ -18,6 +18,7 @@ from ..runs.saving import CheckpointError, perturb
 from ..runs.training.observation import observe
 from ..subject.errors import SubjectError
 from ..subject.gradients import Gradients
+from ..text.printable import message_of
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from . import copies, ties
 from .initialisation import rebuilt
@@ -41,7 +42,12 @@ def state_dict_roundtrip(subject: Subject) -> Iterator[Finding]:
         yield inconclusive("the model returns no tensor to compare")
         return
     trains = any(p.requires_grad for p in subject.model.parameters())
-    if not trains and not subject.model.state_dict():
+    try:
+        state = subject.model.state_dict()
+    except Exception as error:  # the user's own hook or override
+        yield _unsaved(CheckpointError("make", error))
+        return
+    if not trains and not state:
         yield not_applicable("the model has no state")
         return
     other = rebuilt(subject)
@@ -114,6 +120,10 @@ def _in_place(subject: Subject, expected: Outputs) -> Iterator[Finding]:
                 tensor.data.copy_(values[path])
         confirmed = bool(hidden) and gap(outputs_of(subject, model), expected) is None
         lost = [saving.Lost.of(path, holding) for path, _, holding in hidden]
+        loaded = {
+            n: t.detach().clone() for n, t in (*model.named_parameters(), *model.named_buffers())
+        }
+    lost += [each for each, *_ in saving.unrestored(subject.model, loaded)]
     yield _lost(subject, expected, lost, difference, confirmed=confirmed)
 
 
@@ -213,17 +223,30 @@ def _not_deterministic(noise: tuple[str, float]) -> Finding:
 
 
 def _unsaved(error: CheckpointError) -> Finding:
+    raised = error.error
+    done, cause, by, fix = {
+        "make": (
+            "called",
+            "its override or a hook of it raises",
+            "the model",
+            "let it return the state",
+        ),
+        "save": ("saved", _EXTRA, "torch.save", _PLAIN),
+        "load": ("loaded", _EXTRA, "torch.load", _PLAIN),
+    }[error.phase]
     return violated(
         "state-unpicklable",
-        f"state_dict() cannot be {'saved' if error.phase == 'save' else 'loaded'}: {type(error.error).__name__}",
-        location=sources.of_error(error.error),
-        observed=str(error.error).splitlines()[0]
-        if str(error.error)
-        else type(error.error).__name__,
-        cause="the extra state of a module holds an object that cannot be pickled",
-        because=f"torch.{error.phase} raised {type(error.error).__name__}",
-        fix="return tensors and plain values from get_extra_state",
+        f"state_dict() cannot be {done}: {type(raised).__name__}",
+        location=sources.of_error(raised),
+        observed=message_of(raised).partition("\n")[0] or type(raised).__name__,
+        cause=cause,
+        because=f"{by} raised {type(raised).__name__}",
+        fix=fix,
     )
+
+
+_EXTRA = "the extra state of a module holds an object that cannot be pickled"
+_PLAIN = "return tensors and plain values from get_extra_state"
 
 
 def _refused(model: nn.Module, message: str) -> Finding:
@@ -237,7 +260,7 @@ def _refused(model: nn.Module, message: str) -> Finding:
         location=sources.of_object(type(own[0]).get_extra_state) if own else None,
         cause="state_dict() holds objects that are neither tensors nor plain values",
         because="torch.load(weights_only=True), the default, refused it",
-        fix="return tensors and plain values from get_extra_state",
+        fix=_PLAIN,
     )
 
 
@@ -283,6 +306,7 @@ def _not_loaded(model: nn.Module, error: Exception) -> Finding:
             because=f"{made[0]}.is_inference() is True",
             fix="build the model outside of torch.inference_mode(); torch.no_grad() makes ordinary tensors",
         )
+    unlike = any(said in message for said in ("size mismatch", "Missing key", "Unexpected key"))
     return violated(
         "state-strict",
         f"{type(model).__name__} cannot load its own state_dict strictly",
@@ -293,10 +317,12 @@ def _not_loaded(model: nn.Module, error: Exception) -> Finding:
         location=sources.of_error(error),
         observed=message[:300],
         cause="two instances of the model have different keys or shapes"
-        if any(said in message for said in ("size mismatch", "Missing key", "Unexpected key"))
+        if unlike
         else "loading raises for the reason in its message",
         because=f"load_state_dict(strict=True) raised {type(error).__name__}",
-        fix="register every parameter and buffer in __init__, with the same name and shape each time",
+        fix="register every parameter and buffer in __init__, with the same name and shape each time"
+        if unlike
+        else "let a load into a model as built succeed",
     )
 
 

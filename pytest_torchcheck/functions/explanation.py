@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -181,9 +180,6 @@ def _finding(
     # what nobody in the model wants may be sloppy
     unasked = concerned.isdisjoint(call.asked)
     meant = _is_meant(target, call, relation, block)
-    if meant and relation.code == "gradcheck-mask":
-        reading = relation.cause.replace("the mask of the gradient is wrong: it", "the gradient")
-        relation = replace(relation, cause=f"{reading}: an estimator, or a mask that is forgotten")
     made = target.finding(
         "suspicious" if unasked or meant else "violated",
         relation.code,
@@ -195,7 +191,7 @@ def _finding(
         observed=f"d output{_output_of(block, row, target)} / d {names[0]}{entry}: analytical "
         f"{a:.6g}, numerical {n:.6g}; {count} of {total} entries differ "
         f"({str(target.dtype).removeprefix('torch.')}, step {target.step:g}, rtol {target.rtol:g})",
-        cause=relation.cause,
+        cause=_meaning(relation) if meant else relation.cause,
         because=relation.because,
         fix=relation.fix,
         evidence=evidence,
@@ -254,6 +250,12 @@ def _is_meant(target: Target, call: Call, relation: Relation, block: Block) -> b
         and same is not None
         and block.close(block.numerical, same)
     )
+
+
+def _meaning(relation: Relation) -> str:
+    """Return the cause of a gradient that may be meant: it blames no mask."""
+    told = relation.cause.replace("the mask of the gradient is wrong: it", "the gradient")
+    return told if told == relation.cause else f"{told}: an estimator, or a mask that is forgotten"
 
 
 def _bounded(value: Tensor, block: Block) -> bool:

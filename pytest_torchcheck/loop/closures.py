@@ -61,9 +61,12 @@ class ClosureState:
     Args:
         roots: The train step, the optimizer function.
         without: Objects that someone else puts back: the model.
+        given: What the step is given besides: optimizers, with whatever comes beside them.
     """
 
-    def __init__(self, *roots: Callable[..., Any] | None, without: tuple[Any, ...] = ()) -> None:
+    def __init__(
+        self, *roots: Callable[..., Any] | None, without: tuple[Any, ...] = (), given: Any = None
+    ) -> None:
         functions = functions_of(*roots)
         owners = {
             name: owner
@@ -85,6 +88,8 @@ class ClosureState:
             if name in function.__globals__
         ]
         held = owners | {name: value for _, name, value in (*self._named, *self._globals)}
+        if given is not None and not any(given is one for one in without):
+            held["optimizer"] = given
         self._held = {
             name: value
             for name, value in _entered(held).items()

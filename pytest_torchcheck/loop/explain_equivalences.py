@@ -188,12 +188,12 @@ def not_resumed(found: Resumption) -> Finding:
             f"by up to {found.largest:.3g}",
         cause="the run depends on a value that state_dict does not hold"
         if names
-        else "the saved state of a part is not enough to continue from",
+        else f"the saved states of {few(found.pieces)} are not enough to continue from",
         because=(f"{few(tuple(names))} changed in the first steps and is in no state_dict "
             f"({few(found.pieces)} were saved)")
         if names
         else "the uninterrupted run repeats bit for bit, but the resumed one does not",
-        fix=f"make {names[0]} a buffer, or save it in get_extra_state" if names else "save the state that the optimizer keeps",
+        fix=f"make {names[0]} a buffer, or save it in get_extra_state" if names else "let the state_dict of each of them hold all that its next step needs",
         evidence={"parameters": list(found.differing[:32]), "missing": names},
     )  # fmt: skip
 

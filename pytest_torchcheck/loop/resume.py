@@ -120,7 +120,7 @@ def _first_step(subject: Subject) -> dict[str, Any] | None:
         seed_everything(subject.seed)
         made = subject.make_optimizer(model)
         pieces = pieces_of(made)
-        held = ClosureState(contract.train_step, without=(model, *pieces.values()))
+        held = ClosureState(contract.train_step, without=(model, *pieces.values()), given=made)
         _run(subject, model, made, 0, 1)
         if held.changed():
             return None
@@ -259,7 +259,7 @@ def _through(subject: Subject) -> _Through:
             made = subject.make_optimizer(model)
             pieces = pieces_of(made)
             plain = {name: plain_values(thing) for name, thing in pieces.items()}
-            held = ClosureState(contract.train_step, without=(model, *pieces.values()))
+            held = ClosureState(contract.train_step, without=(model, *pieces.values()), given=made)
             savable = held.savable()
             inner = {name: plain_values(thing) for name, thing in savable.items()}
             with _noting_steps() as stepped:

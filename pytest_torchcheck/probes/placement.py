@@ -25,6 +25,7 @@ from .recorded.watch import Watch, in_backward, name_of, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import FrameType
 
     from ..findings import Location
 
@@ -100,6 +101,21 @@ class Placement:
         later = Placement(mixtures=self.mixtures[mixtures:], syncs=self.syncs[syncs:])
         del self.mixtures[mixtures:], self.syncs[syncs:]
         return later
+
+
+def _validates_arguments() -> bool:
+    """Say whether a distribution of torch is looking at its arguments: ``validate_args`` is on by default."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(12):
+        if frame is None:
+            return False
+        if (
+            "validate_args" in frame.f_code.co_varnames
+            or frame.f_code.co_name == "_validate_sample"
+        ):
+            return str(frame.f_globals.get("__name__", "")).startswith("torch.distributions")
+        frame = frame.f_back
+    return False
 
 
 class Pretend(Watch):
@@ -218,6 +234,8 @@ class Pretend(Watch):
                 )
 
     def _sync(self, how: str) -> None:
+        if _validates_arguments():
+            return  # what torch does by default is no choice of the model's
         location = self.locate()
         key = ("sync", how, location)
         if key not in self._seen and len(self.found.syncs) < _MOST:

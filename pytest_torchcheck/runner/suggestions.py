@@ -57,7 +57,7 @@ def _sizes(runner: Runner, case: Case) -> Mapping[str, int]:
 def _said(edit: Edit, fix: str) -> str:
     """Return what to add to a fix, which may name more than the edit."""
     if not edit.tried:
-        return ""
+        return "; likely: the edit was not tried"
     several = ", or " in fix or "; " in fix
     new = edit.new.strip()
     it = new if several and new != "pass" and len(new) <= _SHORT else "it"

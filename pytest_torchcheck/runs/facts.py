@@ -16,7 +16,7 @@ from ..functions.discovery import recording
 from ..objects import trees
 from ..probes.holding.leaks import count_hooks
 from ..probes.holding.live_bytes import LiveBytes
-from ..state import is_lazy, seed_everything
+from ..state import is_lazy, saved_state, seed_everything
 from ..subject.errors import SubjectError
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _repeat(
     Returns:
         The fields ``repeats``, ``steady``, ``grows`` and ``applied``.
     """
-    saved = set(model.state_dict(keep_vars=True))
+    saved = saved_state(model)
     now = dict((*model.named_buffers(), *model.named_parameters()))
     kept = all(trees.same(t, now[n]) for n, t in state.items() if n in now and n in saved)
     counter = LiveBytes()
@@ -329,6 +329,6 @@ def marks(model: nn.Module) -> dict[str, tuple[int, int]]:
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {
         key: tuple(t.shape)
-        for key, t in model.state_dict().items()
+        for key, t in saved_state(model).items()
         if isinstance(t, torch.Tensor) and not is_lazy(t)
     }

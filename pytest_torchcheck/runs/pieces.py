@@ -13,7 +13,7 @@ from .. import sources
 from ..objects import trees
 from ..objects.peek import entries
 from ..probes.holding.held_by_models import holdings
-from ..state import is_lazy
+from ..state import is_lazy, saved_state
 
 if TYPE_CHECKING:
     from ..findings import Location
@@ -95,7 +95,7 @@ def _left_out(model: nn.Module) -> dict[str, Piece]:
     ]
     if not savers:
         return {}
-    saved = set(model.state_dict(keep_vars=True))
+    saved = saved_state(model)
     found: dict[str, Piece] = {}
     for prefix, owner in model.named_modules():
         for key, buffer in owner._buffers.items():

@@ -122,7 +122,7 @@ class CheckpointError(Exception):
 
     Attributes:
         error: What torch raised.
-        phase: ``save`` or ``load``.
+        phase: ``make`` (``state_dict()`` itself), ``save`` or ``load``.
     """
 
     def __init__(self, phase: str, error: Exception) -> None:
@@ -206,7 +206,8 @@ class Lost:
     Attributes:
         name: Qualified name.
         kind: ``buffer`` (not persistent), ``tensor``, ``parameter`` or ``attribute`` (a plain
-            number or text).
+            number or text); ``unsaved`` and ``unloaded`` of what is registered, and what the model's own
+            ``state_dict`` leaves out or its loading does not put back.
         location: The line that makes it.
         detail: What was measured of it.
     """
@@ -234,12 +235,13 @@ def lost_state(
     model: nn.Module, fresh: nn.Module
 ) -> list[tuple[Lost, torch.Tensor | None, torch.Tensor | None]]:
     """Compare what the state dict does not hold in two instances; return what differs, with both tensors."""
-    saved = set(model.state_dict())
     found: list[tuple[Lost, torch.Tensor | None, torch.Tensor | None]] = []
+    found += unrestored(model, _named(fresh))
     others = dict(fresh.named_buffers())
+    lasting = _named(model)
     for name, buffer in model.named_buffers():
         other = others.get(name)
-        if name not in saved and (other is None or not trees.same(buffer, other)):
+        if name not in lasting and (other is None or not trees.same(buffer, other)):
             place = _volatile(model, name) or sources.of_parameter(model, name)
             lost = Lost(name=name, kind="buffer", location=place, detail="not persistent")
             found.append((lost, buffer, other))
@@ -252,6 +254,58 @@ def lost_state(
     for name, module in model.named_modules():
         found += [(lost, None, None) for lost in _scalars(name, module, fresh)]
     return found
+
+
+def unrestored(
+    model: nn.Module, loaded: Mapping[str, torch.Tensor]
+) -> list[tuple[Lost, torch.Tensor | None, torch.Tensor | None]]:
+    """Return the parameters and persistent buffers that differ from those that a load left behind.
+
+    Args:
+        model: The saved instance.
+        loaded: Those after loading, by name.
+    """
+    saved = set(model.state_dict())
+    found: list[tuple[Lost, torch.Tensor | None, torch.Tensor | None]] = []
+    for name, tensor in _named(model).items():
+        other = loaded.get(name)
+        if other is None or trees.same(tensor, other):
+            continue
+        kind, own, detail = (
+            ("unloaded", _LOADING, "saved and not put back")
+            if name in saved
+            else ("unsaved", _SAVING, "not among the entries")
+        )
+        place = _overridden(model, name, own)
+        lost = Lost(name=name, kind=kind, location=place, detail=detail)
+        found.append((lost, tensor, other))
+    return found
+
+
+def _named(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return what ``nn.Module.state_dict`` holds of a model by its definition: parameters and persistent buffers."""
+    found: dict[str, torch.Tensor] = dict(model.named_parameters())
+    for path, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and key not in module._non_persistent_buffers_set:
+                found[f"{path}.{key}" if path else key] = buffer
+    return found
+
+
+_SAVING = ("state_dict", "_save_to_state_dict")
+_LOADING = ("load_state_dict", "_load_from_state_dict")
+
+
+def _overridden(model: nn.Module, name: str, methods: Iterable[str]) -> Location | None:
+    """Return the line of the innermost module around an entry whose class has its own way to save or load."""
+    place = None
+    module = model
+    for part in [*name.split(".")[:-1], ""]:
+        for method in methods:
+            if getattr(type(module), method) is not getattr(nn.Module, method):
+                place = sources.of_object(getattr(type(module), method))
+        module = getattr(module, part, module) if part else module
+    return place
 
 
 def _volatile(model: nn.Module, name: str) -> Location | None:

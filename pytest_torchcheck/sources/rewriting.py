@@ -8,9 +8,11 @@ more than once, no edit is known.
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 import os
 import re
+import sys
 from typing import TYPE_CHECKING, Final
 
 from ..findings import Edit
@@ -93,6 +95,13 @@ class _Line:
             if isinstance(node, kind) and getattr(node, "lineno", 0) == line == node.end_lineno:  # type: ignore[attr-defined]
                 yield node
 
+    def decorates(self, node: ast.AST) -> bool:
+        """Say whether an expression is a decorator: what it declares is no part of what the fix is about."""
+        return any(
+            node in getattr(owner, "decorator_list", ())
+            for owner in (ast.walk(self._tree) if self._tree is not None else ())
+        )
+
     def with_one(self, kind: type[ast.AST], fits: Callable[[ast.AST], str | None]) -> Rewrite:
         """Return the line with the one node that fits replaced by what ``fits`` returns for it."""
         found = [(node, new) for node in self.nodes(kind) if (new := fits(node)) is not None]
@@ -103,6 +112,23 @@ class _Line:
         text = self.text.encode()
         start, end = node.col_offset, node.end_col_offset  # type: ignore[attr-defined]
         return (text[:start] + new.encode() + text[end:]).decode()
+
+
+def _place_among(called: str, key: str) -> int | None:
+    """Return the place of an argument of one of torch's modules, of functions of other names nothing."""
+    torchs = sys.modules.get("torch.nn")
+    made = getattr(torchs, called, None)
+    if not isinstance(made, type):
+        return None
+    for cls in made.__mro__:  # a recurrent layer takes *args, and hands them on with its mode
+        names = [
+            n
+            for n in inspect.signature(vars(cls).get("__init__", cls)).parameters
+            if n not in ("self", "mode")
+        ]
+        if "args" not in names:
+            return names.index(key) if key in names else None
+    return None
 
 
 def _called(node: ast.Call) -> str:
@@ -153,15 +179,20 @@ def _with_keyword(line: _Line, match: re.Match[str]) -> Rewrite:
         assert isinstance(node, ast.Call)
         called = _called(node).rpartition(".")[2]
         outer = not any(node in ast.walk(n) and n is not node for n in line.nodes(ast.Call))
+        outer = outer and not line.decorates(node)
         if called != wanted.rpartition(".")[2] and not (outer and not wanted):
             return None
         try:
             value = ast.parse(match["value"], mode="eval").body
         except SyntaxError:
             return None
-        rest = [k for k in node.keywords if k.arg != match["key"]]
-        rest.append(ast.keyword(arg=match["key"], value=value))
-        return ast.unparse(ast.Call(func=node.func, args=node.args, keywords=rest))
+        args, rest = list(node.args), [k for k in node.keywords if k.arg != match["key"]]
+        place = _place_among(called, match["key"])
+        if place is not None and place < len(args):
+            args[place] = value  # it is given by place
+        else:
+            rest.append(ast.keyword(arg=match["key"], value=value))
+        return ast.unparse(ast.Call(func=node.func, args=args, keywords=rest))
 
     return line.with_one(ast.Call, inner)
 

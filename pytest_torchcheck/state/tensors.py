@@ -143,3 +143,11 @@ def _copy_back(target: torch.Tensor, copy: torch.Tensor) -> None:
             raise RuntimeError("an expanded tensor was changed in place and cannot be put back")
         return
     data.copy_(copy)
+
+
+def saved_state(model: nn.Module) -> dict[str, Any]:
+    """Return what ``state_dict()`` holds, not detached; nothing where a hook or an override of the user's raises."""
+    try:
+        return dict(model.state_dict(keep_vars=True))
+    except Exception:  # state-dict-roundtrip reports it
+        return {}

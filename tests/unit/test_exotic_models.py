@@ -339,6 +339,8 @@ D = torch.distributions
     ids=["independent", "transformed", "normal", "mixture"],
 )
 def test_the_parameters_of_a_distribution_are_its_output(law: Callable[..., Any]) -> None:
+    """What torch reads of a distribution's arguments, as it does by default, is no wait of the model's."""
+
     class Density(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -350,8 +352,10 @@ def test_the_parameters_of_a_distribution_are_its_output(law: Callable[..., Any]
     x, y = _batch()
     mixture = isinstance(law(torch.zeros(1, 2), torch.ones(1, 2)), D.MixtureSameFamily)
     batch = (x, y[:, 0] if mixture else y)
-    report = _report(Density, *_SHORT, batch=batch, loss=lambda d, t: -d.log_prob(t).mean())
+    checks = (*_SHORT, "device-portability")
+    report = _report(Density, *checks, batch=batch, loss=lambda d, t: -d.log_prob(t).mean())
     assert _wrong(report) == []
+    assert not [f for f in report.findings if f.status == "suspicious"]
 
 
 def test_a_sparse_and_a_nested_output_are_compared() -> None:

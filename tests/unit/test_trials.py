@@ -31,6 +31,10 @@ def forward(x, y):
     k = q.float() + p.float()
     a = b.detach() + c.detach()
     return q
+
+@declared(first)
+def made():
+    return None
 """
 
 
@@ -59,6 +63,8 @@ def source(tmp_path: Path) -> Path:
         (8, "give torch.nn.GRU device=x.device on line 8",
          "    layer = torch.nn.GRU(8, 16, dropout=0.1, device=x.device)"),
         (8, "give torch.nn.GRU device=z.device on line 8", None),  # there is no z
+        (8, "build rnn with input_size=4", "    layer = torch.nn.GRU(4, 16, dropout=0.1)"),
+        (15, "build 2 with in_features=8", None),  # what declares a model builds no layer
         (8, "pass bias=False to torch.nn.GRU, and add one by hand", None),  # a part of it
         (9, "assign the result on line 9: q = torch.relu(q)", "    q = torch.relu(q)"),
         (9, "delete line 9", "    pass"),
@@ -147,6 +153,7 @@ def test_an_edit_of_what_builds_the_model() -> None:
     standing = found(Narrow(), "backward")  # which nobody builds again
     assert standing.edit is not None
     assert standing.edit.tried == ""
+    assert standing.fix.endswith("likely: the edit was not tried")
 
 
 def test_an_edit_of_a_loss_and_of_a_step() -> None:

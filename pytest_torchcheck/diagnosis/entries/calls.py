@@ -272,15 +272,20 @@ def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
     }.get(kind, f"give {scene.at} a tensor")
     before = _before(scene)
     because = scene.said
-    parts = _parts_of_output(scene, kind)
-    if parts is not None:
+    if (parts := _parts_of_output(scene, kind)) is not None:
         cause, fix = parts
     if kind == "list" and any(isinstance(v, list) for v in getattr(scene.batch, "args", ())):
         fix = (
             "give the inputs as a tuple: a list is one argument, which the model gets as a "
             "list; stack it there"
         )
-    if kind == "tuple" and before:
+    value, given = scene.argument(argument), getattr(scene.batch, "args", ())
+    if kind == "tuple" and scene.phase == "step" and given and len(value or ()) == len(given):
+        own = [f.f_locals for f, _ in scene.frames if sources.rank(f.f_code.co_filename) == 2]
+        cause = "the step gives the model its inputs as one tuple, not as its arguments"
+        names = [*(n for values in own for n, v in values.items() if v is value), "inputs"]
+        fix = f"unpack it in the call of the model: *{names[0]}"
+    elif kind == "tuple" and before:
         cause, because = (
             f"{before[0]} before it returns a tuple",
             f"{before[0]} is a {before[1]}, which returns a tuple; {scene.said}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING
 
@@ -35,18 +36,40 @@ def _in_words(op: Op) -> str:
     line = on_line(place)
     if "inplace" in _word(op):
         return f"write inplace=False{line}"
-    match op.name:
-        case "__iadd__" | "add_":
-            return f"write x = x + ... instead of the in-place addition{line}"
-        case "__isub__" | "sub_":
-            return f"write x = x - ... instead of the in-place subtraction{line}"
-        case "__imul__" | "mul_":
-            return f"write x = x * ... instead of the in-place product{line}"
-        case "__itruediv__" | "__idiv__" | "div_":
-            return f"write x = x / ... instead of the in-place division{line}"
-        case "__setitem__":
-            return f"change a copy (x = x.clone() first), or use torch.where{line}"
-    return f"use {op.name.rstrip('_')} without the underscore, which returns a new tensor{line}"
+    new, name = _out_of_place(place.text if place else "")
+    if new:
+        return f"make a new tensor{line}: {new}"
+    if op.name == "__setitem__":
+        copy = f"{name} = {name}.clone() first" if name else "clone it first"
+        return f"change a copy ({copy}), or use torch.where{line}"
+    what = op.name.strip("_").removeprefix("i") if op.name.startswith("__") else op.name.rstrip("_")
+    return f"write {what} so that it returns a new tensor, not in place{line}"
+
+
+def _out_of_place(text: str) -> tuple[str, str]:
+    """Return the assignment that does the same as a line without writing to what it changes, and what it writes to."""
+    try:
+        (node,) = ast.parse(text.strip()).body
+    except (SyntaxError, ValueError):
+        return "", ""
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+        return "", ast.unparse(node.targets[0].value)
+    if isinstance(node, ast.AugAssign):
+        if isinstance(node.target, ast.Subscript):
+            return "", ast.unparse(node.target.value)
+        name, value = ast.unparse(node.target), ast.BinOp(node.target, node.op, node.value)
+        return f"{name} = {ast.unparse(value)}", name
+    call = node.value if isinstance(node, ast.Expr | ast.Assign | ast.Return) else None
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+        return "", ""
+    method, name = call.func.attr, ast.unparse(call.func.value)
+    if not method.endswith("_") or method.endswith("__"):
+        return "", ""
+    call.func.attr = method.rstrip("_")
+    if not isinstance(node, ast.Expr):
+        return ast.unparse(node), name
+    named = isinstance(call.func.value, ast.Name | ast.Attribute)
+    return (f"{name} = {ast.unparse(call)}" if named else ""), name
 
 
 def _changer(

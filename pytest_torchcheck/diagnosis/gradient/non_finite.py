@@ -104,25 +104,11 @@ def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
             "input), then drop the result"
         )
         return cause, fix
-    if at is not None and "negative number" in at.fact:
-        forward = True  # what was measured is outside of the domain, not at its edge
-    known = next(
-        (
-            words
-            for key, words in _REMEDIES.items()
-            if bare == key
-            or bare
-            in (
-                f"{key}2",
-                f"{key}10",
-                f"true_{key}",
-                f"__true{key}__",
-                f"vector_{key}",
-                f"linalg_{key}",
-            )
-        ),
-        None,
-    )
+    negative = at is not None and "negative number" in at.fact
+    forward |= negative  # what was measured is outside of the domain, not at its edge
+    known = next((words for key, words in _REMEDIES.items() if _is(bare, key)), None)
+    if known is not None and negative:
+        return known[0], f"clamp the argument from below (clamp(min=eps)){line}"
     if known is not None:
         return known[0 if forward else 1], known[2] + line
     what = at.op.name if at is not None else "an operation"
@@ -137,6 +123,12 @@ def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
         else f"the derivative of {what} is not finite at this input",
         f"keep the argument of {what} away from the values where it is infinite{line}",
     )
+
+
+def _is(name: str, key: str) -> bool:
+    """Say whether an operation is the one that a remedy is for, in any of its spellings."""
+    others = (f"{key}2", f"{key}10", f"true_{key}", f"__true{key}__")
+    return name in (key, f"vector_{key}", f"linalg_{key}", *others)
 
 
 def _mended_infinity(at: NonFinite, source: NonFinite, *, forward: bool) -> tuple[str, str]:

@@ -149,27 +149,12 @@ def _loses(
     first = lost[0]
     names = listed([each.name for each in lost])
     word = first.name.rpartition(".")[2]
-    cause, fix = {
-        "buffer": (
-            f"{first.name} is a buffer with persistent=False, and its values differ between instances",
-            f'register_buffer("{word}", ..., persistent=True)',
-        ),
-        "tensor": (
-            f"{first.name} is a plain tensor, neither parameter nor buffer, and its values differ between instances",
-            f'write self.register_buffer("{word}", ...)',
-        ),
-        "parameter": (
-            f"{first.name} is not registered, so state_dict() does not hold it",
-            "hold it in an nn.ModuleList, ModuleDict, ParameterList or an attribute of its own",
-        ),
-        "attribute": (
-            f"{first.name} is a plain attribute that differs between instances ({first.detail})",
-            f"derive {word} from the arguments of __init__, or save it by get_extra_state",
-        ),
-    }[first.kind]
+    cause, fix = _cause(first)
     because = (
         f"with {names} copied too, the outputs are equal"
         if confirmed
+        else f"{names} differ{'s' * (len(lost) == 1)} after loading from what was saved"
+        if first.kind in ("unsaved", "unloaded")
         else f"the two instances differ in {names}, and state_dict() does not hold it"
     )
     line = on_line(first.location)
@@ -200,6 +185,37 @@ def _loses(
         root=_root(subject, [each.name for each in lost]),
         evidence={"difference": distance, "lost": [each.name for each in lost]},
     )
+
+
+def _cause(lost: Lost) -> tuple[str, str]:
+    """Return why a checkpoint loses a piece of state, and what to do, by its kind."""
+    word = lost.name.rpartition(".")[2]
+    return {
+        "buffer": (
+            f"{lost.name} is a buffer with persistent=False, and its values differ between instances",
+            f'register_buffer("{word}", ..., persistent=True)',
+        ),
+        "tensor": (
+            f"{lost.name} is a plain tensor, neither parameter nor buffer, and its values differ between instances",
+            f'write self.register_buffer("{word}", ...)',
+        ),
+        "parameter": (
+            f"{lost.name} is not registered, so state_dict() does not hold it",
+            "hold it in an nn.ModuleList, ModuleDict, ParameterList or an attribute of its own",
+        ),
+        "attribute": (
+            f"{lost.name} is a plain attribute that differs between instances ({lost.detail})",
+            f"derive {word} from the arguments of __init__, or save it by get_extra_state",
+        ),
+        "unsaved": (
+            f"{lost.name} is registered, and state_dict() returns no entry for it",
+            "return every entry that nn.Module's own state_dict() has",
+        ),
+        "unloaded": (
+            f"state_dict() holds {lost.name}, and load_state_dict() does not put it back",
+            "load every entry that nn.Module's own load_state_dict() loads",
+        ),
+    }[lost.kind]
 
 
 def _root(subject: Subject, names: list[str]) -> str | None:

@@ -231,7 +231,7 @@ def _relation(
         return (
             "the learning rate never changes: no scheduler is stepped",
             f"no scheduler's step ran in {trace.steps} calls, and all rates are {rates[0]:g}",
-            "step the scheduler after the optimizer",
+            "step a scheduler with that schedule after the optimizer",
         )
     if follows(lambda n: n + 1):
         return (

@@ -42,8 +42,8 @@ class Attempt:
         losses: Loss of every step.
         remaining: ``(best - floor) / (first - floor)``; NaN if nothing finite came out.
         ended: Why it ended: ``reached`` the goal, ``not-finite``, ``flat``, ``pace`` (it falls too
-            slowly for the budget), ``schedule`` (the declared schedule has no further step) or
-            ``budget``.
+            slowly for the budget), ``schedule`` (the declared schedule has no further step),
+            ``silent`` (the declared step returns no loss) or ``budget``.
         rates: The highest learning rate at the first step, and at the last one or as a schedule
             means it; NaN where it is not known.
         pending: Sum of the absolute values of the gradients that the last step left.
@@ -78,8 +78,8 @@ def declared_attempt(subject: Subject, goal: Overfit, floor: Floor, budget: Budg
         while len(losses) < (more if len(set(losses)) == 1 else steps) and budget.take():
             seed_everything(subject.seed)
             value = _declared_step(subject, model, made, batch.clone(), number=len(losses))
-            if value is None:
-                ended = "schedule"
+            if isinstance(value, str):
+                ended = value
                 break
             losses.append(value)
             if (why := _over(losses, goal, floor, int(steps))) and len(set(losses)) > 1:
@@ -166,8 +166,8 @@ def _provoked(error: SubjectError, rate: float, steps: int) -> UnmeasurableError
 
 def _declared_step(
     subject: Subject, model: nn.Module, made: Any, batch: Batch, *, number: int
-) -> float | None:
-    """Do the declared step and return its loss; None where the schedule has no further step."""
+) -> float | str:
+    """Do the declared step and return its loss; ``schedule`` where that has no further step, ``silent`` without one."""
     try:
         value = subject.train_step(model, made, batch)
         if subject.contract.train_step is None:
@@ -178,13 +178,13 @@ def _declared_step(
                     scheduler.step()
     except SubjectError as error:
         if number and _schedule_over(error.error):
-            return None
+            return "schedule"
         raise
     except ValueError as error:
         if _schedule_over(error):
-            return None
+            return "schedule"
         raise
-    return _number(value)
+    return "silent" if value is None else _number(value)
 
 
 def _number(value: Any) -> float:

@@ -144,3 +144,54 @@ def test_a_derivative_that_a_step_adds_without_its_graph(graph):
     assert finding.status == ("passed" if graph else "violated"), finding
     if not graph:
         assert finding.code == "derivative-without-graph"
+
+
+def stepping(step, made=None):
+    return Contract(
+        model=lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4)),
+        batch=((torch.randn(SIZE, 5),), torch.arange(SIZE) % 4), train_step=step,
+        optimizer=made or (lambda model: torch.optim.SGD(model.parameters(), lr=0.1)),
+    )  # fmt: skip
+
+
+def trained(model, optimizer, inputs, targets):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(*inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def test_a_step_that_gives_the_model_a_tuple_is_told_to_unpack_it():
+    def step(model, optimizer, given, targets):
+        F.cross_entropy(model(given), targets).backward()
+
+    (finding,) = stepping(step).check(["backward"]).findings
+    assert finding.code == "not-a-tensor"
+    assert "*given" in finding.fix
+    assert "LSTM" not in finding.cause
+
+
+def test_a_step_that_returns_no_loss_has_no_number_that_falls():
+    def step(*given):
+        trained(*given)
+
+    (finding,) = stepping(step).check(["overfit"]).findings
+    assert finding.status == "inconclusive"
+    assert "returns no loss" in finding.summary
+    assert "nan" not in finding.summary
+
+
+def test_what_comes_beside_the_optimizer_is_not_known_to_be_unsaved():
+    def made(model):
+        return torch.optim.SGD(model.parameters(), lr=0.1), {"done": 0}
+
+    def step(model, pair, inputs, targets):
+        optimizer, count = pair
+        count["done"] += 1
+        optimizer.param_groups[0]["lr"] = 0.1 / count["done"]
+        return trained(model, optimizer, inputs, targets)
+
+    (finding,) = stepping(step, made).check(["resume"]).findings
+    assert finding.status == "inconclusive"
+    assert "optimizer[1]" in finding.summary

@@ -271,3 +271,69 @@ def test_a_table_that_loads_at_any_length_is_at_most_suspicious():
 def test_a_write_in_evaluation_is_placed_where_the_buffer_is_replaced():
     finding = told(lambda: Table(persistent=True), "eval-purity")["eval-writes"]
     assert "register_buffer" in finding.location.text
+
+
+class Forgetful(nn.Module):
+    """Returns no entry for a part of what is registered, or puts a part not back."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.first, self.head = how, nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.first(x).tanh())
+
+    def state_dict(self, *args, **kwargs):
+        state = super().state_dict(*args, **kwargs)
+        kept = {"nothing": "-", "head": "head", "load": ""}[self.how]
+        return {key: value for key, value in state.items() if key.startswith(kept)}
+
+    def load_state_dict(self, state, strict=True, assign=False):
+        rest = {k: v for k, v in state.items() if self.how != "load" or "first" not in k}
+        return super().load_state_dict(rest, strict=False)
+
+
+@pytest.mark.parametrize("built", [True, False])
+@pytest.mark.parametrize("how", ["nothing", "head", "load"])
+def test_a_state_dict_of_ones_own_is_told_what_it_forgets(how, built):
+    finding = told((lambda: Forgetful(how)) if built else Forgetful(how))["state-lost"]
+    assert finding.status == "violated"
+    assert {"first.weight", "first.bias"} <= {c.name for c in finding.culprits}
+    assert ("load_state_dict" if how == "load" else "def state_dict") in finding.location.text
+    assert "neither" not in finding.cause
+    assert "persistent" not in finding.fix
+
+
+def raises(*_, **__):
+    raise RuntimeError("calibrate first")
+
+
+class Refusing(nn.Sequential):
+    """Has a method of its own that raises."""
+
+    def state_dict(self, *args, **kwargs):
+        return raises()
+
+
+def hooked(name):
+    net = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    getattr(net, name)(raises)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("model", "code"),
+    [
+        (lambda: hooked("register_state_dict_post_hook"), "state-unpicklable"),
+        (lambda: hooked("register_state_dict_pre_hook"), "state-unpicklable"),
+        (lambda: Refusing(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), "state-unpicklable"),
+        (lambda: hooked("register_load_state_dict_pre_hook"), "state-strict"),
+    ],
+    ids=["after", "before", "override", "load"],
+)
+def test_a_hook_of_the_users_that_raises_is_told_once_and_is_theirs(model, code):
+    contract = Contract(model=model, batch=((X,), Y), loss=F.cross_entropy)
+    wrong = [f for f in contract.check().findings if f.status in ("violated", "error")]
+    assert [f.code for f in wrong] == [code], [str(f) for f in wrong]
+    assert wrong[0].location.text.startswith("raise RuntimeError")
+    assert wrong[0].observed == "calibrate first"

@@ -64,7 +64,7 @@ def test_quotes_end_behind_a_whole_word():
 @pytest.mark.parametrize(
     ("run", "cause", "fix"),
     [
-        (lambda x: (x * 0 - 1).sqrt(), "negative number", "eps inside the square root"),
+        (lambda x: (x * 0 - 1).sqrt(), "negative number", "clamp(min=eps)"),
         (lambda x: (x * 0).log(), "logarithm of 0", "clamp"),
         (lambda x: x / (x * 0), "division by zero", "denominator"),
         (lambda x: (x + float("-inf")).softmax(-1), "masked with -inf", "unmasked"),

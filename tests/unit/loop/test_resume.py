@@ -130,7 +130,7 @@ def test_what_has_a_state_is_saved_and_restored(train_step: Any, piece: str) -> 
 def test_a_state_that_is_not_enough_is_named() -> None:
     found = finding(scaled(saves=False))
     assert found.code == "resume-differs"
-    assert "the saved state of a part is not enough" in str(found)
+    assert "are not enough to continue from" in str(found)
 
 
 def test_a_state_that_cannot_be_saved_is_named_and_shown_to_matter() -> None:
