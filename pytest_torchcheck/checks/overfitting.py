@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import sources
 from ..codes import overfitting as explain
 from ..findings import Culprit, Finding
-from ..runs.overfitting.attempts import Attempt, declared_attempt, own_attempt
+from ..runs.overfitting.attempts import DECLARED, Attempt, declared_attempt, own_attempt
 from ..runs.overfitting.one_batch import (
     UNKNOWN,
     Budget,
@@ -94,7 +94,8 @@ def _tried(subject: Subject, goal: Overfit, budget: Budget) -> Finding:
                 return inconclusive(
                     "the training step returns no loss, and none is declared: no number has to fall"
                 )
-    if (not attempts or not _done(attempts[0], goal)) and math.isfinite(seen.loss):
+    slow = bool(attempts) and attempts[0].name == DECLARED and not _done(attempts[0], goal)
+    if (not attempts or slow) and math.isfinite(seen.loss):
         attempts += _own(subject, goal, seen, budget)
     if not attempts:
         return inconclusive("the loss is not a finite scalar with a graph; nothing was trained")
@@ -132,12 +133,13 @@ def _judge(
     if _done(first, goal):
         return passed(
             f"the loss fell from {first.losses[0]:.4g} to {min(first.finite[-5:]):.4g} in "
-            f"{len(first.losses)} steps ({floor})",
+            f"{len(first.losses)} steps ({floor})"
+            + (f": {first.name}" if first.name.startswith(f"{DECLARED}, ") else ""),
             evidence=shown,
         )
     own_steps = subject.contract.train_step is not None and len(set(first.losses)) == 1
     if _done(best, goal) or (own_steps and best.remaining <= _HALF):
-        if first.name == "the declared optimizer":
+        if first.name == DECLARED:
             return _own_failed(subject, first, best, seen, shown)
         return passed(
             f"{best.name} brings the loss from {best.losses[0]:.4g} to {min(best.finite[-5:]):.4g} in "

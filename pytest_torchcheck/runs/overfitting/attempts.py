@@ -31,6 +31,11 @@ _RATES = (1e-6, 3e-2)
 """Lowest and highest first learning rate of Adam."""
 _FLAT = 0.01  # of the distance to the floor: a run that gains less in its last window has stopped
 _TOO_FAR = 3.0  # times the steps that are left: a run whose pace needs more is ended
+_SHOWN = (
+    5  # steps after which a declared optimizer that learns, and too slowly, leaves the rest to Adam
+)
+_LEARNS = 0.9  # of the way is left then, at most
+DECLARED = "the declared optimizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +43,7 @@ class Attempt:
     """One run of training on one batch.
 
     Attributes:
-        name: ``the declared optimizer``, or which optimizer at which learning rate.
+        name: ``the declared optimizer``, or which optimizer at which learning rate, or both.
         losses: Loss of every step.
         remaining: ``(best - floor) / (first - floor)``; NaN if nothing finite came out.
         ended: Why it ended: ``reached`` the goal, ``not-finite``, ``flat``, ``pace`` (it falls too
@@ -63,7 +68,11 @@ class Attempt:
 
 
 def declared_attempt(subject: Subject, goal: Overfit, floor: Floor, budget: Budget) -> Attempt:
-    """Train with the declared optimizer and step, from the pristine state and one seed."""
+    """Train with the declared optimizer and step, from the pristine state and one seed.
+
+    Once that is seen to learn, at a pace that its share of the budget is too short for, Adam goes
+    on from there.
+    """
     alone = subject.contract.loss is None
     steps = budget.left if alone else _DECLARED * goal.steps
     more = budget.left if alone else _CONSTANT * goal.steps
@@ -85,10 +94,16 @@ def declared_attempt(subject: Subject, goal: Overfit, floor: Floor, budget: Budg
             if (why := _over(losses, goal, floor, int(steps))) and len(set(losses)) > 1:
                 ended = why
                 break
+            if not alone and _learns_slowly(losses, goal, floor, steps):
+                break
         rates = (first, _rate_of(made, meant=True))
         pending = steepness(model)
+        name = DECLARED
+        if not alone and _learns_slowly(losses, goal, floor, steps):
+            rate, ended = _by_adam(subject, model, goal, floor, budget, losses)
+            name = f"{DECLARED}, then Adam from a rate of {rate:.2g}"
     return Attempt(
-        name="the declared optimizer",
+        name=name,
         losses=tuple(losses),
         remaining=remaining(losses, floor),
         ended=ended,
@@ -116,42 +131,78 @@ def own_attempt(
         keep: So much of it is left.
         gentler: The first rate is divided by it.
     """
-    gap = seen.loss - seen.floor.value if seen.floor.bounded else max(1.0, abs(seen.loss))
-    rate = 0.5 * gap / max(seen.slope, 1e-30)
-    rate = min(max(rate, _RATES[0]), _RATES[1]) / gentler
-    batch = small_batch(subject)
+    rate = _first_rate(seen.loss, seen.floor, seen.slope) / gentler
     losses: list[float] = []
-    ended = "budget"
     with subject.pristine(steps=True) as model:
-        model.train()
-        for module in model.modules():
-            if isinstance(module, nn.modules.dropout._DropoutNd):
-                module.eval()
-        optimizers = list(_optimizers(model, rate))
-        limit = max(1, int(budget.left - keep))
-        while budget.left >= 1 + keep and budget.take():
-            seed_everything(subject.seed)
-            clear_gradients(model)
-            try:
-                _, loss = subject.passes(model, batch.clone())
-            except SubjectError as error:
-                if not losses:
-                    raise
-                raise _provoked(error, rate, len(losses)) from error
-            for optimizer in optimizers:
-                follow(optimizer, losses, float(loss.detach()))
-            losses.append(float(loss.detach()))
-            if why := _over(losses, goal, seen.floor, limit):
-                ended = why
-                break
-            for optimizer in optimizers:
-                optimizer.step()
+        rate, ended = _by_adam(subject, model, goal, seen.floor, budget, losses, keep, rate)
     return Attempt(
         name=f"Adam from a rate of {rate:.2g}",
         losses=tuple(losses),
         remaining=remaining(losses, seen.floor),
         ended=ended,
     )
+
+
+def _first_rate(loss: float, floor: Floor, slope: float) -> float:
+    """Return the rate at which a first step of Adam goes half the way to the floor, to first order."""
+    gap = loss - floor.value if floor.bounded else max(1.0, abs(loss))
+    return min(max(0.5 * gap / max(slope, 1e-30), _RATES[0]), _RATES[1])
+
+
+def _by_adam(
+    subject: Subject,
+    model: nn.Module,
+    goal: Overfit,
+    floor: Floor,
+    budget: Budget,
+    losses: list[float],
+    keep: float = 4.0,
+    rate: float | None = None,
+) -> tuple[float, str]:
+    """Train a model from where it is, and add the losses to those that there are.
+
+    Returns:
+        The first rate (by default the one that loss and gradient say), and why the run ended.
+    """
+    batch = small_batch(subject)
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.eval()
+    optimizers: list[torch.optim.Optimizer] = []
+    before = len(losses)
+    limit = before + max(1, int(budget.left - keep))
+    while budget.left >= 1 + keep and budget.take():
+        seed_everything(subject.seed)
+        clear_gradients(model)
+        try:
+            _, loss = subject.passes(model, batch.clone())
+        except SubjectError as error:
+            if not losses:
+                raise
+            raise _provoked(error, rate or 0.0, len(losses)) from error
+        now = float(loss.detach())
+        if rate is None:
+            rate = _first_rate(now, floor, steepness(model)) / 2  # Adam begins anew: gently
+        optimizers = optimizers or list(_optimizers(model, rate))
+        for optimizer in optimizers:
+            follow(optimizer, losses[before:], now)
+        losses.append(now)
+        if why := _over(losses, goal, floor, limit):
+            return rate, why
+        for optimizer in optimizers:
+            optimizer.step()
+    return rate or 0.0, "budget"
+
+
+def _learns_slowly(losses: list[float], goal: Overfit, floor: Floor, steps: float) -> bool:
+    """Say whether a run whose loss falls in every step would need more than its steps at this pace."""
+    if len(losses) != _SHOWN or sorted(losses, reverse=True) != losses:
+        return False
+    left = remaining(losses, floor)
+    if not goal.ratio < left <= _LEARNS:
+        return False
+    return _SHOWN * math.log(goal.ratio) / math.log(left) > steps
 
 
 def _provoked(error: SubjectError, rate: float, steps: int) -> UnmeasurableError:
