@@ -193,7 +193,7 @@ class Linear(nn.Module):
         h = torch.tanh(self.into(x))
         if BROKEN:
             weights = (h.transpose(1, 2) @ h).softmax(-1)
-            h = h + 1e-3 * h @ weights
+            h = h + 1e-3 * h @ weights.transpose(1, 2)
         return self.out(h)
 
 

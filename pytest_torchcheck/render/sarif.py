@@ -77,6 +77,7 @@ def _rule(finding: Finding) -> dict[str, Any]:
         "id": finding.key,
         "name": finding.code or finding.check,
         "shortDescription": {"text": promised},
+        "fullDescription": {"text": f"{promised}."},
         "help": {"text": f"Explained, with an example, by: {explained}"},
     }
 
