@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Never, Unpack
 
 import torch
 from torch import nn
@@ -366,10 +366,13 @@ class Contract:
         return f"<Contract {self.name}>"
 
 
-def contract(**fields: Unpack[Fields]) -> Callable[[Callable[[], nn.Module]], Contract]:
+def contract(
+    *given: Never, **fields: Unpack[Fields]
+) -> Callable[[Callable[[], nn.Module]], Contract]:
     """Declare a contract by decorating the factory of its model.
 
     Args:
+        given: Nothing: all fields go by their names.
         fields: Those of :class:`Contract`, without ``model``.
 
     Returns:
@@ -378,19 +381,15 @@ def contract(**fields: Unpack[Fields]) -> Callable[[Callable[[], nn.Module]], Co
     Raises:
         DeclarationError: As :class:`Contract`.
     """
-    if "model" in fields:
-        raise DeclarationError(
-            "model: @contract takes the decorated factory as the model; leave model= out"
-        )
-    validation.require_fields(fields)
+    validation.require_decorator(given, fields)
 
     def declare(factory: Callable[[], nn.Module]) -> Contract:
         if not callable(factory):
             raise DeclarationError(
                 f"@contract decorates a function that returns the model; got {factory!r}"
             )
-        given: dict[str, Any] = {"name": getattr(factory, "__name__", None), **fields}
-        declared = Contract(model=factory, **given)
+        named: dict[str, Any] = {"name": getattr(factory, "__name__", None), **fields}
+        declared = Contract(model=factory, **named)
         declared.location = sources.of_object(factory) or declared.location
         return declared
 

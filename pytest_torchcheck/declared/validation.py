@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
+from .. import promises as declared
 from ..adapters import Adapted, AdapterError, Declared, adapt
 from ..catalogue import catalogue
 from ..change import CHANGES
@@ -17,6 +18,7 @@ from ..promises import MayChange, Promise
 from ..specs import SpecError
 from ..specs.annotations import specs_of_forward
 from ..text.nearest import unknown
+from ..text.printable import shown
 from . import callables
 from .factories import class_built, class_of
 from .fields import Fields
@@ -233,7 +235,9 @@ def checked_skip(skip: Any) -> dict[str, str]:
     if skip is None:
         return {}
     if not isinstance(skip, Mapping):
-        raise DeclarationError(f"skip: must map check names to reasons; got {skip!r}")
+        raise DeclarationError(
+            f"skip: must map check names to reasons, as in skip={{'overfit': 'why'}}; got {skip!r}"
+        )
     known = tuple(catalogue())
     for name, reason in skip.items():
         if name not in known:
@@ -340,8 +344,27 @@ def require_fields(given: Iterable[str]) -> None:
     """Raise where a field is given that a contract does not have."""
     fields = frozenset(Fields.__annotations__)
     wrong = sorted(set(given) - fields - {"model"})
-    if wrong:
-        raise DeclarationError(unknown("field", wrong[0], ["model", *sorted(fields)]))
+    for name in wrong:
+        kinds = {kind.lower(): kind for kind in vars(declared) if kind[0].isupper()}
+        if (kind := kinds.get(name.replace("_", "").lower())) is not None:
+            raise DeclarationError(
+                f"{name}: is no field but a promise; write promises=[promises.{kind}(...)]"
+            )
+        raise DeclarationError(unknown("field", name, ["model", *sorted(fields)]))
+
+
+def require_decorator(given: Sequence[Any], fields: Iterable[str]) -> None:
+    """Raise where ``@contract`` is given something else than fields of a contract by their names."""
+    if given:
+        raise DeclarationError(
+            f"@contract takes keyword arguments only, and got {shown(given[0])}; "
+            'write @contract(inputs="B 3 64 64", ...) above the factory'
+        )
+    if "model" in fields:
+        raise DeclarationError(
+            "model: @contract takes the decorated factory as the model; leave model= out"
+        )
+    require_fields(fields)
 
 
 def require_own_forward(ranks: int | None, adapted: Adapted | None) -> None:

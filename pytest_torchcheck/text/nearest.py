@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+_MANY: Final = 40
+"""More names than these are listed only where none comes near."""
 
 
 def nearest(name: object, allowed: Iterable[str]) -> str | None:
@@ -20,4 +23,6 @@ def unknown(what: str, name: object, allowed: Iterable[str]) -> str:
     allowed = list(allowed)
     near = nearest(name, allowed)
     hint = f"; did you mean {near!r}?" if near else ";"
+    if near and len(allowed) > _MANY:
+        return f"{what}: unknown name {name!r}{hint}"
     return f"{what}: unknown name {name!r}{hint} allowed are: {', '.join(allowed)}"

@@ -37,6 +37,11 @@ def wrong() -> nn.Module:
     return nn.Linear(4, 3)
 
 
+@contract  # type: ignore[arg-type]
+def without_brackets() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
 report = net.check(["backward"], seed=1)
 assert_type(report, Report)
 assert_type(report.ok, bool)

@@ -195,6 +195,26 @@ def test_one_check_on_one_device_by_name() -> None:
         Contract(**GOOD).check("backwards")
 
 
+MISUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a promise as a field": ({"frozen": ["0.*"]}, r"write promises=\[promises.Frozen\(...\)\]"),
+    "reasons left out": ({"skip": ["overfit"]}, r"as in skip=\{'overfit': 'why'\}; got"),
+    "one of many names": ({"skip": {"overfits": "x"}}, r"did you mean 'overfit'\?$"),
+    "one of few names": ({"dtypes": ["float23"]}, r"did you mean 'float32'\? allowed are: float64"),
+}
+
+
+@pytest.mark.parametrize("name", MISUSED)
+def test_misuse_says_what_to_write(name: str) -> None:
+    fields, said = MISUSED[name]
+    with pytest.raises(DeclarationError, match=said):
+        Contract(**{**GOOD, **fields})
+
+
+def test_the_decorator_without_brackets_says_how_it_is_written() -> None:
+    with pytest.raises(DeclarationError, match=r"keyword arguments only.*@contract\(inputs="):
+        contract(lambda: nn.Linear(2, 1))
+
+
 def test_the_decorator_has_the_fields_of_a_contract_with_their_types() -> None:
     parameters = dict(inspect.signature(Contract.__init__).parameters)
     written = {name: p.annotation for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
