@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -63,7 +64,12 @@ def locate(owner: Any, attribute: str) -> Location | None:
         return _enclosing_line(owner, attribute) or sources.of_object(owner)
     if owner is None:
         return None
-    return sources.of_assignment(owner, attribute) or sources.of_user_object(owner)
+    named = rf"['\"]{re.escape(attribute)}['\"]"  # as in setdefault("slow", {})
+    return (
+        sources.of_assignment(owner, attribute)
+        or (sources.search(type(owner), named) if attribute else None)
+        or sources.of_user_object(owner)
+    )
 
 
 def _global_line(module: types.ModuleType, name: str) -> Location | None:
@@ -175,8 +181,10 @@ class Contents:
         if isinstance(value, Mapping):
             self.containers.append(here)
             if len(value) <= _LONG_LIST or not _only_atoms(value.values()):
-                for key, item in list(value.items())[:_MOST_VISITED]:
-                    yield f"{path}[{key!r}]", item, owner, attribute
+                for place, (key, item) in enumerate(list(value.items())[:_MOST_VISITED]):
+                    # a tensor or module as a key is named by its place
+                    named = repr(key) if isinstance(key, (*_ATOMS, tuple)) else place
+                    yield f"{path}[{named}]", item, owner, attribute
         elif isinstance(
             value, list | tuple | set | frozenset | collections.deque
         ) or is_object_array(value):

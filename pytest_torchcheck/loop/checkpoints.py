@@ -67,14 +67,14 @@ def saves_all(subject: Subject, made: Any) -> bool:
         return False
     if watched is None or watched.changed or watched.strangers:
         return False
-    return all(map(_is_torchs, (*optimizers_of(made), contract.loss))) and all(
+    return all(map(is_torchs, (*optimizers_of(made), contract.loss))) and all(
         key in _TORCHS_OWN or _is_plain(value)
         for module in subject.model.modules()
         for key, value in vars(module).items()
     )
 
 
-def _is_torchs(thing: Any) -> bool:
+def is_torchs(thing: Any) -> bool:
     """Say whether an optimizer without hooks, or a loss, is one of torch's."""
     if isinstance(thing, torch.optim.Optimizer):
         hooks = (thing._optimizer_step_pre_hooks, thing._optimizer_step_post_hooks)
@@ -105,3 +105,23 @@ def pieces_of(made: Any) -> dict[str, Any]:
         for place, thing in enumerate(things):
             found[kind if len(things) == 1 else f"{kind}{place}"] = thing
     return found
+
+
+def counterparts(saved: list[str], live: list[str]) -> dict[str, str]:
+    """Say which object of the resumed run takes which saved state.
+
+    The same name, or the same place among those of one container: a dict keyed by ``id(optimizer)`` has
+    other keys in the resumed run.
+    """
+    pairs = {name: name for name in saved if name in live}
+    for base in dict.fromkeys(_container(name) for name in saved if name not in pairs):
+        left = [name for name in saved if name not in pairs and _container(name) == base]
+        free = [name for name in live if name not in pairs and _container(name) == base]
+        if base and len(left) == len(free):
+            pairs |= dict(zip(left, free, strict=True))
+    return pairs
+
+
+def _container(name: str) -> str:
+    """Return the variable whose element a name such as ``schedulers[1402]`` is, or nothing."""
+    return name.rpartition("[")[0] if name.endswith("]") else ""

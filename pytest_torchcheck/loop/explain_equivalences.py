@@ -176,7 +176,8 @@ def not_resumed(found: Resumption) -> Finding:
     place = next((one.location for one in missing if one.location is not None), None)
     # what only the next training step depends on (a carried hidden state) may be meant to start anew,
     # and a state may be loaded into memory of another form, where sums round otherwise
-    make = suspicious if found.rounding or (names and found.evaluates) else violated
+    restarts = names and found.evaluates and not found.carries
+    make = suspicious if found.rounding or restarts else violated
     return make(
         "resume-differs",
         "a run resumed from its checkpoint differs: "
@@ -184,16 +185,19 @@ def not_resumed(found: Resumption) -> Finding:
         culprits=tuple(Culprit("buffer", one.path, "not in the checkpoint", one.location) for one in missing[:4])
         or (Culprit("parameter", found.differing[0], "differs after resuming"),),
         location=place,
-        observed=f"{len(found.differing)} tensors differ after {found.steps} + {found.steps} steps, "
+        observed=f"{len(found.differing)} tensors differ after {found.steps} + {found.further} steps, "
             f"by up to {found.largest:.3g}",
         cause="the run depends on a value that state_dict does not hold"
         if names
         else f"the saved states of {few(found.pieces)} are not enough to continue from",
-        because=(f"{few(tuple(names))} changed in the first steps and is in no state_dict "
-            f"({few(found.pieces)} were saved)")
+        because=(f"{few(tuple(names))} changed in the first steps and {'is' if len(names) == 1 else 'are'} in no state_dict "
+            f"({few(found.pieces)} were saved)"
+            + ("; carried over too, the runs are equal bit for bit" if found.carries else ""))
         if names
         else "the uninterrupted run repeats bit for bit, but the resumed one does not",
-        fix=f"make {names[0]} a buffer, or save it in get_extra_state" if names else "let the state_dict of each of them hold all that its next step needs",
+        fix="let the state_dict of each of them hold all that its next step needs" if not names
+        else f"make {names[0]} a buffer, or save it in get_extra_state" if names[0].startswith("model.")
+        else f"return {names[0]} from state_dict(); what belongs to a parameter p is saved in state[p]",
         evidence={"parameters": list(found.differing[:32]), "missing": names},
     )  # fmt: skip
 

@@ -27,10 +27,10 @@ from pytest_torchcheck.subject.optimizers import schedulers_of
 
 from ..runs.training.observation import checksums
 from ..runs.training.steps import trajectory
-from .checkpoints import CHECKPOINT, copied, pieces_of
+from .checkpoints import CHECKPOINT, copied, counterparts, is_torchs, pieces_of
 from .closures import ClosureState
 from .patches import listening
-from .unsaved import Missing, plain_values, unsaved
+from .unsaved import Carried, Missing, give, plain_values, take, unsaved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 
 STEPS = 2
+LATER = 6
+"""Steps after a checkpoint that lacks something: what happens in every fifth or sixth step is among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +48,16 @@ class Resumption:
     """A resumed run beside an uninterrupted one.
 
     Attributes:
-        steps: Steps before the checkpoint, and after it.
+        steps: Steps before the checkpoint.
+        further: Steps after it.
         differing: Parameters and buffers that differ at the end.
         largest: Largest difference of one element.
         rounding: Whether all of them differ in their last bits only.
         missing: What changed before the checkpoint and is not in it.
         repeatable: Whether the uninterrupted run is the same when run again.
         evaluates: Whether the restored model evaluates a batch as the saved one did.
+        carries: Whether the resumed run is the uninterrupted one once it is given ``missing`` too, but for
+            what may be meant to start anew.
         closures: What the step's functions keep of their own, which no state_dict holds.
         decides: Whether the resumed run is the uninterrupted one once that is put back too.
         iterators: What the step reads its data from, whose place no checkpoint holds.
@@ -61,12 +66,14 @@ class Resumption:
     """
 
     steps: int
+    further: int
     differing: tuple[str, ...]
     largest: float
     rounding: bool
     missing: tuple[Missing, ...]
     repeatable: bool
     evaluates: bool
+    carries: bool
     closures: tuple[str, ...]
     decides: bool
     iterators: tuple[str, ...]
@@ -107,8 +114,13 @@ def is_resumed(subject: Subject) -> tuple[str, ...] | None:
         with subject.phase("step"):
             for name, thing in pieces_of(made).items():
                 thing.load_state_dict(states.pop(name))
+        # what an optimizer of the user's keeps elsewhere may matter later than in these steps
+        own = {name: thing for name, thing in pieces_of(made).items() if not is_torchs(thing)}
+        plain = {name: plain_values(thing) for name, thing in own.items()}
         _run(subject, model, made, 1, known.end_after - 1)
-        return held if checksums(model) == known.end else None
+        if checksums(model) != known.end or any(unsaved(n, own[n], plain[n], set()) for n in own):
+            return None
+        return held
 
 
 def _first_step(subject: Subject) -> dict[str, Any] | None:
@@ -131,14 +143,17 @@ def _first_step(subject: Subject) -> dict[str, Any] | None:
 
 
 def measure(subject: Subject) -> Resumption:
-    """Run ``2 * STEPS`` steps through, and again with a checkpoint in the middle. Cost: three such runs at most."""
+    """Run ``2 * STEPS`` steps through, and again with a checkpoint in the middle; ``STEPS + LATER`` where it lacks something.
+
+    Cost: four such runs at most.
+    """
     run = _through(subject)
     evaluated, resumed, unloaded = _resume(subject, run)
     closures = (*run.closures, *unloaded)
     differing = {name: _distance(run.values[name], resumed[name]) for name in run.values}
     wrong = tuple(name for name, distance in differing.items() if distance > 0.0)
     rounding = all(differing[name] <= _last_bits(run.values[name]) for name in wrong)
-    repeatable, decides = True, False
+    repeatable, decides, carries = True, False, False
     if wrong and run.closures:
         with contextlib.suppress(
             SubjectError
@@ -148,14 +163,19 @@ def measure(subject: Subject) -> Resumption:
     if wrong and not decides:
         again = _through(subject).values
         repeatable = all(_distance(run.values[name], again[name]) == 0.0 for name in again)
+    if wrong and repeatable and any(run.carried.values()):
+        _, whole, _ = _resume(subject, run, carry=True)
+        carries = all(_distance(run.values[name], whole[name]) == 0.0 for name in whole)
     return Resumption(
         steps=STEPS,
+        further=run.further,
         differing=wrong,
         largest=max(differing.values(), default=0.0),
         rounding=rounding,
-        missing=run.missing,
+        missing=tuple(m for m in run.missing if not m.restarts) if carries else run.missing,
         repeatable=repeatable,
         evaluates=_alike(evaluated, run.evaluated),
+        carries=carries,
         closures=closures,
         decides=decides,
         iterators=run.iterators,
@@ -165,7 +185,7 @@ def measure(subject: Subject) -> Resumption:
 
 
 def _resume(
-    subject: Subject, run: _Through, *, closures: bool = False
+    subject: Subject, run: _Through, *, closures: bool = False, carry: bool = False
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], tuple[str, ...]]:
     """Go on from the checkpoint in the middle of a run.
 
@@ -173,6 +193,7 @@ def _resume(
         subject: Whose run.
         run: The uninterrupted one.
         closures: Whether to put back as well what the step's functions keep and no state_dict holds.
+        carry: Whether to carry over as well what the saved objects keep and their states do not hold.
 
     Returns:
         What the restored model evaluates, the values at the end, and what has a state in the checkpoint
@@ -194,32 +215,14 @@ def _resume(
         held = ClosureState(subject.contract.train_step, without=(model,))
         with subject.phase("step"):
             live = {**pieces_of(made), **held.savable()}
-            pairs = _counterparts([name for name in run.states if name != "model"], list(live))
+            pairs = counterparts([name for name in run.states if name != "model"], list(live))
             for saved, name in pairs.items():
                 _load(live[name], run.states[saved])
         unloaded = tuple(name for name in run.states if name != "model" and name not in pairs)
-        _run(subject, model, made, STEPS, STEPS)
+        for name, carried in run.carried.items() if carry else ():
+            give({"model": model, **live}.get(pairs.get(name, name)), carried)
+        _run(subject, model, made, STEPS, run.further)
         return evaluated, _values(model), unloaded
-
-
-def _counterparts(saved: list[str], live: list[str]) -> dict[str, str]:
-    """Say which object of the resumed run takes which saved state.
-
-    The same name, or the same place among those of one container: a dict keyed by ``id(optimizer)`` has
-    other keys in the resumed run.
-    """
-    pairs = {name: name for name in saved if name in live}
-    for base in dict.fromkeys(_container(name) for name in saved if name not in pairs):
-        left = [name for name in saved if name not in pairs and _container(name) == base]
-        free = [name for name in live if name not in pairs and _container(name) == base]
-        if base and len(left) == len(free):
-            pairs |= dict(zip(left, free, strict=True))
-    return pairs
-
-
-def _container(name: str) -> str:
-    """Return the variable whose element a name such as ``schedulers[1402]`` is, or nothing."""
-    return name.rpartition("[")[0] if name.endswith("]") else ""
 
 
 def _state(thing: Any) -> Any:
@@ -241,6 +244,8 @@ class _Through:
     states: dict[str, Any]
     evaluated: dict[str, torch.Tensor]
     missing: tuple[Missing, ...]
+    carried: dict[str, Carried]
+    further: int
     closures: tuple[str, ...]
     iterators: tuple[str, ...]
     middle: ClosureState
@@ -281,12 +286,16 @@ def _through(subject: Subject) -> _Through:
                     missing += unsaved(name, thing, inner[name], kept)
             with kept_module(model):
                 evaluated = _evaluate(subject, model)
-            _run(subject, model, made, STEPS, STEPS)
+            carried = _carried({"model": model, **pieces, **savable}, missing)
+            further = LATER if any(carried.values()) else STEPS
+            _run(subject, model, made, STEPS, further)
             return _Through(
                 values=_values(model),
                 states=states,
                 evaluated=evaluated,
                 missing=missing,
+                carried=carried,
+                further=further,
                 closures=own,
                 iterators=held.iterators(),
                 middle=middle,
@@ -294,6 +303,15 @@ def _through(subject: Subject) -> _Through:
             )
         finally:
             closures.restore()
+
+
+def _carried(things: dict[str, Any], missing: tuple[Missing, ...]) -> dict[str, Carried]:
+    model = things["model"]
+    shared = (*model.modules(), *model.parameters(), *model.buffers(), *things.values())
+    try:
+        return {name: take(thing, missing, shared) for name, thing in things.items()}
+    except Exception:  # objects of the user's that refuse a copy: what they decide is left open
+        return {}
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from pytest_torchcheck.data.contents import Contents, Held
 from pytest_torchcheck.data.describing import describe_leaf
+from pytest_torchcheck.data.generators import is_generator
 
 if TYPE_CHECKING:
     from pytest_torchcheck.findings import Location
@@ -21,10 +23,18 @@ class Missing:
     Attributes:
         path: ``model.ema``, ``optimizer.moments``.
         location: The line that makes it.
+        held: Where it is.
     """
 
     path: str
     location: Location | None
+    held: Held
+
+    @property
+    def restarts(self) -> bool:
+        """Whether it may be meant to start anew: a tensor of the model's, such as a carried hidden state."""
+        number = isinstance(self.held.value, bool | int | float | str)
+        return self.path.startswith("model.") and not number
 
 
 Plain = dict[str, tuple[Any, Held | None]]
@@ -56,5 +66,38 @@ def unsaved(name: str, thing: Any, before: Plain, saved: set[str]) -> tuple[Miss
         if name != "model" and path.startswith(("state", "param_groups", "base_lrs", "optimizer")):
             continue
         if before.get(path, (None, None))[0] != value and not isinstance(held.value, nn.Parameter):
-            found.append(Missing(path=f"{name}.{path}", location=held.location))
+            found.append(Missing(path=f"{name}.{path}", location=held.location, held=held))
     return tuple(found)
+
+
+Carried = list[tuple[str, str, Any]]
+"""Of each object by its path: an attribute, and a copy of its value."""
+
+
+def take(thing: Any, missing: tuple[Missing, ...], shared: tuple[Any, ...]) -> Carried:
+    """Copy the attributes that hold what is missing, but for what may be meant to start anew.
+
+    Args:
+        thing: The model, or what has a state of its own.
+        missing: What may belong to it.
+        shared: Objects that the copies refer to as they are: the model, its tensors.
+
+    Raises:
+        Exception: Something cannot be copied.
+    """
+    wanted = {(id(m.held.owner), m.held.attribute) for m in missing if not m.restarts}
+    memo = {id(one): one for one in shared}
+    return [
+        (owner.path, name, copy.deepcopy(value, memo))
+        for owner in Contents(thing).objects
+        for name, value in vars(owner.value).items()
+        if (id(owner.value), name) in wanted and not is_generator(value)
+    ]
+
+
+def give(thing: Any, carried: Carried) -> None:
+    """Give the counterpart of an object what :func:`take` copied."""
+    owners = {owner.path: owner.value for owner in Contents(thing).objects}
+    for path, name, value in carried:
+        if path in owners:
+            vars(owners[path])[name] = value

@@ -131,7 +131,7 @@ def resumed(subject: Subject) -> Iterator[Finding]:
     found = resume.measure(subject)
     if not found.differing:
         yield passed(
-            f"{found.steps} + {found.steps} steps are equal bit for bit; saved: "
+            f"{found.steps} + {found.further} steps are equal bit for bit; saved: "
             f"{', '.join(found.pieces)}"
         )
     elif found.iterators:

@@ -243,3 +243,84 @@ def test_a_model_of_tensors_alone_is_resumed_for_one_step():
     plain, hooked = made.stdout.splitlines()
     assert plain.startswith("1 + 1 steps")
     assert hooked.startswith("1 + 2 steps")  # a hook may keep what no checkpoint holds
+
+
+class Slow(torch.optim.SGD):
+    """Goes back to an average of its own in every fifth step; keeps it in its state, or beside it."""
+
+    def __init__(self, parameters: Any, saved: bool, matters: bool = True) -> None:
+        super().__init__(parameters, lr=0.3)
+        self.saved, self.matters = saved, matters
+        self.beside: dict[Any, torch.Tensor] = {}
+        self.taken = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        made = super().step(closure)
+        self.taken += 1
+        for p in self.param_groups[0]["params"]:
+            held = self.state[p] if self.saved else self.beside.setdefault(p, {})
+            count = self.state[p]["count"] = self.state[p].get("count", 0) + 1
+            held["mean"] = held.get("mean", torch.zeros_like(p)) * 0.9 + p * 0.1
+            if self.matters and count % 5 == 0:
+                p.copy_(held["mean"])
+        return made
+
+
+@pytest.mark.parametrize(
+    ("saved", "matters", "status"),
+    [(True, True, "passed"), (False, False, "passed"), (False, True, "violated")],
+)
+def test_what_an_optimizer_keeps_beside_its_state_may_matter_in_each_fifth_step(
+    saved: bool, matters: bool, status: str
+) -> None:
+    contract = Contract(
+        model=Net, batch=((torch.randn(8, 6),), torch.arange(8) % 3), loss=F.cross_entropy,
+        optimizer=lambda model: Slow(model.parameters(), saved, matters),
+    )  # fmt: skip
+    (found,) = contract.check(["resume"]).findings
+    assert found.status == status, str(found)
+    if status == "violated":
+        assert "optimizer.beside[0]['mean'] is not saved" in found.summary
+        assert "carried over too, the runs are equal" in found.because
+        assert "state[p]" in found.fix
+
+
+class Carrying(nn.Module):
+    """Carries a hidden state from step to step, and counts its calls; the rate of its noise may follow the count."""
+
+    def __init__(self, carries: bool, anneals: bool) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(6, 5), nn.Linear(5, 3)
+        self.carries, self.anneals = carries, anneals
+        self.hidden = torch.zeros(8, 5)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return self.head(self.cell(x))
+        self.calls += 1
+        hidden = self.cell(x, self.hidden if self.carries else None)
+        self.hidden = hidden.detach()
+        return self.head(hidden) / (self.calls if self.anneals else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("carries", "anneals", "status", "named"),
+    [
+        (False, False, "passed", ""),
+        (True, False, "suspicious", "model.hidden"),
+        (False, True, "violated", "model.calls is not saved"),
+    ],
+)
+def test_a_lost_count_decides_and_a_hidden_state_may_start_anew(
+    carries: bool, anneals: bool, status: str, named: str
+) -> None:
+    contract = Contract(
+        model=lambda: Carrying(carries, anneals),
+        batch=((torch.randn(8, 6),), torch.arange(8) % 3), loss=F.cross_entropy,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )  # fmt: skip
+    (found,) = contract.check(["resume"]).findings
+    assert found.status == status, str(found)
+    assert named in str(found)
