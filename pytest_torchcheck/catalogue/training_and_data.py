@@ -182,8 +182,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "collate-pairing",
-            "A collate function keeps every label with its sample, marks padding as "
-            "padding, and offsets indices so that none refers to another sample.",
+            "A collate function keeps every label with its sample, and every field of it, marks "
+            "padding as padding, and offsets indices so that none refers to another sample.",
             needs=("dataset",),
             cost="64 reads of each dataset",
             axes="once",

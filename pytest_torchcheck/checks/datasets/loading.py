@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_torchcheck.data import delivery, labels, order, randomness, validity
+from pytest_torchcheck.data.relations import dropped_fields as dropping
 from pytest_torchcheck.data.relations import graph_shifts as shifting
 from pytest_torchcheck.data.relations import kept_draws as keeping
 from pytest_torchcheck.data.relations import mask_lengths, pairing
@@ -41,6 +42,8 @@ def collate_pairing(subject: Subject) -> Iterator[Finding]:
             yield not_applicable(f"{part.prefix}the loader declares no collate function")
         elif found.errors:
             yield unreadable(found)
+        elif (lost := in_data(dropping.dropped_of, found)) is not None:
+            yield dropping.field_dropped(part, lost)
         else:
             made = pairing.pairing_of(found)
             if made is None:

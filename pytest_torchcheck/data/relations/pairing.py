@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -81,8 +81,8 @@ def pairing_of(survey: Survey) -> Pairing | None:
     if part.plan.collate_fn is None or len(chosen) < 4:
         return None
     try:
-        whole, again = (_collated(part, chosen, survey.seed) for _ in range(2))
-        alone = [_collated(part, [index], survey.seed) for index in chosen]
+        whole, again = (collated(part, chosen, survey.seed) for _ in range(2))
+        alone = [collated(part, [index], survey.seed) for index in chosen]
     except Exception:  # samples-valid and worker-delivery tell what a collate function raises
         return None
     if any(set(one) != set(whole) for one in alone):
@@ -93,7 +93,7 @@ def pairing_of(survey: Survey) -> Pairing | None:
     if shifted is not None:
         made = _line_of(part, chosen, survey.seed, shifts_watcher(shifted.shifts))
         return Pairing(path="", count=len(chosen), shifted=replace(shifted, made=made))
-    path = _label_path(whole)
+    path = label_path(whole)
     inputs = [name for name, value in whole.items() if name != path and len(value) == len(chosen)]
     rows = [
         [
@@ -119,7 +119,7 @@ def pairing_of(survey: Survey) -> Pairing | None:
     if not mixed:
         return Pairing(path=path, count=len(chosen), mask=mask)
     place, row = mixed[0]
-    moved, returned = _lines(part, chosen, survey.seed)
+    moved, returned = lines_like(part, chosen, survey.seed, _reorders)
     return Pairing(
         path=path,
         count=len(chosen),
@@ -178,10 +178,10 @@ def labels_mixed(part: Part, found: Pairing) -> Finding:
     )  # fmt: skip
 
 
-def _lines(
-    part: Part, indices: Sequence[int], seed: int
+def lines_like(
+    part: Part, indices: Sequence[int], seed: int, wanted: Callable[[ast.expr], bool]
 ) -> tuple[Location | None, Location | None]:
-    """Return the one line which the collate function runs that sorts, shuffles, flips or rolls something, and its return."""
+    """Return the one line which the collate function runs with such an expression, and its return."""
     ran: dict[tuple[str, int], CodeType] = {}
     returned: list[Location] = []
 
@@ -192,7 +192,7 @@ def _lines(
             returned[:] = [line_of(frame.f_code, line)]
         return False
 
-    _collated(
+    collated(
         part,
         indices,
         seed,
@@ -201,7 +201,7 @@ def _lines(
     found: dict[tuple[str, int], Location] = {}
     for file in {file for file, _ in ran}:
         for node in ast.walk(sources.tree_of(file) or ast.Module(body=[], type_ignores=[])):
-            if _reorders(node):
+            if isinstance(node, ast.expr) and wanted(node):
                 lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
                 code = next((ran[file, n] for n in lines if (file, n) in ran), None)
                 if code is not None:
@@ -217,11 +217,11 @@ def _line_of(part: Part, indices: Sequence[int], seed: int, watcher: Watcher) ->
         found.append(find_line(lambda: collate(samples), watcher))
         return {}
 
-    _collated(part, indices, seed, run)
+    collated(part, indices, seed, run)
     return found[0] if found else None
 
 
-def _reorders(node: ast.AST) -> TypeGuard[ast.expr]:
+def _reorders(node: ast.expr) -> bool:
     """Say whether an expression gives what it takes in another order: a call that does, or ``[::-1]``."""
     if isinstance(node, ast.Subscript):
         step = node.slice.step if isinstance(node.slice, ast.Slice) else None
@@ -231,7 +231,7 @@ def _reorders(node: ast.AST) -> TypeGuard[ast.expr]:
     return (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) in _REORDERING
 
 
-def _collated(
+def collated(
     part: Part, indices: Sequence[int], seed: int, run: Callable[..., Any] | None = None
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a batch of these samples by their path; ``run`` calls the collate function instead."""
@@ -247,7 +247,7 @@ def _collated(
             snapshot.restore()
 
 
-def _label_path(batch: dict[str, torch.Tensor]) -> str | None:
+def label_path(batch: dict[str, torch.Tensor]) -> str | None:
     """Return where the labels of a batch are: under a name that says so, or its last element."""
     whole = {n: t for n, t in batch.items() if not t.is_floating_point() and not t.is_complex()}
     named = [name for name in whole if any(word in name.lower() for word in _LABELS)]
