@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from ... import sources
+from ...explanation import listed
 from ...findings import Culprit, Finding
 from ...loop.closures import functions_of
 from ...record.tracing import find_line
@@ -42,11 +43,12 @@ class _Test:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unmet:
-    """Such a condition that no name meets, with the texts, and the parameters whose names have one as a part."""
+    """Such a condition that no name meets, or a few by chance (``met``), with the texts, and the parameters whose names have one as a part."""
 
     test: _Test
     texts: tuple[str, ...]
     names: tuple[str, ...]
+    met: tuple[str, ...]
     parts: Mapping[str, Tensor]
     others: tuple[Tensor, ...]
 
@@ -125,20 +127,40 @@ def _unmet(frame: FrameType, test: _Test) -> _Unmet | Literal["met"] | None:
         return None
     if not all(isinstance(t, str) for t in texts):
         return None
-    if any(name in given for name, _ in walked):
-        return "met"
+    met = {name for name, _ in walked if name in given}
     parts = {
         name: p
         for name, p in walked
         if p.requires_grad
+        and name not in met
         and any(f".{t.strip('.')}." in f".{name}." for t in texts if t.strip("."))
     }
-    others = tuple(p for name, p in walked if name not in parts)
+    # a whole name may be meant; one of several parameters of the same kind, and not its neighbours, is met by chance
+    kinds = {_kind(name) for name in parts}
+    if any(_kind(name) not in kinds or not _beside(name, parts) for name in met):
+        return "met"
+    others = tuple(p for name, p in walked if name not in parts and name not in met)
     if len(parts) < _LEAST or not others:
         return None
     return _Unmet(
-        test=test, texts=tuple(texts), names=tuple(n for n, _ in walked), parts=parts, others=others
+        test=test,
+        texts=tuple(texts),
+        names=tuple(n for n, _ in walked),
+        met=tuple(sorted(met)),
+        parts=parts,
+        others=others,
     )
+
+
+def _kind(name: str) -> str:
+    """Return the last two parts of a name, such as ``norm.weight``."""
+    return ".".join(name.split(".")[-2:])
+
+
+def _beside(name: str, parts: Mapping[str, Tensor]) -> bool:
+    """Say whether another parameter of the same module is among some, which are treated otherwise."""
+    owner = name.rpartition(".")[0]
+    return any(other.rpartition(".")[0] == owner for other in parts)
 
 
 def _told(unmet: list[_Unmet], named: Mapping[int, str]) -> Finding:
@@ -149,7 +171,8 @@ def _told(unmet: list[_Unmet], named: Mapping[int, str]) -> Finding:
     met = f"any(part in {test.variable} for part in {what})"
     return violated(
         "names-compared-whole",
-        f"{test.variable} in {what} is True for no parameter: it compares whole names, and "
+        f"{test.variable} in {what} is True for {listed(first.met, 2) + ' only' if first.met else 'no parameter'}: "
+        "it compares whole names, and "
         f"{names[0]} and {len(names) - 1} more only contain such a part",
         culprits=(
             *(
@@ -164,7 +187,7 @@ def _told(unmet: list[_Unmet], named: Mapping[int, str]) -> Finding:
             Culprit("parameter", names[0], "treated like the others"),
         ),
         location=test.location,
-        observed=f"0 of {len(first.names)} names are in "
+        observed=f"{len(first.met)} of {len(first.names)} names {'is' if len(first.met) == 1 else 'are'} in "
         f"({', '.join(map(repr, sorted(first.texts)[:4]))}); {len(names)} contain one of "
         "them",
         cause="`in` looks up the whole name in the collection, which holds parts of names",

@@ -124,3 +124,49 @@ def test_groups_that_hold_what_is_meant_are_no_finding(make):
 @pytest.mark.parametrize("make", [in_a_loop, in_a_lookup])
 def test_a_model_without_such_parts_is_no_finding(make):
     assert not findings(make, lambda: Net(bias=False))
+
+
+class Normed(nn.Module):
+    """A norm at the top whose name is also the end of the names of others."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.stem = nn.LayerNorm(4), nn.Linear(4, 4)
+        self.layers = nn.ModuleList(nn.ModuleDict({"norm": nn.LayerNorm(4)}) for _ in range(2))
+
+    def forward(self, x):
+        x = self.stem(self.norm(x))
+        for layer in self.layers:
+            x = x + layer["norm"](x).tanh()
+        return x
+
+
+def of_normed(excepted, *, parts=False):
+    def made(model):
+        named = list(model.named_parameters())
+        if parts:
+            others = [p for n, p in named if any(part in n for part in excepted)]
+            return adamw([p for n, p in named if all(part not in n for part in excepted)], others)
+        return adamw([p for n, p in named if n not in excepted], [p for n, p in named if n in excepted])  # fmt: skip
+
+    (found,) = (
+        Contract(model=Normed, batch=((torch.randn(3, 4),), None), optimizer=made)
+        .check(checks=["optimizer-coverage"])
+        .findings
+    )
+    return found
+
+
+def test_a_name_that_is_met_by_chance_among_others_of_its_kind_is_found():
+    found = of_normed(["bias", "norm.weight"])
+    assert found.code == "names-compared-whole"
+    assert "True for norm.weight only" in found.summary
+
+
+@pytest.mark.parametrize("excepted", [["norm.weight", "norm.bias"], ["stem.bias"], ["norm.weight"]])
+def test_whole_names_that_are_meant_pass(excepted):
+    assert of_normed(excepted).status == "passed"
+
+
+def test_parts_of_names_pass():
+    assert of_normed(["bias", "norm.weight"], parts=True).status == "passed"
