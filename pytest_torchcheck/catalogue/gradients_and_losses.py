@@ -234,6 +234,16 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
+        "losses.weights",
+        check(
+            "loss-weights",
+            "The terms of a loss keep their weights in a larger batch, and its elements theirs under a mask.",
+            needs=("loss",),
+            cost="1 F, shared; 5 backward passes through the loss only, up to 3 more for each mask",
+            axes="once",
+        ),
+    ),
+    *family(
         "losses.arguments",
         check(
             "loss-arguments",

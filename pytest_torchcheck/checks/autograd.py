@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_torchcheck.loop.recorder import trace_of
-
 from .. import sources
 from ..codes import gradients as explain
+from ..loop.recorder import trace_of
 from ..objects import trees
 from ..probes.gradient.provenance import find_stops
 from ..probes.gradient.structural_zeros import structural_zeros
@@ -93,8 +92,9 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
     if dead:
         _after_steps(subject, dead)
     in_step = _trained_in_step(subject, dead) if dead else set()
+    written = _written_by_step(subject, dead)
     lent = _in_live_memory(subject, dead)
-    for name in (*in_step, *lent):
+    for name in (*in_step, *written, *lent):
         dead.pop(name, None)
     elsewhere = unreached(subject, set(dead)) if dead else set()
     for name in elsewhere:
@@ -133,7 +133,13 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
             code="not-reached",
         )
     elif not alone and not none and not zero and not rounding and not untrained:
-        yield from _with_gradients(first, subject, total, shifts, in_step, lent, table)
+        held = {
+            "in the train_step only": in_step,
+            "through another on the same memory": lent,
+            "none: the train_step writes the values itself": written,
+            "none: a constant that cancels in the loss": shifts,
+        }
+        yield from _with_gradients(first, subject, total - len(shifts | written), held, table)
 
 
 def _redrawn(dead: dict[str, str], subject: Subject) -> None:
@@ -162,21 +168,24 @@ def _untrained(subject: Subject) -> list[tuple[str, nn.Parameter]]:
 def _with_gradients(
     first: Gradients,
     subject: Subject,
-    total: int,
-    shifts: set[str],
-    in_step: set[str],
-    lent: set[str],
+    live: int,
+    otherwise: Mapping[str, set[str]],
     table: dict[str, list[dict[str, Any]]],
 ) -> Iterator[Finding]:
-    """Report how many parameters have a gradient, and why the others need none."""
+    """Report how many parameters have a gradient, and how it is with the others.
+
+    Args:
+        first: The gradients of the base batch.
+        subject: The subject.
+        live: How many parameters have a gradient, those included that are promised to need none.
+        otherwise: Parameters by how they get one, or why they get none.
+        table: Evidence.
+    """
     promised = sum(_needs_none(subject, name) for name in first.stats)
-    told = f"{total - len(shifts) - promised} of {total} parameters have a gradient"
-    if in_step:
-        told += f"; {names_text(sorted(in_step))} in the train_step only"
-    if lent:
-        told += f"; {names_text(sorted(lent))} through another on the same memory"
-    if shifts:
-        told += f"; {names_text(sorted(shifts))} adds a constant that cancels in the loss"
+    told = f"{live - promised} of {len(first.stats)} parameters have a gradient"
+    for how, names in otherwise.items():
+        if names:
+            told += f"; {names_text(sorted(names))} {how}"
     if promised:
         told += f"; {promised} may lack one"
     frozen = [name for name in subject.named_parameters() if name not in first.stats]
@@ -219,6 +228,18 @@ def _trained_in_step(subject: Subject, dead: Mapping[str, str]) -> set[str]:
         touched = {name for event in trace_of(subject).backwards() for name in event.touched}
         found |= {name for name, kind in dead.items() if kind == "none" and name in touched}
     return found
+
+
+def _written_by_step(subject: Subject, dead: Mapping[str, str]) -> set[str]:
+    """Name the parameters that never get a gradient and change in the user's own step all the same.
+
+    No optimizer moves what has no gradient: the step writes the values itself. So do a target network and an
+    average of another's weights change.
+    """
+    if subject.contract.train_step is None:
+        return set()
+    moved = trajectory(subject).moved
+    return {name for name, kind in dead.items() if kind == "none" and moved.get(name, 0.0) > 0}
 
 
 def _in_live_memory(subject: Subject, dead: Mapping[str, str]) -> set[str]:

@@ -34,6 +34,9 @@ misplaced = One("diagnosis.loss.pairing:misplaced", "target-misplaced")
 order = One("diagnosis.loss.pairing:order", "pairs-mixed")
 self_counted = One("diagnosis.loss.pairing:self_counted", "self-counted", doubtful=True)
 
+mean_over_others = One("diagnosis.loss.weights:mean_over_others", "mean-over-others")
+mixed_reductions = One("diagnosis.loss.weights:mixed_reductions", "reductions-mixed")
+
 ignored = One("diagnosis.loss.targets:ignored", "targets-ignored", doubtful=True)
 not_finite = One("diagnosis.loss.targets:not_finite", "edge-targets-non-finite", doubtful=True)
 of_other_samples = One("diagnosis.loss.targets:of_other_samples", "target-of-another-sample")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,42 +11,17 @@ from ...explanation import listed
 from ...findings import Culprit, Finding
 from ...probes.numbers.finiteness import find_nonfinite
 from ...probes.recorded.operations import aligned, record
-from ...probes.recorded.watch import Op, Watch, name_of, tensors_in
 from ...runs.losses.consumption import loss_calls
 from ...verdicts import suspicious, violated
 from ..gradient.non_finite import evidence_of, remedy, writers
 from .consumed import loss_line
+from .divisors import Divisors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ...findings import Location, Status
     from ...probes.loss.slopes import LossOfOutput, Slopes
     from ...probes.recorded.operations import Trace
     from ...subject import Subject
-
-
-class _Divisors(Watch):
-    """Finds the first division of finite numbers by zero, and the operation that made the zero."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._makers: dict[int, tuple[torch.Tensor, Op]] = {}
-        self.found: Op | None = None
-
-    def after(
-        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
-    ) -> None:
-        """Keep who made each number; look at divisors."""
-        op = self.op(name_of(func))
-        if "div" in op.name.rpartition(".")[2] and len(args) > 1 and self.found is None:
-            by = args[1]
-            maker = self._makers.get(id(by))
-            if isinstance(by, torch.Tensor) and maker is not None and bool((by == 0).any()):
-                self.found = maker[1]
-        for tensor in tensors_in(result):
-            if tensor.dim() == 0 or "sum" in op.name:
-                self._makers[id(tensor)] = (tensor, op)
 
 
 def not_finite(
@@ -58,17 +33,18 @@ def not_finite(
         return case.run()[0]
 
     at = find_nonfinite(run)
-    divisors = _Divisors()
+    divisors = Divisors()
     with divisors:
         run()
     forward = not torch.isfinite(torch.tensor(found.value))
     cause, fix = remedy(at, forward=forward)
     divided = at is not None and "div" in at.op.name  # a zero elsewhere may be guarded
-    zero = divisors.found.location if divided and divisors.found is not None else None
+    maker = divisors.zero if divided else None
+    zero = maker.location if maker is not None else None
     place = zero or (at.location if at is not None else None) or loss_line(subject)
     culprits = [*writers(at), Culprit("loss", "loss", what, place)]
     if zero is not None:
-        name = sources.assigned_name(zero) or str(divisors.found)
+        name = sources.assigned_name(zero) or str(maker)
         culprits.insert(0, Culprit("tensor", name, "is 0", zero))
         cause = f"{name} is 0 here, and the loss is divided by it"
         fix = f"keep it above 0 on line {zero.line}: .clamp(min=1) for a count, + eps for a sum"

@@ -1,0 +1,71 @@
+"""Each element counts in a loss as much as the others do, in a batch of any size and under any mask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...codes import loss as explain
+from ...probes.loss.weights import Reductions, crowding, reductions
+from ...subject.errors import SubjectError
+from ...verdicts import inconclusive, not_applicable, passed
+from .targets import loss_of_output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...findings import Finding
+    from ...subject import Subject
+
+
+def loss_weights(subject: Subject) -> Iterator[Finding]:
+    """Repeat the batch two, three and five times; count one element more in each mask among the targets.
+
+    The loss is called with one output of the model, and its gradient by this output is compared.
+    Averaged terms give all copies of a sample together the gradient that it had alone, summed ones give it
+    to each copy. Both in one loss are a violation: the weight of one term beside the other depends on the
+    size of the batch. A mask is a target of zeros and ones that says which elements have a gradient. If the elements that
+    counted count for more once another one does, the mean is taken over the others.
+    """
+    loss = loss_of_output(subject)
+    if isinstance(loss, str):
+        yield not_applicable(loss)
+        return
+    axis, symbol = subject.contract.batch_dim, subject.source.batch_symbol
+    size = 0 if axis is None or symbol is None else loss.samples(axis)
+    if axis is None or symbol is None or not size or loss.batch.sizes.get(symbol) != size:
+        yield not_applicable("the outputs do not have one entry for each sample")
+        return
+    base, again = loss.slopes(), loss.slopes()
+    if base is None or again is None or not base.finite or base.value != again.value:
+        yield inconclusive("the loss has no finite gradient that repeats with the same seed")
+        return
+    try:
+        found = reductions(loss, base, axis, size)
+    except SubjectError:
+        found = None  # batch-sizes judges what is refused
+    if found is not None and found.averaged and found.summed:
+        yield explain.mixed_reductions(subject, loss, found, axis, size)
+        return
+    axes, tried = subject.source.axes(symbol), 0
+    for path, target in loss.targets().items():
+        if path in axes and not target.is_complex():
+            count, wrong = crowding(loss, base, path, target, axes[path])
+            tried += count
+            if wrong is not None:
+                yield explain.mean_over_others(subject, loss, wrong)
+                return
+    if found is None and not tried:
+        yield not_applicable("the loss relates samples to each other, and there is no mask")
+        return
+    yield passed(_told(found, tried))
+
+
+def _told(found: Reductions | None, tried: int) -> str:
+    """Say what was seen of a sound loss."""
+    said = []
+    if found is not None:
+        kind = "averaged" if found.averaged else "summed"
+        said.append(f"every term is {kind} over the samples, in batches of up to five copies")
+    if tried:
+        said.append(f"no element counts for more when another one does ({tried} tried)")
+    return "; ".join(said)

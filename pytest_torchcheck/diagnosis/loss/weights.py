@@ -1,0 +1,127 @@
+"""Losses in which elements count for what they should not, explained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import sources
+from ...explanation import listed
+from ...findings import Culprit, Finding
+from ...probes.recorded.watch import Op, Watch, name_of, tensors_in
+from ...text.wording import counted
+from ...verdicts import violated
+from .consumed import loss_line
+from .divisors import Divisors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...probes.loss.slopes import LossOfOutput
+    from ...probes.loss.weights import Crowding, Reductions
+    from ...subject import Subject
+
+_CLOSE = 1e-3
+
+
+class _Made(Watch):
+    """Keeps what each operation of a loss made, with its graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[Op, torch.Tensor]] = []
+
+    def after(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
+    ) -> None:
+        """Keep results that have a gradient."""
+        op = self.op(name_of(func))
+        self.made += [(op, tensor) for tensor in tensors_in(result) if tensor.requires_grad]
+
+
+def mixed_reductions(
+    subject: Subject, loss: LossOfOutput, found: Reductions, axis: int, size: int
+) -> Finding:
+    """Explain a loss that averages one term over the samples and sums another."""
+    op = _summed_by(loss, loss.cut(torch.arange(size).repeat(2), axis))
+    place = (op.location if op is not None else None) or loss_line(subject)
+    name = str(op) if op is not None else "one term"
+    averaged, summed = (_outputs(paths) for paths in (found.averaged, found.summed))
+    return violated(
+        "reductions-mixed",
+        f"the loss averages {averaged} over the samples and sums {summed}"
+        if found.averaged != found.summed
+        else f"the loss adds a term that is summed over the samples to one that is averaged ({summed})",
+        culprits=[Culprit("loss", "loss", "mixed reductions", place)],
+        location=place,
+        observed=f"with every sample repeated, the gradient by {summed} doubles, and that by {averaged} stays"
+        if found.averaged != found.summed
+        else f"with every sample repeated, a part of the gradient by {summed} doubles, and the rest stays",
+        cause=f"{name} sums over the samples, and no division by their number follows",
+        because="only the number of samples was changed: each of them stands twice in the batch",
+        fix="average both terms over the samples, or sum both: reduce each sample's own dimensions first "
+        "(dim=), then take the mean over the batch",
+    )
+
+
+def _outputs(paths: tuple[str, ...]) -> str:
+    return listed(["the output" if path == "output" else path for path in paths])
+
+
+def _summed_by(loss: LossOfOutput, twice: LossOfOutput) -> Op | None:
+    """Return the operation that makes a sum over the samples which keeps its weight in the loss of twice as many."""
+    runs = []
+    for each in (loss, twice):
+        watch = _Made()
+        with watch:
+            value, _ = each.run()
+        made = [tensor for _, tensor in watch.made]
+        slopes = torch.autograd.grad(value, made, allow_unused=True) if made else ()
+        runs.append(list(zip(watch.made, slopes, strict=True)))
+    for ((op, one), slope), ((_, two), other) in zip(*runs, strict=False):
+        if slope is None or other is None or one.shape != two.shape or not bool(one.any()):
+            continue
+        doubled = torch.allclose(two, 2 * one, rtol=_CLOSE)
+        if doubled and bool(slope.any()) and torch.allclose(slope, other, rtol=_CLOSE):
+            return op
+    return None
+
+
+def mean_over_others(subject: Subject, loss: LossOfOutput, found: Crowding) -> Finding:
+    """Explain a masked mean that is divided by a number which falls as more elements count."""
+    op = _divisor(loss, found.others)
+    place = (op.location if op is not None else None) or loss_line(subject)
+    name = (sources.assigned_name(place) if place is not None else None) or "the divisor"
+    return violated(
+        "mean-over-others",
+        f"the more elements {found.path} lets count, the more each of them weighs in the loss",
+        culprits=[
+            Culprit("loss", "loss", "divided by the number of other elements", place),
+            Culprit("target", found.path, "says which elements count", place),
+        ],
+        location=place,
+        observed=f"with {found.path}{list(found.element)} counted too, the gradient of "
+        f"{counted(found.counted, 'element')} of sample {found.sample} that counted before grows by a factor of "
+        f"{found.factor:.4g}",
+        cause=f"{name} falls as more elements count"
+        if op is not None
+        else "the mean is not taken over the elements that count",
+        because="only this element of the mask was changed; the weight of an element in a mean falls with each other one, "
+        "and stays in a sum",
+        fix="divide by the number of elements that count: the sum of the mask that selects them",
+    )
+
+
+def _divisor(loss: LossOfOutput, others: LossOfOutput) -> Op | None:
+    """Return the operation that made the first divisor which is smaller with the other mask."""
+    runs = []
+    for each in (loss, others):
+        watch = Divisors()
+        with watch:
+            each.run()
+        runs.append(watch.divided)
+    for (by, maker), (other, _) in zip(*runs, strict=False):
+        if by.shape == other.shape and bool((other < by).any()):
+            return maker
+    return None

@@ -1,0 +1,216 @@
+"""How much each element of the output counts in a loss, when the batch is repeated and when a mask counts more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ...objects import trees
+from ...subject.errors import SubjectError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .slopes import LossOfOutput, Slopes
+
+_COPIES: Final = (2, 3, 5)
+"""A loss that is no sum of averaged and summed terms does not lie on one line at all of these."""
+_PART: Final = 1e-3
+"""A share of the gradient that is no rounding."""
+_OFF_LINE: Final = 1e-4
+"""How far from a line rounding can take a float32 gradient, as a share of it."""
+_ELEMENTS: Final = 3
+"""How many elements are counted in addition, one at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reductions:
+    """How the terms of a loss are reduced over the batch.
+
+    Attributes:
+        averaged: Outputs of which a term is averaged: the samples keep their share together.
+        summed: Outputs of which a term is summed: each sample keeps its weight in any batch.
+    """
+
+    averaged: tuple[str, ...]
+    summed: tuple[str, ...]
+
+
+def reductions(loss: LossOfOutput, base: Slopes, axis: int, size: int) -> Reductions | None:
+    """Repeat the batch, and see which gradients keep their sum over the copies, and which keep their size.
+
+    Args:
+        loss: Of the whole batch.
+        base: Its slopes.
+        axis: Where the samples stand in every output.
+        size: How many samples there are.
+
+    Returns:
+        None where the gradients follow neither rule nor a mixture of both: the loss relates samples
+        to each other.
+
+    Raises:
+        SubjectError: The loss refuses the repeated batch.
+    """
+    repeated = {}
+    for copies in _COPIES:
+        many = loss.cut(torch.arange(size).repeat(copies), axis).slopes()
+        if many is None or not many.finite:
+            return None
+        repeated[copies] = many.by_output
+    averaged, summed = [], []
+    for path, slope in base.by_output.items():
+        one = slope.double()
+        most = float(one.abs().max()) if one.numel() else 0.0
+        if most == 0.0:
+            continue
+        try:
+            sums = {n: _over_copies(found[path], axis, n) for n, found in repeated.items()}
+        except KeyError:
+            return None
+        last = _COPIES[-1]
+        # along the line through the first and the last: one + (copies - 1) * grows
+        grows = (sums[last] - one) / (last - 1)
+        growth = float(grows.abs().max())
+        rounding = _OFF_LINE * most + 0.02 * growth
+        if any(_apart(sums[n], one + (n - 1) * grows) > rounding for n in _COPIES):
+            return None
+        if growth > _PART * most:
+            summed.append(path)
+        if _apart(one, grows) > _PART * most:
+            averaged.append(path)
+    return Reductions(averaged=tuple(averaged), summed=tuple(summed))
+
+
+def _over_copies(slope: torch.Tensor, axis: int, copies: int) -> torch.Tensor:
+    return torch.stack(slope.double().chunk(copies, dim=axis)).sum(0)
+
+
+def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowding:
+    """A mask in which one element more adds to the weight of the others.
+
+    Attributes:
+        path: The mask's path in the batch.
+        element: Index of the element that was counted in addition.
+        sample: The sample whose other elements got a larger gradient.
+        counted: How many elements of that sample counted before.
+        factor: By how much their gradient grew.
+        others: The loss with the changed mask.
+    """
+
+    path: str
+    element: tuple[int, ...]
+    sample: int
+    counted: int
+    factor: float
+    others: LossOfOutput
+
+
+def crowding(
+    loss: LossOfOutput, base: Slopes, path: str, target: torch.Tensor, axis: int
+) -> tuple[int, Crowding | None]:
+    """Count one element more, and see whether those that counted before count for more than they did.
+
+    The weight of an element in a mean falls with every other one that counts, and stays in a sum.
+
+    Args:
+        loss: Of the whole batch.
+        base: Its slopes.
+        path: Of the mask, in the batch.
+        target: The mask: of zeros and ones, or bool.
+        axis: Where its samples stand.
+
+    Returns:
+        How many elements were tried, and the first that adds to the weight of others, if none takes from it.
+    """
+    tried, found = 0, None
+    for output, slope in base.by_output.items():
+        counts = _counted(slope, target)
+        if counts is None:
+            continue
+        for element in _uncounted(counts, axis):
+            changed = target.clone()
+            changed[element] = (
+                ~target[element] if target.dtype == torch.bool else 1 - target[element]
+            )
+            try:
+                other = loss.of(loss.with_targets(target, changed))
+                now = other.slopes()
+            except SubjectError:
+                continue
+            if now is None or not now.finite or output not in now.by_output:
+                continue
+            more = now.by_output[output]
+            if not bool(more[element].any()):
+                continue
+            factors = _factors(slope, more, counts, axis)
+            if factors is None:
+                return 0, None  # no weights: the elements compete, as in a softmax over them
+            tried += 1
+            sample = int(factors.argmax())
+            factor = float(factors[sample])
+            if factor < 1 - _PART:
+                return tried, None
+            if factor <= 1 + _PART:
+                continue  # a sum, or a divisor that is held above 0
+            among = int(counts.movedim(axis, 0)[sample].sum())
+            found = found or Crowding(
+                path=path,
+                element=element,
+                sample=sample,
+                counted=among,
+                factor=factor,
+                others=other,
+            )
+    return tried, found
+
+
+def _counted(slope: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None:
+    """Return which elements have a gradient, where a mask of zeros and ones says exactly that; bool."""
+    if slope.shape[: target.dim()] != target.shape or not target.dim():
+        return None
+    if not bool(((target == 0) | (target == 1)).all()):
+        return None
+    has = (
+        trees.dense(slope).flatten(target.dim()).ne(0).any(-1)
+        if slope.dim() > target.dim()
+        else slope.ne(0)
+    )
+    on = target == 1
+    fits = torch.equal(has, on) or torch.equal(has, ~on)
+    return has if fits and bool(has.any()) and not bool(has.all()) else None
+
+
+def _uncounted(counts: torch.Tensor, axis: int) -> Iterator[tuple[int, ...]]:
+    """Yield elements that do not count, each of another sample of which some do."""
+    rows = counts.movedim(axis, 0).reshape(counts.shape[axis], -1).any(1)
+    partly = rows if counts.dim() > 1 else torch.ones_like(rows)
+    shape = [-1 if dim == axis else 1 for dim in range(counts.dim())]
+    places = (~counts & partly.reshape(shape)).nonzero().tolist()
+    seen: set[int] = set()
+    for place in places:
+        if place[axis] not in seen and len(seen) < _ELEMENTS:
+            seen.add(place[axis])
+            yield tuple(place)
+
+
+def _factors(
+    slope: torch.Tensor, more: torch.Tensor, counts: torch.Tensor, axis: int
+) -> torch.Tensor | None:
+    """Return by what the gradient of the elements that counted was multiplied, ``[B]``; None where it turned."""
+    wide = counts.reshape(*counts.shape, *[1] * (slope.dim() - counts.dim())).expand_as(slope)
+    a, b = (
+        (t.double() * wide).movedim(axis, 0).reshape(counts.shape[axis], -1) for t in (slope, more)
+    )
+    size = (a * a).sum(1)
+    factors = (a * b).sum(1) / size.clamp(min=1e-300)
+    if _apart(b, factors[:, None] * a) > _OFF_LINE * float(a.abs().max()):
+        return None
+    return torch.where(size > 0, factors, 1.0)

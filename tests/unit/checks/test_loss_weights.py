@@ -1,0 +1,139 @@
+"""What each sample and each element counts in a loss: sound losses beside those in which one kind of terms outgrows the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract
+
+B, T, D = 7, 5, 4
+
+
+class Two(nn.Module):
+    """Returns a decoded input and what it was decoded from."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode = nn.Linear(6, D)
+        self.decode = nn.Linear(D, 6)
+
+    def forward(self, x):
+        code = self.encode(x)
+        return self.decode(code), code
+
+
+class Frames(nn.Module):
+    """Returns a vector for each frame."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, D)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def of_two(loss):
+    x = torch.randn(B, 6, generator=torch.Generator().manual_seed(1))
+    return Contract(model=Two, batch=((x,), x.clone()), loss=loss).check(["loss-weights"]).findings
+
+
+def of_frames(loss, dtype=torch.bool):
+    g = torch.Generator().manual_seed(2)
+    mask = (torch.rand(B, T, generator=g) < 0.5).to(dtype)
+    batch = ((torch.randn(B, T, 6, generator=g),), (torch.randn(B, T, D, generator=g), mask))
+    return Contract(model=Frames, batch=batch, loss=loss).check(["loss-weights"]).findings
+
+
+def other_views(code):
+    scores = (code @ code.T).masked_fill(torch.eye(len(code), dtype=torch.bool), -1e4)
+    return F.cross_entropy(scores, (torch.arange(len(code)) + 1) % len(code))
+
+
+SOUND = {
+    "averaged": lambda o, y: F.mse_loss(o[0], y) + o[1].pow(2).sum(1).mean(),
+    "summed": lambda o, y: F.mse_loss(o[0], y, reduction="sum") + o[1].pow(2).sum(),
+    "a share of the batch": lambda o, y: (
+        (F.mse_loss(o[0], y, reduction="sum") + o[1].abs().sum()) / len(y)
+    ),
+    "balance of use": lambda o, y: F.mse_loss(o[0], y) + o[1].softmax(1).mean(0).pow(2).sum(),
+    "contrast with the batch": lambda o, y: (
+        F.mse_loss(o[0], y) + F.cross_entropy(o[1] @ o[1].T, torch.arange(len(y)))
+    ),
+}
+RELATED = {
+    "a norm over the batch": lambda o, y: (o[0] - y).norm() + o[1].pow(2).mean(),
+    "other samples as negatives": lambda o, y: F.mse_loss(o[0], y) + other_views(o[1]),
+    "a sample's spread": lambda o, y: F.mse_loss(o[0], y) + (1 - o[1].std(0)).relu().mean(),
+    "covariances": lambda o, y: F.mse_loss(o[0], y) + torch.cov(o[1].T).pow(2).sum(),
+}
+
+
+@pytest.mark.parametrize("loss", SOUND.values(), ids=SOUND)
+def test_terms_of_one_reduction_pass(loss):
+    (finding,) = of_two(loss)
+    assert finding.status == "passed"
+
+
+@pytest.mark.parametrize("loss", RELATED.values(), ids=RELATED)
+def test_losses_that_relate_samples_are_not_judged(loss):
+    (finding,) = of_two(loss)
+    assert finding.status == "not-applicable"
+
+
+def test_a_sum_beside_a_mean_is_found_with_its_line():
+    def loss(output, y):
+        error = F.mse_loss(output[0], y)
+        sparsity = output[1].abs().sum()
+        return error + 0.1 * sparsity
+
+    (finding,) = of_two(loss)
+    assert finding.code == "reductions-mixed"
+    assert finding.location.text == "sparsity = output[1].abs().sum()"
+    assert "doubles" in finding.observed
+    assert "output[1]" in finding.observed
+
+
+def test_both_reductions_of_one_output_are_found():
+    (finding,) = of_two(lambda o, y: F.mse_loss(o[0], y) + 0.01 * (o[0] - y).pow(2).sum())
+    assert finding.code == "reductions-mixed"
+
+
+def each(output, targets):
+    return (output - targets[0]).pow(2).mean(-1)
+
+
+MASKED = {
+    "over all that count": lambda o, t: (each(o, t) * t[1]).sum() / t[1].sum(),
+    "by sample": lambda o, t: ((each(o, t) * t[1]).sum(1) / t[1].sum(1).clamp(min=1)).mean(),
+    "summed": lambda o, t: (each(o, t) * t[1]).sum(),
+    "over everything": lambda o, t: (each(o, t) * t[1]).mean(),
+    "labels": lambda o, t: F.binary_cross_entropy_with_logits(o.mean(-1), t[1].float()),
+    "softmax over what counts": lambda o, t: (
+        -(o.mean(-1).masked_fill(t[1] == 0, -1e9).log_softmax(1) * t[1]).sum() / t[1].sum()
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64])
+@pytest.mark.parametrize("loss", MASKED.values(), ids=MASKED)
+def test_masked_losses_pass(loss, dtype):
+    (finding,) = of_frames(loss, dtype)
+    assert finding.status == "passed"
+
+
+@pytest.mark.parametrize("by_sample", [False, True])
+def test_a_mean_over_the_others_is_found_with_its_line(by_sample):
+    def loss(output, targets):
+        error = each(output, targets) * ~targets[1]
+        hidden = targets[1].sum(1) if by_sample else targets[1].sum()
+        return (error.sum(1) / hidden.clamp(min=1)).mean() if by_sample else error.sum() / hidden
+
+    (finding,) = of_frames(loss)
+    assert finding.code == "mean-over-others"
+    line = "return (error" if by_sample else "hidden ="
+    assert finding.location.text.startswith(line)
+    assert any(culprit.kind == "loss" for culprit in finding.culprits)
