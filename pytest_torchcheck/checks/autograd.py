@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from .. import sources
 from ..codes import gradients as explain
-from ..loop.recorder import trace_of
 from ..objects import trees
 from ..probes.gradient.provenance import find_stops
 from ..probes.gradient.structural_zeros import structural_zeros
@@ -24,6 +23,7 @@ from ..runs.looks import (
     unreached,
 )
 from ..runs.losses.consumption import evidence
+from ..runs.training.otherwise import in_live_memory, trained_in_step, written_by_step
 from ..runs.training.steps import trajectory, untrainable
 from ..state import seed_everything
 from ..subject.gradients import Gradients, clear_gradients, gradient_stats
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from ..findings import Finding
     from ..probes.gradient.provenance import GraphCut
     from ..subject import Subject
+
+
+_BY_STEP: Final = "none: the train_step writes the values itself"
 
 
 def backward(subject: Subject) -> Iterator[Finding]:
@@ -91,11 +94,7 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
     _redrawn(dead, subject)
     if dead:
         _after_steps(subject, dead)
-    in_step = _trained_in_step(subject, dead) if dead else set()
-    written = _written_by_step(subject, dead)
-    lent = _in_live_memory(subject, dead)
-    for name in (*in_step, *written, *lent):
-        dead.pop(name, None)
+    otherwise = _moved_otherwise(subject, dead)
     elsewhere = unreached(subject, set(dead)) if dead else set()
     for name in elsewhere:
         dead.pop(name, None)
@@ -133,13 +132,22 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
             code="not-reached",
         )
     elif not alone and not none and not zero and not rounding and not untrained:
-        held = {
-            "in the train_step only": in_step,
-            "through another on the same memory": lent,
-            "none: the train_step writes the values itself": written,
-            "none: a constant that cancels in the loss": shifts,
-        }
-        yield from _with_gradients(first, subject, total - len(shifts | written), held, table)
+        otherwise["none: a constant that cancels in the loss"] = shifts
+        yield from _with_gradients(first, subject, otherwise, table)
+
+
+def _moved_otherwise(subject: Subject, dead: dict[str, str]) -> dict[str, set[str]]:
+    """Take out of ``dead`` what is moved all the same; return its names by what moves it."""
+    if not dead:
+        return {}
+    found = {
+        "in the train_step only": trained_in_step(subject, dead),
+        _BY_STEP: written_by_step(subject, dead),
+        "through another on the same memory": in_live_memory(subject, dead),
+    }
+    for name in set().union(*found.values()):
+        del dead[name]
+    return found
 
 
 def _redrawn(dead: dict[str, str], subject: Subject) -> None:
@@ -168,7 +176,6 @@ def _untrained(subject: Subject) -> list[tuple[str, nn.Parameter]]:
 def _with_gradients(
     first: Gradients,
     subject: Subject,
-    live: int,
     otherwise: Mapping[str, set[str]],
     table: dict[str, list[dict[str, Any]]],
 ) -> Iterator[Finding]:
@@ -177,12 +184,13 @@ def _with_gradients(
     Args:
         first: The gradients of the base batch.
         subject: The subject.
-        live: How many parameters have a gradient, those included that are promised to need none.
         otherwise: Parameters by how they get one, or why they get none.
         table: Evidence.
     """
     promised = sum(_needs_none(subject, name) for name in first.stats)
-    told = f"{live - promised} of {len(first.stats)} parameters have a gradient"
+    none = set().union(*(names for how, names in otherwise.items() if how.startswith("none")))
+    total = len(first.stats)
+    told = f"{total - promised - len(none)} of {total} parameters have a gradient"
     for how, names in otherwise.items():
         if names:
             told += f"; {names_text(sorted(names))} {how}"
@@ -213,53 +221,6 @@ def _is_to_train(subject: Subject) -> bool:
         and not all(_needs_none(subject, name) for name in parameters)
         and untrainable(subject)
     )
-
-
-def _trained_in_step(subject: Subject, dead: Mapping[str, str]) -> set[str]:
-    """Name the parameters without a gradient of the contract's loss that the user's own step gives one.
-
-    The discriminator of a GAN gets its gradient from a loss of its own. A gradient of None is
-    refuted by a backward pass that writes one, one that is zero by a step after which it is not.
-    """
-    if subject.contract.train_step is None:
-        return set()
-    found = set(dead) & trajectory(subject).live
-    if any(kind == "none" and name not in found for name, kind in dead.items()):
-        touched = {name for event in trace_of(subject).backwards() for name in event.touched}
-        found |= {name for name, kind in dead.items() if kind == "none" and name in touched}
-    return found
-
-
-def _written_by_step(subject: Subject, dead: Mapping[str, str]) -> set[str]:
-    """Name the parameters that never get a gradient and change in the user's own step all the same.
-
-    No optimizer moves what has no gradient: the step writes the values itself. So do a target network and an
-    average of another's weights change.
-    """
-    if subject.contract.train_step is None:
-        return set()
-    moved = trajectory(subject).moved
-    return {name for name, kind in dead.items() if kind == "none" and moved.get(name, 0.0) > 0}
-
-
-def _in_live_memory(subject: Subject, dead: Mapping[str, str]) -> set[str]:
-    """Name the parameters without a gradient whose whole memory is that of one with a gradient.
-
-    A parameter that wraps another one is a second one on the same memory: it moves as the other does.
-    """
-    if not dead:
-        return set()
-
-    def memory(parameter: torch.Tensor) -> tuple[object, ...]:
-        return trees.address(parameter), parameter.shape, parameter.stride()
-
-    parameters = subject.named_parameters()
-    live = {
-        memory(p)
-        for name, p in parameters.items()
-        if name not in dead and p.requires_grad and trees.address(p) is not None
-    }
-    return {name for name in dead if memory(parameters[name]) in live}
 
 
 def kind_of(kind: str) -> str:
