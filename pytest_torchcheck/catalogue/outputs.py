@@ -53,7 +53,7 @@ CHECKS: tuple[Check, ...] = (
             "eval-purity",
             "A forward in eval mode changes no parameter or buffer, and a second one gives the "
             "same output.",
-            cost="3 F, shared with inference-memory; 2 more only where one of them differs, or "
+            cost="3 F, shared with inference-memory; 2 more only where one of them differs, and 4 "
             "where a call retains tensors",
         ),
         check(

@@ -12,7 +12,7 @@ CHECKS: tuple[Check, ...] = (
             "A state_dict that is saved and loaded strictly into another instance restores the "
             "outputs.",
             cost="2 F and 1 FB, shared in part; 1 build of a factory; 3 F more where training "
-            "changes unsaved state",
+            "changes unsaved state, or an evaluation keeps something",
             axes="device",
         ),
         check(

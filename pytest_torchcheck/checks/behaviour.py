@@ -12,7 +12,7 @@ from ..objects import trees
 from ..objects.held import set_random_state
 from ..objects.modes import own_trains
 from ..runs.facts import copied, forward_facts, outputs
-from ..runs.remembering import remembered
+from ..runs.remembering import remembered, trained_otherwise
 from ..runs.repeats import differing_generators, moved_by_asking, moved_by_building
 from ..runs.training.observation import digests
 from ..runs.variants.woken import also_woken
@@ -63,7 +63,10 @@ def _determinism(subject: Subject) -> Iterator[Finding]:
 
 
 def eval_purity(subject: Subject) -> Iterator[Finding]:
-    """Run twice in eval mode without putting anything back in between, with another batch first where a call keeps something."""
+    """Run twice in eval mode without putting anything back in between, with another batch first where a call keeps something.
+
+    In training mode, a forward then gives the same before and after the evaluation of another batch too.
+    """
     seen = forward_facts(subject)
     if not seen.repeats:
         yield _impure(subject)
@@ -71,6 +74,9 @@ def eval_purity(subject: Subject) -> Iterator[Finding]:
     kept = [name for name in seen.keeps if not subject.is_promised("MayChange", name)]
     if kept and (moved := remembered(subject)):
         yield explain.remembers(subject, list(moved))
+        return
+    if kept and subject.has_modes and (moved := trained_otherwise(subject)):
+        yield explain.trains_otherwise(subject, list(moved))
         return
     yield passed(
         f"{seen.compared} parameters and buffers are bit-equal after an eval forward, and the "

@@ -14,6 +14,7 @@ from ..findings import Culprit, Finding
 from ..runs import copying, saving
 from ..runs.facts import forward_facts
 from ..runs.outputs import Outputs, expectations, gap, outputs_of, reference, unlike
+from ..runs.remembering import outlived
 from ..runs.saving import CheckpointError, perturb
 from ..runs.training.observation import observe
 from ..subject.errors import SubjectError
@@ -57,6 +58,9 @@ def state_dict_roundtrip(subject: Subject) -> Iterator[Finding]:
         yield from _in_place(subject, expected)
     yield from _growing(subject)
     yield from _unsaved_by_training(subject)
+    kept = [n for n in forward_facts(subject).keeps if not subject.is_promised("MayChange", n)]
+    if kept and forward_facts(subject).repeats and outlived(subject):
+        yield explain.stale_after_load(subject)
 
 
 def _unsaved_by_training(subject: Subject) -> Iterator[Finding]:

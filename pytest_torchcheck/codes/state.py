@@ -24,6 +24,7 @@ unregistered = One("diagnosis.stored.registration:unregistered", "module-hidden"
 explain_lost = One("diagnosis.stored.checkpoints:explain_lost", "state-lost", doubtful=True)
 
 drawn_anew = Each("diagnosis.stored.unsaved:drawn_anew", "state-lost")
+stale_after_load = One("diagnosis.outputs.modes:stale_after_load", "stale-after-load")
 lost_by_training = Maybe("diagnosis.stored.unsaved:lost_by_training", "state-unsaved")
 
 softmax_axis = One("diagnosis.lines.softmax_axes:softmax_axis", "softmax-axis")

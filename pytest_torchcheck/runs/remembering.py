@@ -13,6 +13,7 @@ from ..state import seed_everything
 from ..subject.errors import SubjectError
 from .facts import copied, forward_facts
 from .outputs import gap
+from .saving import perturb, saved_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -22,33 +23,102 @@ if TYPE_CHECKING:
     from ..subject import Subject
 
 
-def remembered(subject: Subject, forget: Collection[str] = ()) -> tuple[str, ...]:
+def trained_otherwise(subject: Subject, forget: Collection[str] = ()) -> tuple[str, ...]:
+    """Evaluate another batch, then run the base batch in training mode, as :func:`remembered` does.
+
+    Returns:
+        Nothing where a forward of the other batch in training mode changes the next one too: the model
+        carries something on from call to call, in either mode.
+    """
+    try:
+        found = remembered(subject, forget, then_train=True)
+        if not found or forget:
+            return found
+        return () if remembered(subject, first_train=True, then_train=True) else found
+    except SubjectError:
+        return ()  # the training forward raises, which other checks explain
+
+
+def remembered(
+    subject: Subject,
+    forget: Collection[str] = (),
+    *,
+    first_train: bool = False,
+    then_train: bool = False,
+) -> tuple[str, ...]:
     """Evaluate another batch of the same sizes, then the base batch, with nothing put back in between.
 
     Args:
         subject: Whose model.
         forget: Paths of attributes that are put back after the first of the two calls.
+        first_train: Whether the other batch runs in training mode.
+        then_train: Whether the base batch does.
 
     Returns:
         Paths of the outputs that are not those of the base batch alone; empty where the other batch
         cannot be run.
     """
-    wanted = forward_facts(subject).outputs
+    wanted = forward_facts(subject, train=then_train).outputs
     with subject.pristine() as model, torch.no_grad():
         before = {path: kept_value(model, path) for path in forget}
         try:
-            model.eval()
+            model.train(first_train)
             seed_everything(subject.seed + 1)
             subject.call(model, subject.batch(1).clone())
         except SubjectError:
             return ()
         for path, value in before.items():
             put_value(model, path, value)
+        model.train(then_train)
         seed_everything(subject.seed)
         again = copied(subject.call(model, subject.batch().clone()))
     if gap(again, wanted) is None:
         return ()
     return tuple(p for p, t in wanted.items() if p not in again or not trees.same(t, again[p]))
+
+
+def outlived(subject: Subject, forget: Collection[str] = ()) -> tuple[str, ...]:
+    """Evaluate with other weights, load what an evaluated model saves, and evaluate again: no call of ``train`` or ``eval`` between.
+
+    Returns:
+        Paths of the outputs that are not the saved model's, as :func:`remembered` says; empty where they
+        differ without an evaluation before the load too, or without other weights.
+    """
+    wanted = forward_facts(subject).outputs
+    with subject.pristine() as model, torch.no_grad():
+        model.eval()
+        _evaluate(subject, model)  # where it folds weights, both instances have folded them
+        saved = {
+            k: v.clone() if isinstance(v, torch.Tensor) else v
+            for k, v in model.state_dict().items()
+        }
+
+    def differ(*, changed: bool, used: bool) -> bool:
+        with subject.pristine(steps=True) as model, torch.no_grad():
+            model.eval()
+            if changed:
+                perturb(saved_tensors(model))
+            before = {path: kept_value(model, path) for path in forget}
+            if used:
+                _evaluate(subject, model)
+            model.load_state_dict(saved)
+            for path, value in before.items():
+                put_value(model, path, value)
+            return gap(_evaluate(subject, model), wanted) is not None
+
+    try:
+        found = differ(changed=True, used=True)
+        if found and not forget:
+            found = not differ(changed=True, used=False) and not differ(changed=False, used=True)
+    except (SubjectError, RuntimeError):  # other values that the model, or a load that it, refuses
+        return ()
+    return tuple(wanted) if found else ()
+
+
+def _evaluate(subject: Subject, model: nn.Module) -> dict[str, torch.Tensor]:
+    """Run the base batch in the mode that the model is in."""
+    seed_everything(subject.seed)
+    return copied(subject.call(model, subject.batch().clone()))
 
 
 def kept_value(model: nn.Module, path: str) -> Any:

@@ -10,7 +10,7 @@ from ... import sources
 from ...findings import Culprit, Finding
 from ...probes.perturbing import find_perturbations
 from ...runs.facts import forward_facts
-from ...runs.remembering import remembered
+from ...runs.remembering import outlived, remembered, trained_otherwise
 from ...runs.variants.settling import Quiet, quiet
 from ...state import seed_everything
 from ...text.wording import have, names_text
@@ -19,6 +19,8 @@ from . import eval_lines, places
 from .eval_lines import keeping_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...findings import Finding
     from ...probes.perturbing import Perturbation
     from ...subject import Subject
@@ -186,10 +188,7 @@ def remembers(subject: Subject, moved: list[str]) -> Finding:
     """Explain an output that depends on the batch that was evaluated before."""
     kept = forward_facts(subject).keeps
     guilty = next((name for name in kept[:_RESTORED] if not remembered(subject, [name])), "")
-    lines = {culprit.name: culprit for culprit in keeping_lines(subject)}
-    named = [lines[name] for name in ([guilty] if guilty else kept) if name in lines]
-    if guilty and not named:
-        named = [Culprit("tensor", guilty, "kept from one call to the next")]
+    named = _keepers(subject, [guilty] if guilty else kept)
     place = named[0].location if named else None
     what = guilty or names_text(list(kept))
     return violated(
@@ -208,3 +207,58 @@ def remembers(subject: Subject, moved: list[str]) -> Finding:
         "shape alone",
         evidence={"outputs": list(moved), "kept": list(kept)},
     )
+
+
+def trains_otherwise(subject: Subject, moved: list[str]) -> Finding:
+    """Explain a training forward that an evaluation before it changes."""
+    kept = list(forward_facts(subject).keeps)
+    alone = next(([n] for n in kept[:_RESTORED] if not trained_otherwise(subject, [n])), kept)
+    restored = len(alone) == 1 or not trained_otherwise(subject, kept)
+    named, what = _keepers(subject, alone), names_text(alone)
+    return violated(
+        "eval-remembers",
+        f"a training forward gives another {names_text(moved)} after an evaluation: {what} "
+        f"{'is' if len(alone) == 1 else 'are'} kept from it",
+        culprits=named or [Culprit("output", moved[0], "differs")],
+        location=(named[0].location if named else None)
+        or sources.of_object(type(subject.model).forward),
+        observed="weights, seed and batch are the same; an evaluation in between changes the outputs, a "
+        "training forward in between does not",
+        cause=f"a forward in eval mode sets {what}, and train() does not restore it",
+        because=f"with {what} restored after the evaluation, the training forward gives what it gave"
+        if restored
+        else f"an eval forward changes {what}",
+        fix="compute what depends on the mode in each call, in a local variable",
+        evidence={"outputs": list(moved), "kept": kept},
+    )
+
+
+def stale_after_load(subject: Subject) -> Finding:
+    """Explain outputs of earlier weights that a model gives after a load."""
+    kept = list(forward_facts(subject).keeps)
+    alone = next(([name] for name in kept[:_RESTORED] if not outlived(subject, [name])), kept)
+    named, what = _keepers(subject, alone), names_text(alone)
+    return violated(
+        "stale-after-load",
+        f"load_state_dict() leaves {what} of the weights before: the outputs are not the saved model's",
+        culprits=named,
+        location=(named[0].location if named else None)
+        or sources.of_object(type(subject.model).forward),
+        observed="in eval mode: a forward with other weights, load_state_dict(), and a forward that "
+        "differs from the saved model's",
+        cause=f"a forward in eval mode keeps {what}, and a load does not clear it",
+        because=f"with {what} cleared after the load, or without the forward before it, the outputs are equal"
+        if len(alone) == 1 or not outlived(subject, alone)
+        else "without the forward before the load, the outputs are equal",
+        fix=f"clear {what} in a hook: self.register_load_state_dict_post_hook",
+        evidence={"kept": kept},
+    )
+
+
+def _keepers(subject: Subject, names: Sequence[str]) -> list[Culprit]:
+    """Name attributes with the lines at which an eval forward binds or lengthens them."""
+    lines = {culprit.name: culprit for culprit in keeping_lines(subject)}
+    named = [lines[name] for name in names if name in lines]
+    if len(names) == 1 and not named:
+        return [Culprit("tensor", names[0], "kept from one call to the next")]
+    return named

@@ -89,3 +89,107 @@ def test_a_table_that_only_grows():
         loss=F.cross_entropy,
     )  # fmt: skip
     assert [f.status for f in made.check(checks=["eval-purity"]).findings] == ["passed"]
+
+
+class Modal(nn.Module):
+    """Something that a forward in eval mode leaves in an attribute: what decides training, or what does not."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 12), nn.Linear(12, 3)
+        self.how, self.rate, self.folded, self.seen = how, 0.5, None, 0
+        self.hidden = torch.zeros(1, 12)
+
+    def train(self, mode=True):
+        if self.how == "folded, and forgotten":
+            self.folded = None
+        return super().train(mode)
+
+    def forward(self, x):
+        h = self.body(x.mean(1))
+        if self.how == "rate":
+            self.rate = self.rate if self.training else 0.0
+            h = F.dropout(h, self.rate)
+        elif "folded" in self.how:
+            if not self.training and self.folded is None:
+                self.folded = 2 * self.head.weight
+            weight = self.head.weight if self.folded is None else self.folded
+            return F.linear(h, weight if self.training else 2 * self.head.weight)
+        elif self.how == "counted":
+            self.seen += 0 if self.training else len(x)
+        elif self.how == "carried":
+            h = (h + 0 * self.hidden).tanh() if not self.training else (h + self.hidden).tanh()
+            self.hidden = h.detach().mean(0, keepdim=True)
+        return self.head(h)
+
+
+@pytest.mark.parametrize(
+    ("how", "name", "line"),
+    [
+        ("rate", "rate", "self.rate = self.rate if self.training else 0.0"),
+        ("folded", "folded", "self.folded = 2 * self.head.weight"),
+    ],
+)
+def test_an_evaluation_that_changes_training(how, name, line):
+    (finding,) = told(lambda: Modal(how))
+    assert (finding.status, finding.code) == ("violated", "eval-remembers")
+    assert finding.summary.startswith("a training forward gives another output after an evaluation")
+    assert finding.culprits[0].name == name
+    assert line in finding.location.text
+    assert f"with {name} restored" in finding.because
+
+
+@pytest.mark.parametrize("how", ["plain", "folded, and forgotten", "counted", "carried"])
+def test_evaluations_that_leave_training_alone_and_states_that_are_carried_anyway(how):
+    assert not told(lambda: Modal(how))
+
+
+class Merged(nn.Module):
+    """Layers that make something of their weights for evaluation."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.base, self.low = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
+        self.how, self.inverse, self.merged, self.angles = how, None, False, None
+
+    def train(self, mode=True):
+        super().train(mode)
+        if self.how == "merged in place" and self.merged == mode:
+            with torch.no_grad():
+                self.base.weight.add_(self.low.weight, alpha=-1.0 if mode else 1.0)
+            self.merged = not mode
+        elif self.how != "kept for ever":
+            self.inverse = None
+        return self
+
+    def forward(self, x):
+        x = x.mean(1)
+        if self.how == "merged in place":
+            return self.base(x) if self.merged else self.base(x) + self.low(x)
+        if self.how == "positions":
+            self.angles = torch.arange(6.0).cos() if self.angles is None else self.angles
+            return self.base(x + self.angles)
+        if self.training:
+            return self.base(x) @ torch.linalg.inv(self.low.weight)
+        if self.inverse is None:
+            self.inverse = torch.linalg.inv(self.low.weight)
+        return self.base(x) @ self.inverse
+
+
+def loaded(how):
+    made = Contract(model=lambda: Merged(how), batch=((X,), Y), loss=F.cross_entropy)
+    return [
+        f for f in made.check(checks=["state-dict-roundtrip"]).findings if f.status == "violated"
+    ]
+
+
+@pytest.mark.parametrize("how", ["kept for ever", "kept until train"])
+def test_what_is_made_of_weights_outlives_a_load(how):
+    found = {f.code: f for f in loaded(how)}["stale-after-load"]
+    assert found.culprits[0].name == "inverse"
+    assert "self.inverse = torch.linalg.inv" in found.location.text
+
+
+@pytest.mark.parametrize("how", ["merged in place", "positions"])
+def test_weights_merged_for_evaluation_and_tables_of_positions_are_sound(how):
+    assert not loaded(how)
