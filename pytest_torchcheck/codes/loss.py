@@ -31,6 +31,7 @@ wrong_input = One(
 wrong_sign = One("diagnosis.loss.consumed:wrong_sign")
 
 misplaced = One("diagnosis.loss.pairing:misplaced", "target-misplaced")
+spread_over = One("diagnosis.loss.pairing:spread_over", "positions-share-targets")
 order = One("diagnosis.loss.pairing:order", "pairs-mixed")
 self_counted = One("diagnosis.loss.pairing:self_counted", "self-counted", doubtful=True)
 

@@ -52,7 +52,10 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
     for tensor in leaves.values():
         tensor.requires_grad_(True)
 
+    made_by = ""
+
     def slopes(targets: Any) -> dict[str, torch.Tensor] | None:
+        nonlocal made_by
         seed_everything(subject.seed)
         with torch.enable_grad():
             # a loss may write to its targets: it is given its own
@@ -60,6 +63,7 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
             loss = subject.compute_loss(output, given)
             if not loss.requires_grad or loss.dim():
                 return None
+            made_by = loss.grad_fn.name() if loss.grad_fn is not None else ""
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         return {p: trees.dense(g) for p, g in zip(leaves, found, strict=True) if g is not None}
 
@@ -73,6 +77,10 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
             ways = _reached(base[path], axes, own[name], path, leaves[path], batch, slopes)
             reached = ways[0]
             seen += len(reached)
+            # one term for each position: a criterion of class indices, and nothing after it
+            if made_by.startswith("NllLoss") and _along_lines(reached, own[name].shape, batch_dim):
+                yield explain.spread_over(subject, output, batch, path, name, reached)
+                return
             if len(reached) < 2 or any(
                 _one_distance(way, own[name].shape, batch_dim) for way in ways
             ):
@@ -185,6 +193,22 @@ def _one_distance(
             if len({*along, *backward}) <= 1 and batch_dim not in (*along, *backward):
                 return True
     return False
+
+
+def _along_lines(
+    reached: dict[Place, set[Place]], shape: torch.Size, batch_dim: int | None
+) -> bool:
+    """Say whether every changed target moves all positions of its own sample along some axis, and no other sample's."""
+    if batch_dim is None or len(reached) < 2:
+        return False
+    axes = [axis for axis, size in enumerate(shape) if axis != batch_dim and size > 2]
+    return all(
+        {item[batch_dim] for item in where} == {place[batch_dim]}
+        for place, where in reached.items()
+    ) and any(
+        all({item[axis] for item in where} == set(range(shape[axis])) for where in reached.values())
+        for axis in axes
+    )
 
 
 def _matched(subject: Subject, output: Any, batch: Batch, target: torch.Tensor) -> bool:

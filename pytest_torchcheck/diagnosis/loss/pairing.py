@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...findings import Culprit, Finding, Location
 from ...probes.loss.consumption import LossCall, LossWatch
+from ...probes.loss.slopes import LossOfOutput
 from ...state import seed_everything
 from ...verdicts import suspicious, violated
 from .consumed import loss_line
+from .targets import made_for_loss
 
 if TYPE_CHECKING:
+    from ...batches import Batch
     from ...subject import Subject
 
 _REORDERING = ("view", "reshape", "flatten", "transpose", "permute", "roll", "flip", "unflatten")
@@ -39,6 +42,33 @@ def misplaced(
         "target to the next",
         fix="move the class axis with movedim or transpose; view and reshape only keep the order "
         "of the elements",
+    )
+
+
+def spread_over(
+    subject: Subject,
+    output: Any,
+    batch: Batch,
+    path: str,
+    name: str,
+    reached: dict[tuple[int, ...], set[tuple[int, ...]]],
+) -> Finding:
+    """Explain a criterion by position in which a target decides the gradient of all positions of its sample."""
+    place = made_for_loss(subject, LossOfOutput(subject, output, batch), target_first=False)
+    at, where = next(iter(reached.items()))
+    return violated(
+        "positions-share-targets",
+        f"each of {name} changes the gradient of all positions of its sample",
+        culprits=[
+            Culprit("loss", "loss", "mixes positions", place),
+            Culprit("target", name, "affects other positions too", place),
+        ],
+        location=place,
+        observed=f"changing {name}{list(at)} changes the gradient of {path} at {len(where)} positions",
+        cause="outputs are averaged or normalised over positions before they are compared",
+        because="the loss is one call of a criterion that has a separate term for each position",
+        fix="normalise over the classes, and reduce after the criterion: check dim= of log_softmax, "
+        "mean and sum on this line",
     )
 
 

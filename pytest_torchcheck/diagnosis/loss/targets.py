@@ -60,7 +60,7 @@ def not_finite(
     )
 
 
-def _place(subject: Subject, loss: LossOfOutput, *, target_first: bool) -> Location | None:
+def made_for_loss(subject: Subject, loss: LossOfOutput, *, target_first: bool) -> Location | None:
     """Return the line that made what the loss function was given, else its call, else the loss's."""
     for call in loss_calls(subject, loss):
         made = [call.producer.op if call.producer is not None else None, call.target_op]
@@ -76,7 +76,7 @@ def unread(
     subject: Subject, loss: LossOfOutput, path: str, samples: list[int], total: int
 ) -> Finding:
     """Explain a loss over a part of the batch."""
-    place = _place(subject, loss, target_first=False)
+    place = made_for_loss(subject, loss, target_first=False)
     return violated(
         "target-unread",
         f"the loss never reads {path} of {len(samples)} of {total} samples",
@@ -105,7 +105,7 @@ def ignored(
         status: How sure it is that they should be read.
     """
     if loss is not None:
-        reader, place = "loss", _place(subject, loss, target_first=False)
+        reader, place = "loss", made_for_loss(subject, loss, target_first=False)
     else:
         own = subject.contract.train_step
         reader = "training step" if own is not None else "loss that the model computes"
@@ -136,7 +136,7 @@ def of_other_samples(
     subject: Subject, loss: LossOfOutput, path: str, pulls: dict[int, torch.Tensor]
 ) -> Finding:
     """Explain targets that meet the outputs of other samples."""
-    place = _place(subject, loss, target_first=True)
+    place = made_for_loss(subject, loss, target_first=True)
     shown = "; ".join(
         f"{path}[{sample}] changes the gradient of sample {int(moved.argmax())}"
         for sample, moved in list(pulls.items())[:3]
@@ -161,7 +161,7 @@ def shared(
     subject: Subject, loss: LossOfOutput, path: str, pulls: dict[int, torch.Tensor]
 ) -> Finding:
     """Explain a loss by sample in which a target decides the gradient of other samples too."""
-    place = _place(subject, loss, target_first=False)
+    place = made_for_loss(subject, loss, target_first=False)
     sample, moved = next(iter(pulls.items()))
     others = [n for n in (moved > 0).nonzero().flatten().tolist() if n != sample]
     return violated(
