@@ -27,6 +27,7 @@ from .searching import search as search
 from .syntax import assigned_name as assigned_name
 from .syntax import function_around as function_around
 from .syntax import names_read as names_read
+from .syntax import parsed as parsed
 from .syntax import statement as statement
 from .syntax import tree_of as tree_of
 from .syntax import uncalled as uncalled

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 from ..objects.weak import by_class
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from ..findings import Location
 from .locations import of_line
 from .owners import rank
+from .syntax import parsed
 
 
 def of_assignment(module: Any, name: str, *, plain: bool = False) -> Location | None:
@@ -56,11 +56,9 @@ def _assignments(cls: type, plain: bool) -> tuple[dict[str, int], dict[str, int]
     The first line counts; of a name that no ``__init__`` assigns as such, and that stands in one as
     a text, the line that registers under a name from a variable.
     """
-    try:
-        lines, start = inspect.getsourcelines(cls)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (TypeError, OSError, SyntaxError):
+    if (found_source := parsed(cls)) is None:
         return {}, {}
+    tree, _ = found_source
     body = next((node.body for node in tree.body if isinstance(node, ast.ClassDef)), [])
     first = next(
         (node for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__"),
@@ -79,10 +77,7 @@ def _assignments(cls: type, plain: bool) -> tuple[dict[str, int], dict[str, int]
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name) and node.value is not None
     }
-    return (
-        {name: start + line - 1 for name, line in found.items()},
-        {name: start + line - 1 for name, line in own.items()},
-    )
+    return found, own
 
 
 def _assigned(tree: ast.AST, calls: frozenset[str]) -> dict[str, int]:

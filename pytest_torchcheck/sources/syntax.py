@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import linecache
-from typing import TYPE_CHECKING, TypeVar
+import textwrap
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import deadline
 from .locations import of_line
@@ -49,6 +51,19 @@ def tree_of(filename: str) -> ast.Module | None:
     try:
         return ast.parse("".join(linecache.getlines(filename)))
     except SyntaxError:
+        return None
+
+
+def parsed(thing: Any) -> tuple[ast.Module, str] | None:
+    """Return the syntax tree of a class, a function or its code, with the line numbers of the file, and that file.
+
+    None where it has no source that can be parsed.
+    """
+    try:
+        lines, start = inspect.getsourcelines(thing)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+        return ast.increment_lineno(tree, max(start, 1) - 1), inspect.getsourcefile(thing) or ""
+    except (TypeError, OSError, SyntaxError):
         return None
 
 

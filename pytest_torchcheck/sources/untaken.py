@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import FrameType
+    from types import CodeType, FrameType
+
+from .syntax import parsed
 
 
 @functools.lru_cache(maxsize=1024)
@@ -44,28 +45,19 @@ def untaken_lines(function: Callable[..., Any] | type) -> frozenset[int]:
         value is None or isinstance(value, bool | int | float | str) for value in known.values()
     ):
         return frozenset()
-    lines, start, _ = source_of(plain.__code__)
-    try:
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except SyntaxError:
-        return frozenset()
-    return _untaken(tree, start, known)
+    return _untaken(plain.__code__, known)
 
 
 def untaken_in(frame: FrameType) -> frozenset[int]:
     """Return the lines of a running function in branches that its closure rules out; see :func:`untaken_lines`."""
     code = frame.f_code
-    try:
-        lines, start = inspect.getsourcelines(code)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (TypeError, OSError, SyntaxError):
+    return _untaken(code, {n: frame.f_locals[n] for n in code.co_freevars if n in frame.f_locals})
+
+
+def _untaken(code: CodeType, known: Mapping[str, Any]) -> frozenset[int]:
+    if (found := parsed(code)) is None:
         return frozenset()
-    return _untaken(
-        tree, start, {n: frame.f_locals[n] for n in code.co_freevars if n in frame.f_locals}
-    )
-
-
-def _untaken(tree: ast.Module, start: int, known: Mapping[str, Any]) -> frozenset[int]:
+    tree, _ = found
     stored = {
         node.id
         for node in ast.walk(tree)
@@ -87,7 +79,7 @@ def _untaken(tree: ast.Module, start: int, known: Mapping[str, Any]) -> frozense
             gone += _following(tree, node)
         for statement in gone:
             end = statement.end_lineno or statement.lineno
-            dead.update(range(start + statement.lineno - 1, start + end))
+            dead.update(range(statement.lineno, end + 1))
     return frozenset(dead)
 
 

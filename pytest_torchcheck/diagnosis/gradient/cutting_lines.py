@@ -173,7 +173,8 @@ def _built(
 ) -> tuple[Location, str] | None:
     """Return the line that builds a module with a value of an argument, or leaves it to that default, and how."""
     lines: dict[Location, str] = {}
-    for line, call in building_calls(model, name) if name else ():
+    for built in building_calls(model, name) if name else ():
+        line, call = built.scope.line(built.call), built.call
         given = given_argument(call, cls, argument)
         if given is None:
             starred = any(k.arg is None for k in call.keywords)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
@@ -71,35 +70,61 @@ class Origin:
     constant: bool
 
 
+class Scope(NamedTuple):
+    """A function of the user's, or a module of Python.
+
+    Attributes:
+        file: Its file.
+        name: Its qualified name; empty for a module.
+        tree: Its syntax tree.
+    """
+
+    file: str
+    name: str
+    tree: ast.AST
+
+    def line(self, node: ast.expr) -> Location:
+        """Return the line of an expression in it."""
+        return sources.of_line(self.file, node.lineno, self.name)
+
+
+class Built(NamedTuple):
+    """A call that builds a module, or one of several of which one does.
+
+    Attributes:
+        call: The call.
+        scope: The method that makes it.
+        path: Qualified name of the module whose method it is.
+        certain: Whether it is the very call of the module.
+    """
+
+    call: ast.Call
+    scope: Scope
+    path: str
+    certain: bool
+
+
 @by_class
-def _parsed(cls: type) -> tuple[str, int, ast.ClassDef] | None:
-    """Return file, line offset and syntax tree of a class of the user's, or None."""
-    try:
-        filename = inspect.getsourcefile(cls)
-        lines, start = inspect.getsourcelines(cls)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (TypeError, OSError, SyntaxError):
+def _parsed(cls: type) -> tuple[str, ast.ClassDef] | None:
+    """Return file and syntax tree of a class of the user's, or None."""
+    tree, filename = sources.parsed(cls) or (None, "")
+    if tree is None or not sources.rank(filename):
         return None
-    if filename is None or not sources.rank(filename):
-        return None
-    if not tree.body or not isinstance(tree.body[0], ast.ClassDef):
-        return None
-    return filename, max(start, 1) - 1, tree.body[0]
+    return (filename, tree.body[0]) if isinstance(tree.body[0], ast.ClassDef) else None
 
 
-def _functions(cls: type) -> Iterator[tuple[str, int, str, ast.FunctionDef]]:
-    """Yield file, offset, qualified name and tree of every method, the class's own ones first."""
+def _functions(cls: type) -> Iterator[Scope]:
+    """Yield every method, the class's own ones first."""
     for base in cls.__mro__:
-        found = _parsed(base)
-        if found is None:
+        if (found := _parsed(base)) is None:
             continue
-        filename, offset, tree = found
+        filename, tree = found
         for node in tree.body:
             if isinstance(node, ast.FunctionDef):
-                yield filename, offset, f"{base.__qualname__}.{node.name}", node
+                yield Scope(filename, f"{base.__qualname__}.{node.name}", node)
 
 
-def _assigned_values(function: ast.FunctionDef, name: str) -> Iterator[ast.expr]:
+def _assigned_values(function: ast.AST, name: str) -> Iterator[ast.expr]:
     for node in ast.walk(function):
         targets: list[ast.expr] = []
         value: ast.expr | None = None
@@ -112,7 +137,7 @@ def _assigned_values(function: ast.FunctionDef, name: str) -> Iterator[ast.expr]
                 yield value
 
 
-def _calls(value: ast.AST, class_name: str) -> list[ast.Call]:
+def calls_of(value: ast.AST, class_name: str) -> list[ast.Call]:
     """Return the calls of a class inside an expression or a file, in the order of the source."""
     found = []
     for node in ast.walk(value):
@@ -127,8 +152,8 @@ def _calls(value: ast.AST, class_name: str) -> list[ast.Call]:
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
 
-def _argument(call: ast.Call, cls: type, name: str) -> ast.expr | None:
-    """Return the expression that a constructor call gives to the argument ``name``."""
+def given_argument(call: ast.Call, cls: type, name: str) -> ast.expr | None:
+    """Return the expression that a constructor call gives to an argument; None where it gives none."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
@@ -159,15 +184,12 @@ def _default(function: ast.FunctionDef, name: str) -> ast.expr | None:
     return None
 
 
-def _parameters(function: ast.FunctionDef) -> set[str]:
+def parameters(function: ast.FunctionDef) -> set[str]:
+    """Return the names of a function's parameters, without ``self``."""
     arguments = function.args
     return {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)} - {
         "self"
     }
-
-
-def _line(filename: str, offset: int, function: str, node: ast.expr) -> Location:
-    return sources.of_line(filename, offset + node.lineno, function)
 
 
 def _owners(model: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
@@ -209,78 +231,83 @@ def size_origin(
     argument = argument or SIZE_ARGUMENTS.get(type(module).__name__, "")
     if not argument:
         return None
-    return _trace(model, name, type(module), argument, value)
+    return _trace(model, name, argument, value)
+
+
+def building_calls(model: nn.Module, name: str) -> Iterator[Built]:
+    """Yield the calls of which one builds the module ``name``: several where its attribute is assigned in branches."""
+    owners, _ = _written_in(_owners(model, name))
+    if not owners:
+        return
+    attribute, owner = owners[-1]
+    path = ".".join(part for part, _ in owners[:-1])
+    module = model.get_submodule(name)
+    for scope in _functions(type(owner)):
+        for expression in _assigned_values(scope.tree, attribute):
+            its = _call_of(expression, module, getattr(owner, attribute, None))
+            for call in calls_of(expression, type(module).__name__) if its is None else [its]:
+                yield Built(call, scope, path, its is not None)
+
+
+def given_to(model: nn.Module, name: str, argument: str) -> Iterator[tuple[ast.expr, Scope, str]]:
+    """Yield what the calls that build a module give to an argument, where they stand, and the owner's name."""
+    cls = type(model.get_submodule(name))
+    for built in building_calls(model, name):
+        given = given_argument(built.call, cls, argument)
+        if given is not None:
+            yield given, built.scope, built.path
 
 
 def _trace(
-    model: nn.Module, name: str, cls: type, argument: str, value: int | None, depth: int = 8
+    model: nn.Module, name: str, argument: str, value: int | None, depth: int = 8
 ) -> Origin | None:
     if depth == 0:
         return None
-    owners, _ = _written_in(_owners(model, name))
-    if not owners:
-        return None
-    attribute, owner = owners[-1]
-    owner_name = ".".join(part for part, _ in owners[:-1])
     origins = []
-    for filename, offset, function_name, function in _functions(type(owner)):
-        for expression in _assigned_values(function, attribute):
-            held = getattr(owner, attribute, None)
-            its = _call_of(expression, model.get_submodule(name), held)
-            for call in _calls(expression, cls.__name__) if its is None else [its]:
-                given = _argument(call, cls, argument)
-                if given is None:
-                    continue
-                place = _line(filename, offset, function_name, given)
-                origin = Origin(
-                    location=place,
-                    expression=ast.unparse(given),
-                    argument=argument,
-                    constant=isinstance(given, ast.Constant),
-                )
-                if isinstance(given, ast.Name) and given.id in _parameters(function):
-                    origin = (
-                        _handed_down(
-                            model,
-                            owner_name,
-                            owner,
-                            function,
-                            filename,
-                            offset,
-                            given.id,
-                            value,
-                            depth,
-                        )
-                        or origin
-                    )
-                origins.append(origin)
+    for given, scope, owner in given_to(model, name, argument):
+        origin: Origin | None = None
+        function = scope.tree
+        if (
+            isinstance(given, ast.Name)
+            and isinstance(function, ast.FunctionDef)
+            and given.id in parameters(function)
+        ):
+            origin = _handed_down(model, owner, scope, function, given.id, value, depth)
+        origins.append(origin or _origin(scope, given, argument))
     says = [o for o in origins if value is not None and o.constant and o.expression == str(value)]
     open_ones = [o for o in origins if not o.constant]
     return next(iter(says or open_ones or (origins if value is None else [])), None)
 
 
+def _origin(scope: Scope, given: ast.expr, argument: str) -> Origin:
+    return Origin(
+        location=scope.line(given),
+        expression=ast.unparse(given),
+        argument=argument,
+        constant=isinstance(given, ast.Constant),
+    )
+
+
 def _handed_down(
-    model: nn.Module, owner_name: str, owner: nn.Module, function: ast.FunctionDef, filename: str,
-    offset: int, parameter: str, value: int | None, depth: int,
-) -> Origin | None:  # fmt: skip
+    model: nn.Module,
+    owner: str,
+    scope: Scope,
+    function: ast.FunctionDef,
+    parameter: str,
+    value: int | None,
+    depth: int,
+) -> Origin | None:
     """Follow a constructor's argument to the call that gave it, or to its default."""
     if function.name != "__init__":
         return None
-    if owner_name and (
-        found := _trace(model, owner_name, type(owner), parameter, value, depth - 1)
-    ):
+    if owner and (found := _trace(model, owner, parameter, value, depth - 1)):
         return found
     default = _default(function, parameter)
     if default is None or (
         value is not None and isinstance(default, ast.Constant) and default.value != value
     ):
         return None
-    return Origin(
-        location=_line(filename, offset, f"{type(owner).__qualname__}.__init__", default),
-        expression=ast.unparse(default),
-        argument=parameter,
-        constant=isinstance(default, ast.Constant),
-    )
+    return _origin(scope, default, parameter)
 
 
 def _has_source(cls: type) -> bool:
@@ -292,39 +319,14 @@ def building_line(model: nn.Module | None, name: str) -> Location | None:
     if model is None or not name:
         return None
     try:
-        module = model.get_submodule(name)
+        model.get_submodule(name)
     except AttributeError:
         return sources.of_parameter(model, name)
-    owners, inside = _written_in(_owners(model, name))
-    if inside and owners:
-        attribute, owner = owners[-1]
-        for filename, offset, function_name, function in _functions(type(owner)):
-            for expression in _assigned_values(function, attribute):
-                call = _call_of(expression, module, getattr(owner, attribute))
-                if call is not None:
-                    return _line(filename, offset, function_name, call)
+    if _written_in(_owners(model, name))[1]:
+        for built in building_calls(model, name):
+            if built.certain:
+                return built.scope.line(built.call)
     return sources.of_parameter(model, name)
-
-
-def building_calls(model: nn.Module, name: str) -> list[tuple[Location, ast.Call]]:
-    """Return the calls, each with its line, of which one builds the module ``name``: several where its attribute is assigned in branches."""
-    owners, _ = _written_in(_owners(model, name))
-    if not owners:
-        return []
-    attribute, owner = owners[-1]
-    module = model.get_submodule(name)
-    found = []
-    for filename, offset, function_name, function in _functions(type(owner)):
-        for expression in _assigned_values(function, attribute):
-            its = _call_of(expression, module, getattr(owner, attribute, None))
-            calls = _calls(expression, type(module).__name__) if its is None else [its]
-            found += [(_line(filename, offset, function_name, call), call) for call in calls]
-    return found
-
-
-def given_argument(call: ast.Call, cls: type, name: str) -> ast.expr | None:
-    """Return the expression that a constructor call gives to an argument; None where it gives none."""
-    return _argument(call, cls, name)
 
 
 def _written_in(owners: list[tuple[str, nn.Module]]) -> tuple[list[tuple[str, nn.Module]], bool]:
@@ -348,7 +350,7 @@ def _call_of(expression: ast.expr, module: nn.Module, held: object) -> ast.Call 
         held: What the expression gives: the module itself, or the container that holds it.
     """
     name = type(module).__name__
-    calls = _calls(expression, name)
+    calls = calls_of(expression, name)
     inside = held.modules() if isinstance(held, nn.Module) else ()
     same = [one for one in inside if type(one).__name__ == name]
     place = next((i for i, one in enumerate(same) if one is module), None)

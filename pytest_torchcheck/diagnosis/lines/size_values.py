@@ -15,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ... import sources
-from . import layer_sizes as building
+from .layer_sizes import SIZE_ARGUMENTS, Scope, calls_of, given_argument, given_to, parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 _MOST = 2
 _DEPTH = 6
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
-_Scope = tuple[str, int, str, ast.AST]
-"""File, offset of its lines, name and tree of a function (or of a module)."""
 
 
 def value_lines(
@@ -49,8 +47,8 @@ def value_lines(
         module = model.get_submodule(name)
     except AttributeError:
         return ()
-    argument = argument or building.SIZE_ARGUMENTS.get(type(module).__name__, "")
-    given = list(_given(model, name, type(module), argument)) if argument else []
+    argument = argument or SIZE_ARGUMENTS.get(type(module).__name__, "")
+    given = list(given_to(model, name, argument)) if argument else []
     if len(given) != 1:
         return ()
     found: dict[tuple[str, int], Location] = {}
@@ -59,29 +57,10 @@ def value_lines(
     return tuple(found.values()) if len(found) <= _MOST else ()
 
 
-def _given(
-    model: nn.Module, name: str, cls: type, argument: str
-) -> Iterator[tuple[ast.expr, _Scope, str]]:
-    """Yield what the constructor of the owner gives to an argument, with the scope and the owner's name."""
-    owners, _ = building._written_in(building._owners(model, name))
-    if not owners:
-        return
-    attribute, owner = owners[-1]
-    owner_name = ".".join(part for part, _ in owners[:-1])
-    for filename, offset, qualname, function in building._functions(type(owner)):
-        for expression in building._assigned_values(function, attribute):
-            held = getattr(owner, attribute, None)
-            its = building._call_of(expression, model.get_submodule(name), held)
-            for call in building._calls(expression, cls.__name__) if its is None else [its]:
-                given = building._argument(call, cls, argument)
-                if given is not None:
-                    yield given, (filename, offset, qualname, function), owner_name
-
-
 def _followed(
     model: nn.Module,
     expression: ast.expr,
-    scope: _Scope,
+    scope: Scope,
     owner: str | None,
     *,
     depth: int,
@@ -100,40 +79,36 @@ def _followed(
     found: list[Location] = []
     if depth == 0:
         return found
-    filename, offset, qualname, tree = scope
+    tree = scope.tree
     size = size if isinstance(expression, ast.Name) else None
     for name in dict.fromkeys(_names(expression)):
         values = _assigned(tree, name, expression.lineno)
         if values:
             for value in values:
-                if size is not None and _number(value, filename) not in (None, size):
+                if size is not None and _number(value, scope.file) not in (None, size):
                     continue
                 deeper = (
                     _followed(model, value, scope, owner, depth=depth - 1, size=size)
                     if owner is not None
                     else []
                 )
-                found += [building._line(filename, offset, qualname, value), *deeper]
+                found += [scope.line(value), *deeper]
             continue
         if (
             owner is None
             or not isinstance(tree, ast.FunctionDef)
-            or name not in building._parameters(tree)
+            or name not in parameters(tree)
             or tree.name != "__init__"
         ):
             continue
-        if owner:
-            handed = list(_given(model, owner, type(model.get_submodule(owner)), name))
-        else:
-            handed = list(_built(type(model), name))
+        handed = list(given_to(model, owner, name) if owner else _built(type(model), name))
         if len(handed) == 1:
             given, outer, above = handed[0]
             deeper = _followed(
                 model, given, outer, above if owner else None, depth=depth - 1, size=size
             )
-            here = building._line(outer[0], outer[1], outer[2], given)
             # a name that is handed on says nothing of the value; what is computed or written there does
-            found += deeper or ([] if isinstance(given, ast.Name) else [here])
+            found += deeper or ([] if isinstance(given, ast.Name) else [outer.line(given)])
     return found
 
 
@@ -166,7 +141,7 @@ def _number(expression: ast.expr, filename: str) -> int | None:
     return None
 
 
-def _built(cls: type, argument: str) -> Iterator[tuple[ast.expr, _Scope, str]]:
+def _built(cls: type, argument: str) -> Iterator[tuple[ast.expr, Scope, str]]:
     """Yield what the calls of a class, outside of it and in its own file, give to an argument."""
     try:
         filename = inspect.getsourcefile(cls)
@@ -176,13 +151,13 @@ def _built(cls: type, argument: str) -> Iterator[tuple[ast.expr, _Scope, str]]:
     if filename is None or tree is None or not sources.rank(filename):
         return
     scopes = [tree, *(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))]
-    for call in building._calls(tree, cls.__name__):
-        given = building._argument(call, cls, argument)
+    for call in calls_of(tree, cls.__name__):
+        given = given_argument(call, cls, argument)
         around = [s for s in scopes if not isinstance(s, ast.FunctionDef) or _within(call, s)]
         if given is not None:
             scope = around[-1]
             name = scope.name if isinstance(scope, ast.FunctionDef) else ""
-            yield given, (filename, 0, name, scope), ""
+            yield given, Scope(filename, name, scope), ""
 
 
 def _within(node: ast.expr, function: ast.FunctionDef) -> bool:

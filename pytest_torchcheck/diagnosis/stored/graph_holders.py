@@ -7,8 +7,6 @@ that a function closes over, and the globals that it names.
 from __future__ import annotations
 
 import ast
-import inspect
-import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -156,14 +154,9 @@ def _in_object(
 
 def calls_in_code(code: CodeType, name: str) -> list[Location]:
     """Return the lines of a function that call ``name`` as it is written: ``memory.enqueue``."""
-    try:
-        lines, start = inspect.getsourcelines(code)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):
-        return []
     return [
-        sources.of_line(code.co_filename, start + node.lineno - 1, getattr(code, "co_qualname", ""))
-        for node in ast.walk(tree)
+        _line(code, node.lineno)
+        for node in ast.walk(_tree(code))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == name
     ]
 
@@ -228,18 +221,11 @@ def _assignments(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, int]]:
 
 def assignment_in_code(code: CodeType, name: str) -> tuple[str, Location] | None:
     """Return the target and line in a function that assigns ``name`` (or what holds it) a tensor with a graph."""
-    try:
-        lines, start = inspect.getsourcelines(code)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    wanted = name
+    tree, wanted = _tree(code), name
     while wanted:
         for target, value, line in _assignments(tree):
             if ast.unparse(target) == wanted and not _drops_graph(value):
-                return wanted, sources.of_line(
-                    code.co_filename, start + line - 1, getattr(code, "co_qualname", "")
-                )
+                return wanted, _line(code, line)
         if "[" not in wanted:
             return None
         wanted = wanted.rpartition("[")[0]
@@ -267,23 +253,24 @@ def kept_attributes(model: nn.Module | None) -> tuple[Holder, ...]:
         code = getattr(function, "__code__", None)
         if code is None or sources.rank(code.co_filename) == 0:
             continue
-        try:
-            lines, start = inspect.getsourcelines(code)
-            tree = ast.parse(textwrap.dedent("".join(lines)))
-        except (OSError, TypeError, SyntaxError):
-            continue
-        for target, value, line in _assignments(tree):
+        for target, value, line in _assignments(_tree(code)):
             if (
                 isinstance(target, ast.Attribute)
                 and isinstance(target.value, ast.Name)
                 and target.value.id == "self"
             ) and not _drops_graph(value):
                 name = f"{path}.{target.attr}" if path else target.attr
-                place = sources.of_line(
-                    code.co_filename, start + line - 1, getattr(code, "co_qualname", "")
-                )
-                found.append(Holder(name=name, root=name, grad_fn="", location=place))
+                found.append(Holder(name=name, root=name, grad_fn="", location=_line(code, line)))
     return _each_once(found)
+
+
+def _tree(code: CodeType) -> ast.AST:
+    """Return the syntax tree of a function; an empty one where it has no source."""
+    return (sources.parsed(code) or (ast.Module([], []), ""))[0]
+
+
+def _line(code: CodeType, line: int) -> Location:
+    return sources.of_line(code.co_filename, line, getattr(code, "co_qualname", ""))
 
 
 def _each_once(found: list[Holder]) -> tuple[Holder, ...]:
@@ -303,11 +290,7 @@ def kept_variables(frames: list[FrameType]) -> tuple[Holder, ...]:
         code = frame.f_code
         if not sources.rank(code.co_filename):
             continue
-        try:
-            lines, start = inspect.getsourcelines(code)
-            tree = ast.parse(textwrap.dedent("".join(lines)))
-        except (OSError, TypeError, SyntaxError):
-            continue
+        tree = _tree(code)
         outliving = {
             *code.co_freevars,
             *(name for name in code.co_names if name in frame.f_globals),
@@ -325,8 +308,5 @@ def kept_variables(frames: list[FrameType]) -> tuple[Holder, ...]:
         for target, value, line in _assignments(tree):
             name = ast.unparse(target)
             if _root_name(target) in outliving and name in read and not _drops_graph(value):
-                place = sources.of_line(
-                    code.co_filename, start + line - 1, getattr(code, "co_qualname", "")
-                )
-                found.append(Holder(name=name, root=name, grad_fn="", location=place))
+                found.append(Holder(name=name, root=name, grad_fn="", location=_line(code, line)))
     return _each_once(found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -68,32 +67,19 @@ def find_repetition(owner: Any, attribute: str) -> Repeated | None:
     )
     fallback: Repeated | None = None
     for thing in things:
-        parsed = _parse(thing)
-        if parsed is None:
+        tree, filename = sources.parsed(thing) or (None, "")
+        if tree is None or not sources.rank(filename):
             continue
-        tree, filename, offset = parsed
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign | ast.AnnAssign | ast.Return) and node.value is not None:
                 inside = _is_assignment(node, attribute)
-                for found in _repetitions(node.value, filename, offset):
+                for found in _repetitions(node.value, filename):
                     if inside:
                         return found
                     fallback = fallback or found
             elif isinstance(node, ast.Expr):
-                fallback = fallback or next(_repetitions(node.value, filename, offset), None)
+                fallback = fallback or next(_repetitions(node.value, filename), None)
     return fallback
-
-
-def _parse(thing: Any) -> tuple[ast.AST, str, int] | None:
-    try:
-        filename = inspect.getsourcefile(thing)
-        lines, start = inspect.getsourcelines(thing)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (TypeError, OSError, SyntaxError):
-        return None
-    if filename is None or not sources.rank(filename):
-        return None
-    return tree, filename, max(start, 1) - 1
 
 
 def _is_assignment(node: ast.Assign | ast.AnnAssign | ast.Return, attribute: str) -> bool:
@@ -103,12 +89,12 @@ def _is_assignment(node: ast.Assign | ast.AnnAssign | ast.Return, attribute: str
     return any(isinstance(t, ast.Attribute) and t.attr == attribute for t in targets)
 
 
-def _repetitions(value: ast.expr, filename: str, offset: int) -> Iterator[Repeated]:
+def _repetitions(value: ast.expr, filename: str) -> Iterator[Repeated]:
     for node in ast.walk(value):
         made = _multiplied(node) or _comprehension(node)
         if made is not None:
             kind, fix = made
-            location = sources.of_line(filename, offset + node.lineno, "")  # type: ignore[attr-defined]
+            location = sources.of_line(filename, node.lineno)  # type: ignore[attr-defined]
             yield Repeated(kind=kind, location=location, fix=fix)
 
 

@@ -6,10 +6,8 @@ import ast
 import copy
 import inspect
 import re
-import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -18,6 +16,7 @@ from ... import sources
 from ...explanation import listed, on_line
 from ...findings import Culprit, Finding
 from ...objects import trees
+from ...objects.weak import by_class
 from ...runs.outputs import gap, outputs_of
 from ...runs.pieces import Piece, per_sample, pieces, plain
 from ...state import seed_everything
@@ -320,9 +319,6 @@ def _exchange(model: nn.Module, piece: Piece) -> bool:
     return False
 
 
-_CONSTRUCTORS: WeakKeyDictionary[type, tuple[str, int, ast.AST] | None] = WeakKeyDictionary()
-
-
 def draws_at_random(owner: nn.Module, key: str) -> Location | None:
     """Return the line of a constructor that draws an attribute's value, or None.
 
@@ -332,37 +328,24 @@ def draws_at_random(owner: nn.Module, key: str) -> Location | None:
         known = _constructor(cls)
         if known is None:
             continue
-        filename, offset, tree = known
+        tree, filename = known
         made = list(_making(tree, key))
         for node in made:
             if _RANDOM.search(ast.unparse(node)):
-                return sources.of_line(
-                    filename, offset + node.lineno, f"{cls.__qualname__}.__init__"
-                )
+                return sources.of_line(filename, node.lineno, f"{cls.__qualname__}.__init__")
         if made:
             return None  # the most derived constructor that makes it has the last word
     return None
 
 
-def _constructor(cls: type) -> tuple[str, int, ast.AST] | None:
-    """Return file, line offset and syntax tree of the ``__init__`` of a user's class that draws without a seed."""
-    if cls not in _CONSTRUCTORS:
-        _CONSTRUCTORS[cls] = _parse_constructor(cls)
-    return _CONSTRUCTORS[cls]
-
-
-def _parse_constructor(cls: type) -> tuple[str, int, ast.AST] | None:
+@by_class
+def _constructor(cls: type) -> tuple[ast.Module, str] | None:
+    """Return the syntax tree and file of the ``__init__`` of a user's class that draws without a seed."""
     init = vars(cls).get("__init__")
     if not inspect.isfunction(init) or not sources.rank(init.__code__.co_filename):
         return None
-    try:
-        lines, start = inspect.getsourcelines(init)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    if _SEEDED.search("".join(lines)):
-        return None
-    return init.__code__.co_filename, max(start, 1) - 1, tree
+    found = sources.parsed(init)
+    return None if found is None or _SEEDED.search(inspect.getsource(init)) else found
 
 
 def _making(tree: ast.AST, key: str) -> Iterator[ast.stmt]:

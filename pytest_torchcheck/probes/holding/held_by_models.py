@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 import re
-import textwrap
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -259,13 +257,10 @@ def given_to_init(model: nn.Module, name: str) -> bool:
 def _given(cls: type) -> frozenset[str]:
     """Return the attributes that a class's own ``__init__`` assigns from its arguments."""
     init = vars(cls).get("__init__")
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(init))) if init is not None else None
-    except (OSError, TypeError, SyntaxError):
+    tree, _ = (sources.parsed(init) if init is not None else None) or (None, "")
+    function = tree.body[0] if tree is not None else None
+    if not isinstance(function, ast.FunctionDef):
         return frozenset()
-    if tree is None or not isinstance(tree.body[0], ast.FunctionDef):
-        return frozenset()
-    function = tree.body[0]
     arguments = function.args
     names = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     names -= {a.arg for a in function.args.args[:1]}
