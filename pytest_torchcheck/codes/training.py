@@ -24,7 +24,6 @@ stepped_each = One("loop.explain_equivalences:stepped_each", "accumulation-missi
 stepped_early = Maybe("loop.explain_equivalences:stepped_early", "accumulation-early")
 
 made_in_file = Explainer[Location | None]("data.explaining.declared_lines:made_in_file")
-holds = Explainer[bool]("diagnosis.lines.assigned:holds")
 making = Explainer[Any]("diagnosis.training.making:making")
 optimizer_line = Explainer[Location | None]("diagnosis.training.optimizers:optimizer_line")
 used_up_near = Explainer[list[Any]]("diagnosis.training.used_up_iterators:used_up_near")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.codes.training import holds
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -97,15 +96,14 @@ def iterator_lines(filename: str, name: str, given: Any) -> tuple[Location | Non
     """
     code = _code_of(given)
     file, line = (code.co_filename, code.co_firstlineno) if code is not None else (filename, 0)
-    tree = sources.tree_of(file)
     kind = type(given).__name__
     scopes = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
     made: list[tuple[ast.AST, ast.Assign, frozenset[str]]] = []
-    for scope in (n for n in (ast.walk(tree) if tree is not None else ()) if isinstance(n, scopes)):
+    for scope in (n for n in sources.nodes(file) if isinstance(n, scopes)):
         assigned = [n for n in _own_nodes(scope) if isinstance(n, ast.Assign)]
         for node in assigned:
             names = _copies(node, assigned)
-            if _makes(node.value, kind) and (holds(node, line) if line else name in names):
+            if _makes(node.value, kind) and (sources.holds(node, line) if line else name in names):
                 made.append((scope, node, names))
     if len(made) != 1:
         return (sources.of_line(file, line) if line else None), None
@@ -144,12 +142,11 @@ def _code_of(given: Any) -> CodeType | None:
 
 def _stands_in(code: CodeType, kind: str) -> bool:
     """Say whether a lambda is written within the call of a filter or map that was given it."""
-    tree = sources.tree_of(code.co_filename)
     return any(
         isinstance(call, ast.Call)
         and ast.unparse(call.func) == kind
         and any(isinstance(a, ast.Lambda) and a.lineno == code.co_firstlineno for a in call.args)
-        for call in (ast.walk(tree) if tree is not None else ())
+        for call in sources.nodes(code.co_filename)
     )
 
 

@@ -24,9 +24,17 @@ from .searching import file_matches as file_matches
 from .searching import line_above as line_above
 from .searching import matches as matches
 from .searching import search as search
+from .syntax import FUNCTIONS as FUNCTIONS
+from .syntax import around as around
 from .syntax import assigned_name as assigned_name
+from .syntax import default_of as default_of
 from .syntax import function_around as function_around
+from .syntax import functions_around as functions_around
+from .syntax import holds as holds
 from .syntax import names_read as names_read
+from .syntax import nodes as nodes
+from .syntax import own_nodes as own_nodes
+from .syntax import parameters as parameters
 from .syntax import parsed as parsed
 from .syntax import statement as statement
 from .syntax import tree_of as tree_of

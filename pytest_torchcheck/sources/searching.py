@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ..findings import Location
 from .locations import of_line
-from .syntax import tree_of
+from .syntax import around
 from .untaken import source_of, untaken_lines
 
 
@@ -73,15 +73,10 @@ def line_above(place: Location, pattern: str, most: int = 20) -> Location | None
 
 def deciding_lines(place: Location) -> list[Location]:
     """Return the innermost ``if`` around a line, and the lines before it, in its function, that assign names of its condition."""
-    tree = tree_of(place.file)
-    around = [
-        node
-        for node in ast.walk(tree or ast.Module(body=[], type_ignores=[]))
-        if isinstance(node, ast.If) and node.lineno < place.line <= (node.end_lineno or 0)
-    ]
-    if not around:
+    tests = [node for node in around(place.file, place.line, ast.If) if node.lineno < place.line]
+    if not tests:
         return []
-    test = max(around, key=lambda node: node.lineno)
+    test = tests[-1]
     head = of_line(place.file, test.lineno, place.function)
     names = [node.id for node in ast.walk(test.test) if isinstance(node, ast.Name)]
     found = [head]

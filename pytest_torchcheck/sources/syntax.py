@@ -13,31 +13,27 @@ from .. import deadline
 from .locations import of_line
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..findings import Location
+
+    Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def assigned_name(place: Location) -> str:
     """Return the one variable or attribute that the statement at a place assigns to, or an empty string."""
-    tree = tree_of(place.file)
-    for node in ast.walk(tree) if tree is not None else ():
-        if (
-            isinstance(node, ast.Assign)
-            and node.lineno <= place.line <= (node.end_lineno or node.lineno)
-            and len(node.targets) == 1
-            and isinstance(node.targets[0], ast.Name | ast.Attribute)
-        ):
+    for node in around(place.file, place.line, ast.Assign):
+        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name | ast.Attribute):
             return ast.unparse(node.targets[0])
     return ""
 
 
 def uncalled(place: Location, method: str) -> Location | None:
     """Return a statement that names a method without calling it (``optimizer.zero_grad``), in the function around a line."""
-    tree = tree_of(place.file)
-    for function in ast.walk(tree) if tree is not None else ():
-        if not isinstance(function, ast.FunctionDef) or not function.lineno <= place.line <= (
-            function.end_lineno or 0
-        ):
-            continue
+    for function in around(place.file, place.line, ast.FunctionDef):
         for node in ast.walk(function):
             named = isinstance(node, ast.Expr) and isinstance(node.value, ast.Attribute)
             if named and node.value.attr == method:  # type: ignore[attr-defined]
@@ -67,27 +63,73 @@ def parsed(thing: Any) -> tuple[ast.Module, str] | None:
         return None
 
 
+def nodes(filename: str) -> Iterator[ast.AST]:
+    """Walk the syntax tree of a file; nothing where it cannot be parsed."""
+    tree = tree_of(filename)
+    return iter(()) if tree is None else ast.walk(tree)
+
+
+def holds(node: ast.AST, line: int) -> bool:
+    """Say whether a line is one of a statement's or expression's."""
+    first = getattr(node, "lineno", 0)
+    return first <= line <= (getattr(node, "end_lineno", None) or first)
+
+
+_Node = TypeVar("_Node", bound=ast.stmt | ast.expr)
+
+
+def around(filename: str, line: int, kind: type[_Node]) -> list[_Node]:
+    """Return the nodes of a kind that hold a line of a file, the outermost first."""
+    deadline.keep()
+    found = [node for node in nodes(filename) if isinstance(node, kind) and holds(node, line)]
+    return sorted(found, key=lambda node: node.lineno)
+
+
 def statement(filename: str, line: int) -> ast.stmt | None:
     """Return the innermost statement around a line of a file."""
-    return _innermost(filename, line, ast.stmt)
+    found = around(filename, line, ast.stmt)
+    last = max((node.lineno for node in found), default=0)
+    return next((node for node in found if node.lineno == last), None)
 
 
-def function_around(filename: str, line: int) -> ast.FunctionDef | None:
+def functions_around(filename: str, line: int) -> list[Function]:
+    """Return the functions around a line of a file, the innermost first."""
+    found = around(filename, line, ast.stmt)
+    return [node for node in reversed(found) if isinstance(node, FUNCTIONS)]
+
+
+def function_around(filename: str, line: int) -> Function | None:
     """Return the innermost function around a line of a file."""
-    return _innermost(filename, line, ast.FunctionDef)
+    return next(iter(functions_around(filename, line)), None)
 
 
-_Node = TypeVar("_Node", bound=ast.stmt)
+def parameters(function: ast.AST) -> list[str]:
+    """Return the names of a function's positional and keyword parameters; none for anything else."""
+    if not isinstance(function, FUNCTIONS):
+        return []
+    given = function.args
+    return [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
 
 
-def _innermost(filename: str, line: int, kind: type[_Node]) -> _Node | None:
-    deadline.keep()
-    around = [
-        node
-        for node in ast.walk(tree_of(filename) or ast.Module(body=[], type_ignores=[]))
-        if isinstance(node, kind) and node.lineno <= line <= (node.end_lineno or node.lineno)
+def default_of(function: Function, name: str) -> ast.expr | None:
+    """Return the expression that a parameter has by default; None where there is none."""
+    given = function.args
+    both = [*given.posonlyargs, *given.args]
+    pairs = [
+        *zip(both[len(both) - len(given.defaults) :], given.defaults, strict=True),
+        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
     ]
-    return max(around, key=lambda node: node.lineno, default=None)
+    return next((value for argument, value in pairs if argument.arg == name), None)
+
+
+def own_nodes(scope: ast.AST | None) -> Iterator[ast.AST]:
+    """Walk a scope in the order of the source, without what stands in the functions and classes within it."""
+    pending = [] if scope is None else list(ast.iter_child_nodes(scope))
+    while pending:
+        node = pending.pop(0)
+        yield node
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            pending = [*ast.iter_child_nodes(node), *pending]
 
 
 def names_read(filename: str, line: int) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import torch
 from ... import sources
 from ...findings import Culprit
 from ...probes.loss.consumption import is_criterion
-from ..lines.assigned import assigned, called, holds
+from ..lines.assigned import assigned
 from ..loss.target_origins import target_culprits
 
 if TYPE_CHECKING:
@@ -84,20 +84,15 @@ def criterion_culprits(place: Location | None, cls: str) -> tuple[Culprit, ...]:
         place: The line that calls it.
         cls: Its class, as :func:`criterion_of` says.
     """
-    tree = sources.tree_of(place.file) if place is not None and cls else None
-    if place is None or tree is None:
+    if place is None or not cls:
         return ()
-    for call in ast.walk(tree):
-        if (
-            not isinstance(call, ast.Call)
-            or not holds(call, place.line)
-            or isinstance(call.func, ast.Call)
-        ):
+    for call in sources.around(place.file, place.line, ast.Call):
+        if isinstance(call.func, ast.Call):
             continue
         name = ast.unparse(call.func)
         made = assigned(place, name, made=cls)
         if made is None or made.location.line == place.line:
             continue
-        if any(called(node) == cls for node in ast.walk(made.value)):
+        if any(sources.called(node) == cls for node in ast.walk(made.value)):
             return (Culprit("loss", cls, f"creates {name}", made.location),)
     return ()

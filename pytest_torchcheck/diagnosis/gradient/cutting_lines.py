@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from ... import sources
 from ...findings import Culprit
 from ..lines.layer_sizes import building_calls, given_argument, size_origin
-from ..lines.unread import enclosing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +65,14 @@ def _of_call(place: Location, lines: tuple[Location, ...]) -> Reason | None:
     culprits = [
         Culprit(
             "call",
-            next((sources.called(c) for c in _calls(line) if sources.called(c) in names), name),
+            next(
+                (
+                    sources.called(c)
+                    for c in sources.around(line.file, line.line, ast.Call)
+                    if sources.called(c) in names
+                ),
+                name,
+            ),
             "no return value here has a graph",
             line,
         )
@@ -99,7 +105,7 @@ class _Flag:
 
 def _flags(place: Location, kind: str) -> Iterator[_Flag]:
     """Yield the flags on which a line that cuts depends, the nearest first."""
-    function = enclosing(place)
+    function = sources.function_around(place.file, place.line)
     if function is None:
         return
     found: list[tuple[int, ast.expr, bool]] = []
@@ -122,7 +128,7 @@ def _flags(place: Location, kind: str) -> Iterator[_Flag]:
             found += [
                 (start, c.args[0], False) for c in parts if sources.called(c) == _OFF and c.args
             ]
-    arguments = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)} - {"self"}
+    arguments = {*sources.parameters(function)} - {"self"}
     for _, test, value in sorted(found, key=lambda entry: -entry[0]):
         yield from _named(test, value, arguments)
 
@@ -192,12 +198,15 @@ def _built(
 
 def _of_argument(place: Location, flag: _Flag, callers: tuple[Location, ...]) -> Reason | None:
     """Say which call gives the flag to the function, or leaves it to its default."""
-    function, name = enclosing(place), place.function.rpartition(".")[2]
+    function, name = (
+        sources.function_around(place.file, place.line),
+        place.function.rpartition(".")[2],
+    )
     if function is None:
         return None
     met: dict[Location, tuple[str, str]] = {}
     for line in callers:
-        for call in _calls(line):
+        for call in sources.around(line.file, line.line, ast.Call):
             given = next((k.value for k in call.keywords if k.arg == flag.name), None)
             left = sources.called(call) == name and _leaves_out(call, function, flag.name)
             its = sources.called(call) == name or name == "forward"
@@ -225,7 +234,7 @@ def _argument_of(cls: type, attribute: str) -> str:
     except (TypeError, ValueError):
         return ""
     line = sources.of_attribute(cls, attribute)
-    function = enclosing(line) if line is not None else None
+    function = sources.function_around(line.file, line.line) if line is not None else None
     for node in ast.walk(function) if function is not None and function.name == "__init__" else ():
         if not isinstance(node, ast.Assign):
             continue
@@ -247,13 +256,7 @@ def _default_of(cls: type, argument: str) -> object:
 
 def _default(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> object:
     """Return the constant that a parameter has by default; None where there is none."""
-    arguments = function.args
-    both = [*arguments.posonlyargs, *arguments.args]
-    pairs = [
-        *zip(both[len(both) - len(arguments.defaults) :], arguments.defaults, strict=True),
-        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
-    ]
-    value = next((v for a, v in pairs if a.arg == name), None)
+    value = sources.default_of(function, name)
     return value.value if isinstance(value, ast.Constant) else None
 
 
@@ -267,13 +270,3 @@ def _leaves_out(
     bound = isinstance(call.func, ast.Attribute) and names[:1] == ["self"]
     place = names.index(name) - bound if name in names else len(call.args)
     return len(call.args) <= place and not any(isinstance(a, ast.Starred) for a in call.args)
-
-
-def _calls(line: Location) -> list[ast.Call]:
-    """Return the calls that stand on a line, or around it."""
-    tree = sources.tree_of(line.file)
-    return [
-        n
-        for n in (ast.walk(tree) if tree is not None else ())
-        if isinstance(n, ast.Call) and n.lineno <= line.line <= (n.end_lineno or 0)
-    ]

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from ...findings import Location
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module | ast.ClassDef
 _DEPTH = 4
 
@@ -54,7 +53,7 @@ def assigned(
         return None
     line = place.line
     for _ in range(_DEPTH):
-        found = _one(tree, line, name, made, without)
+        found = _one(place.file, tree, line, name, made, without)
         if found is None:
             return None
         if not isinstance(found, ast.Name):
@@ -65,19 +64,14 @@ def assigned(
 
 
 def _one(
-    tree: ast.Module, line: int, name: str, made: str, without: frozenset[int]
+    file: str, tree: ast.Module, line: int, name: str, made: str, without: frozenset[int]
 ) -> ast.expr | None:
-    around: list[_Scope] = [
-        n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS) and holds(n, line)
-    ]
-    around.sort(key=lambda node: -getattr(node, "lineno", 0))
+    around: list[_Scope] = [*sources.functions_around(file, line)]
     if name.startswith("self."):
-        classes = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and holds(n, line)]
-        inner = max(classes, key=lambda node: node.lineno, default=None)
-        return (
-            None
-            if inner is None
-            else _chosen(list(_values(inner, name, without, deep=True)), made, without)
+        classes = sources.around(file, line, ast.ClassDef)[-1:]
+        return next(
+            (_chosen(list(_values(c, name, without, deep=True)), made, without) for c in classes),
+            None,
         )
     if not name.isidentifier():
         outer: _Scope = around[-1] if around else tree
@@ -90,21 +84,16 @@ def _one(
         ]
         if values:
             return _chosen(values, made, without)
-        if isinstance(scope, _FUNCTIONS) and name in _parameters(scope):
+        if name in _parameters(scope):
             return None
     return None
 
 
-def holds(node: ast.AST, line: int) -> bool:
-    """Say whether a line is one of a statement's or expression's."""
-    first = getattr(node, "lineno", 0)
-    return first <= line <= (getattr(node, "end_lineno", None) or first)
-
-
-def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    given = function.args
-    every = (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
-    return {a.arg for a in every if a is not None}
+def _parameters(scope: _Scope) -> set[str]:
+    stars = (
+        () if not isinstance(scope, sources.FUNCTIONS) else (scope.args.vararg, scope.args.kwarg)
+    )
+    return {*sources.parameters(scope), *(a.arg for a in stars if a is not None)}
 
 
 def _certain(node: ast.AST, without: frozenset[int]) -> list[ast.stmt]:
@@ -143,7 +132,7 @@ def _values(
                         for t, v in zip(target.elts, given, strict=True)
                         if v is not None and ast.unparse(t) == name
                     ]
-        if deep or not isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
+        if deep or not isinstance(node, (*sources.FUNCTIONS, ast.ClassDef, ast.Lambda)):
             sure = {id(child) for child in _certain(node, without)} if top else set()
             pending += [(id(child) in sure, child) for child in ast.iter_child_nodes(node)]
     found.sort(key=lambda item: (item[1].lineno, item[1].col_offset))
@@ -155,14 +144,11 @@ def _chosen(
 ) -> ast.expr | None:
     values = [(top, value) for top, value in values if value.lineno not in without]
     if made:
-        making = [item for item in values if any(called(n) == made for n in ast.walk(item[1]))]
+        making = [
+            item for item in values if any(sources.called(n) == made for n in ast.walk(item[1]))
+        ]
         values = making or values
     # one that stands in no branch overrides those above it
     last = max((i for i, (top, _) in enumerate(values) if top), default=0)
     values = values[last:]
     return values[0][1] if len(values) == 1 else None
-
-
-def called(node: ast.AST) -> str:
-    """Return the last name of what a call calls: ``BCELoss`` for ``nn.BCELoss()``; empty for no call."""
-    return ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ... import sources
 from ..loss.target_origins import helper_returns
-from .assigned import holds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,14 +49,16 @@ def deciding(place: Location, most: int = _MOST) -> tuple[Location, ...]:
 
 def _around(tree: ast.Module, line: int) -> ast.AST | None:
     """Return the innermost function around a line, or the module."""
-    functions = [n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS) and holds(n, line)]
+    functions = [n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS) and sources.holds(n, line)]
     return max(functions, key=lambda n: (n.lineno, n.col_offset), default=tree)
 
 
 def _read_by(scope: ast.AST, line: int) -> Iterator[ast.expr]:
     """Yield what the statement on a line assigns or is given, then the conditions and loops around it, inmost first."""
     around: list[ast.AST] = [
-        n for n in ast.walk(scope) if n is not scope and isinstance(n, ast.stmt) and holds(n, line)
+        n
+        for n in ast.walk(scope)
+        if n is not scope and isinstance(n, ast.stmt) and sources.holds(n, line)
     ]
     around.sort(key=lambda n: -n.lineno)  # type: ignore[attr-defined]
     for node in around:

@@ -171,27 +171,6 @@ def given_argument(call: ast.Call, cls: type, name: str) -> ast.expr | None:
     return None
 
 
-def _default(function: ast.FunctionDef, name: str) -> ast.expr | None:
-    arguments = function.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    with_default = positional[len(positional) - len(arguments.defaults) :]
-    for argument, default in zip(with_default, arguments.defaults, strict=True):
-        if argument.arg == name:
-            return default
-    for argument, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        if argument.arg == name:
-            return value
-    return None
-
-
-def parameters(function: ast.FunctionDef) -> set[str]:
-    """Return the names of a function's parameters, without ``self``."""
-    arguments = function.args
-    return {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)} - {
-        "self"
-    }
-
-
 def _owners(model: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
     """Return the modules on the way to ``name``, each with the attribute that leads on."""
     path: list[tuple[str, nn.Module]] = []
@@ -270,7 +249,7 @@ def _trace(
         if (
             isinstance(given, ast.Name)
             and isinstance(function, ast.FunctionDef)
-            and given.id in parameters(function)
+            and given.id in sources.parameters(function)
         ):
             origin = _handed_down(model, owner, scope, function, given.id, value, depth)
         origins.append(origin or _origin(scope, given, argument))
@@ -302,7 +281,7 @@ def _handed_down(
         return None
     if owner and (found := _trace(model, owner, parameter, value, depth - 1)):
         return found
-    default = _default(function, parameter)
+    default = sources.default_of(function, parameter)
     if default is None or (
         value is not None and isinstance(default, ast.Constant) and default.value != value
     ):

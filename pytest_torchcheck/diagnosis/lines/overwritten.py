@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ... import sources
 from ...record.tracing import find_line
-from .unread import bound_names, enclosing, leaves, reads
+from .unread import bound_names, leaves, reads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -59,7 +59,7 @@ def _anew(
     names: Iterable[str],
     run: Callable[[], object],
 ) -> tuple[str, Location | None]:
-    function = enclosing(place)
+    function = sources.function_around(place.file, place.line)
     if function is None:
         return "", None
     names = [name for name in names if not leaves(function, name)]
@@ -109,7 +109,7 @@ def _orders(
 
 def _pieces(place: Location) -> Iterator[_Piece]:
     """Iterate over what a function is made of, functions and classes within it left out."""
-    function = enclosing(place)
+    function = sources.function_around(place.file, place.line)
     pending: list[ast.AST] = [] if function is None else [function]
     while pending:
         node = pending.pop()

@@ -11,13 +11,10 @@ from ... import sources
 from ...record.tracing import find_line
 from .unread import (
     bound_names,
-    enclosing,
-    in_loop,
-    lines_of,
     lines_run,
+    located,
     names_of,
     running_after,
-    statements,
     target_of,
 )
 
@@ -41,11 +38,9 @@ def handed_on(
     functions to leave at most. No line where the variable is assigned anew before, or never handed
     on.
     """
-    function = enclosing(place)
-    every = statements(function) if function is not None else []
-    statement = next((s for s in every if place.line in lines_of(s)), None)
-    if function is None or statement is None or in_loop(function, statement):
+    if (found := located(place)) is None:
         return "", None
+    function, statement = found
     if isinstance(statement, ast.Return):
         above = _returned_to(place, function, run)
         if above is None or depth == 0:
@@ -89,11 +84,9 @@ def passed_by(
     past it. Reads of a shape or dtype do not count. Arguments as of
     :func:`~pytest_torchcheck.diagnosis.lines.unread.unread`.
     """
-    function = enclosing(place)
-    every = statements(function) if function is not None else []
-    statement = next((s for s in every if place.line in lines_of(s)), None)
-    if function is None or statement is None or in_loop(function, statement):
+    if (at := located(place)) is None:
         return [], None
+    function, statement = at
     after = running_after(function, statement, lines_run(place, function, run))
     own = _arguments(place, function) | set(bound_names(function))
     own &= _computed_with(statement)
@@ -110,11 +103,9 @@ def passed_by(
 
 def _arguments(place: Location, function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
     """Return the parameters of a function, without the object of a method."""
-    given = [*function.args.posonlyargs, *function.args.args]
-    tree = sources.tree_of(place.file)
-    classes = [n for n in ast.walk(tree or ast.Pass()) if isinstance(n, ast.ClassDef)]
+    classes = sources.around(place.file, place.line, ast.ClassDef)
     method = any(function in one.body for one in classes)
-    return frozenset(a.arg for a in (*given[method:], *function.args.kwonlyargs))
+    return frozenset(sources.parameters(function)[method:])
 
 
 def _computed_with(node: ast.AST) -> set[str]:

@@ -15,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ... import sources
-from .layer_sizes import SIZE_ARGUMENTS, Scope, calls_of, given_argument, given_to, parameters
+from .layer_sizes import SIZE_ARGUMENTS, Scope, calls_of, given_argument, given_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,7 @@ def _followed(
         if (
             owner is None
             or not isinstance(tree, ast.FunctionDef)
-            or name not in parameters(tree)
+            or name not in sources.parameters(tree)
             or tree.name != "__init__"
         ):
             continue
@@ -175,21 +175,13 @@ def _names(expression: ast.expr) -> Iterator[str]:
 def _assigned(tree: ast.AST, name: str, before: int) -> list[ast.expr]:
     """Return what is assigned to a variable of a scope above a line, not within functions or classes in it."""
     found: list[ast.expr] = []
-    pending = list(ast.iter_child_nodes(tree))
-    while pending:
-        node = pending.pop(0)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            continue
-        pending += list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.Assign) and node.lineno <= before:
+    for node in sources.own_nodes(tree):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
             targets = [t for target in node.targets for t in getattr(target, "elts", [target])]
-            if any(isinstance(t, ast.Name) and t.id == name for t in targets):
-                found.append(node.value)
-        elif (
-            isinstance(node, ast.AnnAssign)
-            and node.value is not None
-            and node.lineno <= before
-            and getattr(node.target, "id", "") == name
-        ):
-            found.append(node.value)
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        value = getattr(node, "value", None)
+        if value is not None and any(getattr(t, "id", "") == name for t in targets):
+            found += [value] if getattr(node, "lineno", 0) <= before else []
     return found

@@ -11,7 +11,7 @@ from ... import sources
 from ...record.tracing import find_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import FrameType
 
     from ...findings import Location
@@ -45,16 +45,9 @@ def unread(place: Location, run: Callable[[], object]) -> Unread | None:
         run: Runs it, to tell which of the function's lines do; others, as in a branch not taken, do
             not count.
     """
-    function = enclosing(place)
-    if function is None:
+    if (found := located(place)) is None or not (name := target_of(found[1])):
         return None
-    statement = next(
-        (s for s in statements(function) if s.lineno <= place.line <= (s.end_lineno or s.lineno)),
-        None,
-    )
-    name = target_of(statement)
-    if statement is None or not name or in_loop(function, statement):
-        return None
+    function, statement = found
     ran = lines_run(place, function, run)
     if (
         ran.isdisjoint(lines_of(statement))
@@ -92,12 +85,8 @@ def unread_values(place: Location, run: Callable[[], object]) -> str:
     ``values, indices = scores.topk(k)`` with ``values`` left unread. Arguments as of
     :func:`unread`; empty where it is read, or where the statement is no such one.
     """
-    function = enclosing(place)
-    statement = next(
-        (s for s in statements(function) if place.line in lines_of(s)) if function else iter(()),
-        None,
-    )
-    if function is None or not isinstance(statement, ast.Assign) or in_loop(function, statement):
+    function, statement = located(place) or (None, None)
+    if function is None or not isinstance(statement, ast.Assign):
         return ""
     target = statement.targets[0]
     if len(statement.targets) > 1 or not isinstance(target, ast.Tuple) or len(target.elts) != 2:
@@ -114,11 +103,9 @@ def unread_names(place: Location, run: Callable[[], object]) -> tuple[str, ...]:
 
     Arguments as of :func:`unread`; ``_`` comes last.
     """
-    function = enclosing(place)
-    every = statements(function) if function is not None else []
-    statement = next((s for s in every if place.line in lines_of(s)), None)
-    if function is None or statement is None or in_loop(function, statement):
+    if (found := located(place)) is None:
         return ()
+    function, statement = found
     ran = lines_run(place, function, run)
     if ran.isdisjoint(lines_of(statement)):
         return ()
@@ -130,7 +117,7 @@ def unread_names(place: Location, run: Callable[[], object]) -> tuple[str, ...]:
 
 def bound_from(place: Location, names: frozenset[str]) -> tuple[str, ...]:
     """Return the variables, read nowhere, that lines above a place assign from one of some names."""
-    function = enclosing(place)
+    function = sources.function_around(place.file, place.line)
     if function is None:
         return ()
     every = [s for s in statements(function) if s.lineno < place.line]
@@ -159,30 +146,24 @@ def bound_names(node: ast.AST) -> list[str]:
     return [n.id for n in names if isinstance(n.ctx, ast.Store)]
 
 
-def enclosing(place: Location) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """Return the innermost function around a line."""
-    tree = sources.tree_of(place.file)
-    around = [
-        node
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.lineno <= place.line <= (node.end_lineno or node.lineno)
-    ]
-    return max(around, key=lambda node: node.lineno, default=None)
-
-
-def _own(node: ast.AST) -> Iterator[ast.AST]:
-    """Walk a function without the functions and classes within it."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, _NESTED):
-            yield child
-            yield from _own(child)
+def located(place: Location) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ast.stmt] | None:
+    """Return the function around a line and its plain statement there; None where there is none, or in a loop."""
+    function = sources.function_around(place.file, place.line)
+    every = statements(function) if function is not None else []
+    statement = next((s for s in every if place.line in lines_of(s)), None)
+    if function is None or statement is None or in_loop(function, statement):
+        return None
+    return function, statement
 
 
 def statements(function: ast.AST) -> list[ast.stmt]:
     """Return the plain statements of a function, in the order of the source."""
-    found = [n for n in _own(function) if isinstance(n, ast.stmt) and not isinstance(n, _COMPOUND)]
-    return sorted(found, key=lambda node: node.lineno)
+    compound = (*_COMPOUND, *_NESTED)
+    return [
+        n
+        for n in sources.own_nodes(function)
+        if isinstance(n, ast.stmt) and not isinstance(n, compound)
+    ]
 
 
 def target_of(statement: ast.stmt | None) -> str:
@@ -198,10 +179,10 @@ def target_of(statement: ast.stmt | None) -> str:
 
 def in_loop(function: ast.AST, statement: ast.stmt) -> bool:
     """Say whether a statement stands in a loop of its function."""
-    loops = [n for n in _own(function) if isinstance(n, ast.For | ast.AsyncFor | ast.While)]
-    return any(
-        loop.lineno <= statement.lineno <= (loop.end_lineno or loop.lineno) for loop in loops
-    )
+    loops = [
+        n for n in sources.own_nodes(function) if isinstance(n, ast.For | ast.AsyncFor | ast.While)
+    ]
+    return any(sources.holds(loop, statement.lineno) for loop in loops)
 
 
 def leaves(function: ast.AST, name: str) -> bool:
@@ -221,14 +202,14 @@ def running_after(
 ) -> list[ast.stmt | ast.expr]:
     """Return what runs behind a statement: plain statements, and the heads of compound ones."""
     found: list[ast.stmt | ast.expr] = []
-    for node in _own(function):
+    for node in sources.own_nodes(function):
         if isinstance(node, _COMPOUND):
             for child in ast.iter_child_nodes(node):
                 if isinstance(child, ast.withitem):
                     found.append(child.context_expr)
                 elif isinstance(child, ast.expr):
                     found.append(child)
-        elif isinstance(node, ast.stmt):
+        elif isinstance(node, ast.stmt) and not isinstance(node, _NESTED):
             found.append(node)
     end = statement.end_lineno or statement.lineno
     later = [n for n in found if n.lineno > end and not ran.isdisjoint(lines_of(n))]

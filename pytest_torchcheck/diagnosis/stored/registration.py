@@ -17,7 +17,7 @@ from ...findings import Culprit, Finding, Location
 from ...probes.holding.held_by_models import CONTAINERS
 from ...runs.training.observation import observe
 from ...verdicts import suspicious, violated
-from ..lines.unread import enclosing, target_of
+from ..lines.unread import target_of
 from .structure import find_repetition, speaks_of_sharing
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def same_name(group: list[Holding]) -> SameName | None:
 def _registering(cls: type) -> tuple[Location, Location] | None:
     """Return the line that makes the name, and the one that registers, of a loop that does so with all that it appends."""
     place = sources.search(cls, rf"\b(?:{'|'.join(_NAMING)})\(")
-    function = enclosing(place) if place is not None else None
+    function = sources.function_around(place.file, place.line) if place is not None else None
     for loop in (n for n in ast.walk(function) if isinstance(n, ast.For)) if function else ():
         # only what the loop does in every turn
         calls = [s.value for s in loop.body if isinstance(s, ast.Expr)]

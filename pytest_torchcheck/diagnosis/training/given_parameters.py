@@ -14,14 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
-from ..lines.assigned import called, holds
 from .given_syntax import (
     COMPREHENSIONS,
-    FUNCTIONS,
     last_line,
     looped,
-    own_nodes,
-    parameters,
     parts_of,
     scopes,
     tests_of,
@@ -88,8 +84,7 @@ def given_to_optimizers(made: Making, model: nn.Module, name: str) -> list[Given
     """
     search = _Search(made, model, name)
     for place in made.optimizers:
-        tree = sources.tree_of(place.file)
-        for call in _constructors(tree, place.line) if tree is not None else ():
+        for call in _constructors(place):
             handed = next((k.value for k in call.keywords if k.arg == "params"), None)
             argument = call.args[0] if call.args else handed
             if argument is not None and isinstance(
@@ -102,11 +97,15 @@ def given_to_optimizers(made: Making, model: nn.Module, name: str) -> list[Given
     return sorted(search.found.values(), key=search.order)
 
 
-def _constructors(tree: ast.Module, line: int) -> list[ast.Call]:
+def _constructors(place: Location) -> list[ast.Call]:
     """Return the call on a line that makes an optimizer: of a class of torch's, else the outermost with an argument."""
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and holds(n, line)]
-    named = [n for n in calls if called(n) != "Optimizer" and hasattr(torch.optim, called(n))]
-    starting = [n for n in calls if n.lineno == line and (n.args or n.keywords)]
+    calls = sources.around(place.file, place.line, ast.Call)
+    named = [
+        n
+        for n in calls
+        if sources.called(n) != "Optimizer" and hasattr(torch.optim, sources.called(n))
+    ]
+    starting = [n for n in calls if n.lineno == place.line and (n.args or n.keywords)]
     return (named or starting)[:1]
 
 
@@ -143,40 +142,39 @@ class _Search:
 
     def written_out(self, argument: ast.expr, place: Location) -> None:
         """Note the statement of a constructor that is given more than a name."""
-        tree = sources.tree_of(place.file)
-        for scope in scopes(tree, place.line) if tree is not None else ():
-            around = [n for n in own_nodes(scope) if isinstance(n, ast.stmt) and holds(n, place.line)]  # fmt: skip
+        for scope in scopes(place.file, place.line):
+            around = [n for n in sources.own_nodes(scope) if isinstance(n, ast.stmt) and sources.holds(n, place.line)]  # fmt: skip
             if around:
                 self._note(around[-1], place.file, scope, argument, _DEPTH)
                 return
         self.follow(argument, place.file, _DEPTH)
 
     def _name(self, name: ast.Name | ast.Attribute, file: str, depth: int) -> None:
-        tree, text = sources.tree_of(file), ast.unparse(name)
-        for scope in scopes(tree, name.lineno) if tree is not None else ():
+        text = ast.unparse(name)
+        for scope in scopes(file, name.lineno):
             writers = [
                 (node, value)
-                for node in own_nodes(scope)
+                for node in sources.own_nodes(scope)
                 if isinstance(node, ast.stmt)
-                and (scope is tree or self._when(file, node) is not None)
+                and (isinstance(scope, ast.Module) or self._when(file, node) is not None)
                 for value in written(node, text)
             ]
             for node, value in writers:
                 self._note(node, file, scope, value, depth)
             if writers:
                 return
-            if isinstance(scope, FUNCTIONS) and text in (names := parameters(scope)):
+            if text in (names := sources.parameters(scope)):
                 self._callers(scope, names.index(text), text, depth)
                 return
 
     def _call(self, call: ast.Call, file: str, depth: int) -> None:
-        function = self._function(called(call))
+        function = self._function(sources.called(call))
         if function is None:
             for argument in (*call.args, *(k.value for k in call.keywords if k.arg is None)):
                 self.follow(argument, file, depth - 1)
             return
         where, node = function
-        for inner in own_nodes(node):
+        for inner in sources.own_nodes(node):
             if isinstance(inner, ast.Return | ast.Expr) and self._when(where, inner) is not None:
                 value = inner.value
                 if isinstance(value, ast.Yield | ast.YieldFrom):
@@ -193,7 +191,7 @@ class _Search:
         found = [
             (file, node)
             for file in self.files
-            for node in ast.walk(sources.tree_of(file) or ast.Module(body=[], type_ignores=[]))
+            for node in sources.nodes(file)
             if isinstance(node, ast.FunctionDef) and node.name == name
             if any(self._when(file, statement) is not None for statement in node.body)
         ]
@@ -202,15 +200,16 @@ class _Search:
     def _callers(self, function: ast.AST, place: int, name: str, depth: int) -> None:
         """Follow what the calls that ran gave to a parameter of a function."""
         for file in self.files:
-            tree = sources.tree_of(file)
-            for call in ast.walk(tree) if tree is not None else ():
+            for call in sources.nodes(file):
                 if (
                     not isinstance(call, ast.Call)
-                    or called(call) != getattr(function, "name", None)
+                    or sources.called(call) != getattr(function, "name", None)
                     or (file, call.lineno) not in self.ran
                 ):
                     continue
-                bound = isinstance(call.func, ast.Attribute) and parameters(function)[:1] in (
+                bound = isinstance(call.func, ast.Attribute) and sources.parameters(function)[
+                    :1
+                ] in (
                     ["self"],
                     ["cls"],
                 )
@@ -221,20 +220,23 @@ class _Search:
     def added_later(self) -> None:
         """Note the calls that add groups to an optimizer that is there."""
         for file in self.files:
-            tree = sources.tree_of(file)
-            for node in ast.walk(tree) if tree is not None else ():
+            for node in sources.nodes(file):
                 if (
                     isinstance(node, ast.Expr)
-                    and called(node.value) == "add_param_group"
+                    and sources.called(node.value) == "add_param_group"
                     and self._when(file, node) is not None
                 ):
-                    self._note(node, file, tree, node.value, _DEPTH)
+                    self._note(node, file, sources.tree_of(file), node.value, _DEPTH)
 
     def _note(
         self, node: ast.stmt, file: str, scope: ast.AST | None, value: ast.expr, depth: int
     ) -> None:
         """Note a statement, with the loops around it and the conditions that choose in it, and follow its value."""
-        loops = [n for n in own_nodes(scope) if isinstance(n, ast.For) and holds(n, node.lineno)]
+        loops = [
+            n
+            for n in sources.own_nodes(scope)
+            if isinstance(n, ast.For) and sources.holds(n, node.lineno)
+        ]
         last = last_line(value)
         tests = [
             *self._tests_within(value),
@@ -255,7 +257,7 @@ class _Search:
         """Say whether an expression takes parameters from modules, and does not only hand on names."""
         if isinstance(value, ast.Call):
             handed = [*value.args, *(k.value for k in value.keywords)]
-            if self._function(called(value)) is not None:
+            if self._function(sources.called(value)) is not None:
                 return False
             return not handed or any(self._adds(a) for a in handed if not isinstance(a, ast.Lambda))
         if isinstance(value, ast.Name) or (
@@ -274,7 +276,7 @@ class _Search:
             if isinstance(node, COMPREHENSIONS) and self._looks(node.generators[0].iter):
                 yield from (test for g in node.generators for test in g.ifs)
             elif (
-                called(node) == "filter"
+                sources.called(node) == "filter"
                 and isinstance(node, ast.Call)
                 and len(node.args) == 2
                 and self._looks(node.args[1])
@@ -286,7 +288,7 @@ class _Search:
         for node in ast.walk(iterated):
             if (
                 not isinstance(node, ast.Call)
-                or called(node) not in _LISTS
+                or sources.called(node) not in _LISTS
                 or not isinstance(node.func, ast.Attribute)
             ):
                 continue

@@ -5,13 +5,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from ..lines.assigned import holds
+from ... import sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp)
@@ -82,35 +79,18 @@ def _bases(node: ast.expr) -> set[str]:
     return {ast.unparse(node)}
 
 
-def scopes(tree: ast.Module, line: int) -> list[ast.AST]:
-    """Return the functions around a line, the innermost first, and the module."""
-    around = [n for n in ast.walk(tree) if isinstance(n, FUNCTIONS) and holds(n, line)]
-    return [*sorted(around, key=lambda n: -n.lineno), tree]
-
-
-def parameters(function: ast.AST) -> list[str]:
-    """Return the names of a function's positional and keyword parameters; none for anything else."""
-    if not isinstance(function, FUNCTIONS):
-        return []
-    given = function.args
-    return [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
-
-
-def own_nodes(scope: ast.AST | None) -> Iterator[ast.AST]:
-    """Walk a scope without the functions and classes within it, in the order of the source."""
-    pending = [] if scope is None else list(ast.iter_child_nodes(scope))
-    while pending:
-        node = pending.pop(0)
-        yield node
-        if not isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
-            pending = [*ast.iter_child_nodes(node), *pending]
+def scopes(file: str, line: int) -> list[ast.AST]:
+    """Return the functions around a line, the innermost first, and the module; none where that cannot be parsed."""
+    tree = sources.tree_of(file)
+    return [] if tree is None else [*sources.functions_around(file, line), tree]
 
 
 def tests_of(loop: ast.For, node: ast.stmt) -> Iterator[ast.expr]:
     """Yield the conditions in a loop that decide whether it comes to a statement."""
-    for inner in own_nodes(loop):
+    for inner in sources.own_nodes(loop):
         if isinstance(inner, ast.If) and (
-            holds(inner, node.lineno) or any(isinstance(n, ast.Continue) for n in own_nodes(inner))
+            sources.holds(inner, node.lineno)
+            or any(isinstance(n, ast.Continue) for n in sources.own_nodes(inner))
         ):
             yield inner.test
 

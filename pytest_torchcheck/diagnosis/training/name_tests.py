@@ -7,7 +7,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
-from ..lines.assigned import assigned, holds
+from ..lines.assigned import assigned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,18 +48,14 @@ def keeps_on(place: Location, name: str) -> bool:
 
     It gives True for the name, or a condition around it is not met by the name.
     """
-    tree = sources.tree_of(place.file)
-    around = (
-        [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and holds(n, place.line)]
-        if tree is not None
-        else []
-    )
-    loop = max((n for n in around if isinstance(n, ast.For)), key=lambda n: n.lineno, default=None)
+    loop = next(reversed(sources.around(place.file, place.line, ast.For)), None)
     variable = name_variable(loop.target, loop.iter) if loop is not None else ""
     if loop is None or not variable or rebinds(loop.body, variable):
         return False
     for node in (n for n in ast.walk(loop) if isinstance(n, ast.If) and n.lineno != place.line):
-        body, other = (any(holds(n, place.line) for n in part) for part in (node.body, node.orelse))
+        body, other = (
+            any(sources.holds(n, place.line) for n in part) for part in (node.body, node.orelse)
+        )
         met = value_for(node.test, place, variable, name)
         if met is not None and (body or other) and bool(met) is not body:
             return True

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ... import sources
 from ...explanation import Explanation, clipped, listed, on_line
 from ...findings import Culprit
-from ..lines.assigned import assigned, holds
+from ..lines.assigned import assigned
 from .used_up_iterators import used_up_near
 
 if TYPE_CHECKING:
@@ -136,10 +136,7 @@ def _group(scene: Scene, place: Location, number: int) -> tuple[str, Location] |
 
 def _element(place: Location, number: int, dead: frozenset[int]) -> ast.expr | None:
     """Return the expression of a group in the list that the call on a line is given, where it is written out."""
-    tree = sources.tree_of(place.file)
-    for call in ast.walk(tree) if tree is not None else ():
-        if not isinstance(call, ast.Call) or not holds(call, place.line):
-            continue
+    for call in sources.around(place.file, place.line, ast.Call):
         given = next((k.value for k in call.keywords if k.arg == "params"), None)
         given = call.args[0] if call.args else given
         if isinstance(given, ast.Name):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from ... import sources
 from ...findings import Culprit
-from ..lines.assigned import called, holds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +22,6 @@ _ONE_SHOT = ("map", "filter", "zip", "enumerate", "iter")
 _GENERATORS = ("parameters", "named_parameters", "modules", "named_modules", "children", "named_children")  # fmt: skip
 _EXHAUST = ("list", "tuple", "set", "frozenset", "dict", "sum", "sorted", "max", "min", "extend", "update")  # fmt: skip
 _BUILT = (ast.ListComp, ast.SetComp, ast.DictComp)
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +72,9 @@ def used_up_near(place: Location, dead: frozenset[int]) -> list[UsedUp]:
         place: The line.
         dead: Lines that are known not to have run.
     """
-    tree = sources.tree_of(place.file)
-    functions = [n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS)] if tree is not None else []
-    own = [n for n in functions if holds(n, place.line)]
-    names = {called(n) for function in own for n in ast.walk(function)}
+    functions = [n for n in sources.nodes(place.file) if isinstance(n, sources.FUNCTIONS)]
+    own = [n for n in functions if sources.holds(n, place.line)]
+    names = {sources.called(n) for function in own for n in ast.walk(function)}
     near = [*own[-1:], *(f for f in functions if f.name in names and f not in own)]
     return [u for f in near for u in used_up(place.file, f.body[0].lineno, lambda s: s.lineno not in dead)]  # fmt: skip
 
@@ -90,15 +87,9 @@ def used_up(file: str, line: int, ran: Callable[[ast.stmt], bool]) -> list[UsedU
         line: A line of it.
         ran: Whether a statement may have run.
     """
-    tree = sources.tree_of(file)
-    around = [
-        n
-        for n in ast.walk(tree or ast.Module(body=[], type_ignores=[]))
-        if isinstance(n, _FUNCTIONS) and holds(n, line)
-    ]
-    if not around:
+    function = sources.function_around(file, line)
+    if function is None:
         return []
-    function = max(around, key=lambda node: node.lineno)
     statements = _statements(function, ran)
     found = []
     for name, (kind, statement) in _iterators(function, ran).items():
@@ -187,7 +178,7 @@ def _repeated(statement: ast.stmt) -> Iterator[ast.AST]:
     for node in _own(statement):
         if isinstance(node, (*_BUILT, ast.GeneratorExp)):
             yield node
-        elif called(node) in ("filter", "map") and isinstance(node, ast.Call):
+        elif sources.called(node) in ("filter", "map") and isinstance(node, ast.Call):
             yield from (a for a in node.args if isinstance(a, ast.Lambda))
 
 
@@ -200,7 +191,7 @@ def _exhausts(statement: ast.stmt, node: ast.AST) -> bool:
             return True
         if isinstance(one, ast.Starred) and one.value is node:
             return True
-        if isinstance(one, ast.Call) and called(one) in _EXHAUST:
+        if isinstance(one, ast.Call) and sources.called(one) in _EXHAUST:
             drawn = [a.generators[0].iter if isinstance(a, ast.GeneratorExp) else a for a in one.args]  # fmt: skip
             if node in drawn:
                 return True
@@ -212,5 +203,5 @@ def _ends(statements: list[ast.stmt], first: ast.stmt, second: ast.stmt) -> bool
     if isinstance(first, ast.Return):
         return True
     branches = [b for s in statements if isinstance(s, ast.If) for b in (s.body, s.orelse)]
-    within = [b for b in branches if any(holds(s, first.lineno) for s in b)]
-    return any(not any(holds(s, second.lineno) for s in b) for b in within)
+    within = [b for b in branches if any(sources.holds(s, first.lineno) for s in b)]
+    return any(not any(sources.holds(s, second.lineno) for s in b) for b in within)

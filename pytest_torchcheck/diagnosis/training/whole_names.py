@@ -17,7 +17,6 @@ from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.optimizers import optimizers_of
 from ...verdicts import violated
-from ..lines.assigned import holds
 from .name_tests import rebinds
 
 if TYPE_CHECKING:
@@ -199,17 +198,11 @@ def _told(unmet: list[_Unmet], named: Mapping[int, str]) -> Finding:
 
 def _tests(filename: str, line: int) -> Iterator[_Test]:
     """Iterate over the conditions of a function that decide alone by ``variable in collection``."""
-    tree = sources.tree_of(filename)
-    around = (
-        [
-            n
-            for n in ast.walk(tree)
-            if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            and _first(n) == line
-        ]
-        if tree is not None
-        else []
-    )
+    around = [
+        n
+        for n in sources.nodes(filename)
+        if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and _first(n) == line
+    ]
     for function in around[:1]:
         for walk in ast.walk(function):
             for variable, walked, conditions in _walks(walk):
@@ -233,7 +226,7 @@ def _first(function: ast.AST) -> int:
 
 def _statement(function: ast.AST, line: int) -> Any:
     """Return the innermost statement, or the lambda, that holds a line; of one with a body, its first line alone."""
-    around = [n for n in ast.walk(function) if isinstance(n, ast.stmt) and holds(n, line)]
+    around = [n for n in ast.walk(function) if isinstance(n, ast.stmt) and sources.holds(n, line)]
     inner = max(around, key=lambda n: n.lineno, default=function)
     return inner.test if isinstance(inner, ast.If) else inner
 

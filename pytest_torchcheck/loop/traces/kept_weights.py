@@ -27,7 +27,7 @@ def kept_as_it_is(place: Location) -> tuple[str, Location | None]:
     container = ast.unparse(source)
     last = container.rpartition(".")[2]
     around = sorted(
-        (n for n in ast.walk(tree) if isinstance(n, _SCOPES) and _holds(n, place.line)),
+        (n for n in ast.walk(tree) if isinstance(n, _SCOPES) and sources.holds(n, place.line)),
         key=lambda node: -node.lineno,
     )
     for scope in (*around, tree):
@@ -42,10 +42,6 @@ def kept_as_it_is(place: Location) -> tuple[str, Location | None]:
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def _holds(node: ast.stmt | ast.expr, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
-
-
 def _source(tree: ast.Module, line: int) -> ast.expr | None:
     """Return the expression that a copying on a line reads its values out of: a name or an attribute."""
     calls = [
@@ -54,7 +50,7 @@ def _source(tree: ast.Module, line: int) -> ast.expr | None:
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("copy_", "_foreach_copy_", "load_state_dict")
-        and _holds(node, line)
+        and sources.holds(node, line)
     ]
     called = getattr(calls[0].func, "attr", "") if len(calls) == 1 else ""
     place = 1 if called == "_foreach_copy_" else 0
@@ -65,7 +61,11 @@ def _source(tree: ast.Module, line: int) -> ast.expr | None:
         return None  # made where it is loaded
     found = _held(given)
     loop = max(
-        (node for node in ast.walk(tree) if isinstance(node, ast.For) and _holds(node, line)),
+        (
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.For) and sources.holds(node, line)
+        ),
         key=lambda node: node.lineno,
         default=None,
     )

@@ -167,17 +167,15 @@ def _bound_again(function: ast.AST, statement: ast.stmt, name: str) -> int | Non
     return None
 
 
-def _around(place: Place) -> tuple[ast.stmt | None, ast.FunctionDef | None]:
+def _around(place: Place) -> tuple[ast.stmt | None, ast.AST | None]:
     """Return the innermost statement and function around the expression at a place."""
     line, end, column, _ = place.span
     if line is None or end is None or column is None:
         return None, None
-    tree = sources.tree_of(place.file)
     around = [
         node
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.stmt)
-        and (node.lineno, node.col_offset) <= (line, column)
+        for node in sources.around(place.file, line, ast.stmt)
+        if (node.lineno, node.col_offset) <= (line, column)
         and end <= (node.end_lineno or node.lineno)
     ]
     innermost = max(around, key=lambda node: (node.lineno, node.col_offset), default=None)
