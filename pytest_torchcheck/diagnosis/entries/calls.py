@@ -67,10 +67,8 @@ def signature(scene: Scene, match: re.Match[str]) -> Explanation | None:
             else f"rename it{scene.on_line}"
         )
     elif "multiple values" in problem:
-        cause, fix = (
-            f"{listed(names)} is given by position and by name",
-            f"give {listed(names)} once{scene.on_line}",
-        )
+        cause = f"{listed(names)} is given by position and by name"
+        fix = f"give {listed(names)} once{scene.on_line}"
     else:
         numbers = re.findall(r"\d+", problem)
         # Python counts self
@@ -181,21 +179,17 @@ def forward_missing(scene: Scene, match: re.Match[str]) -> Explanation | None:
         )
     call = scene.location
     if container:
-        cause, fix = (
-            f"a {match[1]} only stores modules",
-            (
-                "loop over it, or build an "
-                f"nn.Sequential{on_line(building_line(scene.model, scene.path_of(module)))}"
-            ),
+        cause = f"a {match[1]} only stores modules"
+        fix = (
+            "loop over it, or build an "
+            f"nn.Sequential{on_line(building_line(scene.model, scene.path_of(module)))}"
         )
     elif near:
         cause, fix = f"the class defines {near}, not forward", f"rename {near} to forward"
         place = sources.of_object(vars(cls)[near]) or place
     else:
-        cause, fix = (
-            "the class defines no forward (a wrong indentation may have put it inside __init__)",
-            "define forward in the class",
-        )
+        cause = "the class defines no forward (a wrong indentation may have put it inside __init__)"
+        fix = "define forward in the class"
     return scene.explain(
         code="forward-missing",
         summary=f"{name} has no forward" + (f", it has {near}" if near else ""),
@@ -286,10 +280,8 @@ def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
         names = [*(n for values in own for n, v in values.items() if v is value), "inputs"]
         fix = f"unpack it in the call of the model: *{names[0]}"
     elif kind == "tuple" and before:
-        cause, because = (
-            f"{before[0]} before it returns a tuple",
-            f"{before[0]} is a {before[1]}, which returns a tuple; {scene.said}",
-        )
+        cause = f"{before[0]} before it returns a tuple"
+        because = f"{before[0]} is a {before[1]}, which returns a tuple; {scene.said}"
     return scene.explain(
         code="not-a-tensor",
         summary=f"{scene.at if parts is None else 'the loss'} received a {kind}, not a tensor",

@@ -300,10 +300,8 @@ def view(scene: Scene, match: re.Match[str]) -> Explanation | None:
         )
         code = "inplace-view"
     elif "memory" in match[0]:
-        cause, code = (
-            "the tensor is expanded: several of its elements share one memory location",
-            "inplace-expanded",
-        )
+        cause = "the tensor is expanded: several of its elements share one memory location"
+        code = "inplace-expanded"
     else:
         cause, code = "the tensor was created under inference_mode", "inplace-inference"
         mode = made_in_inference(scene)

@@ -41,15 +41,11 @@ def sparse_gradients(scene: Scene, match: re.Match[str]) -> Explanation | None:
     made = building_line(scene.model, found[0]) if found else None
     names = listed(found) or "an embedding"
     if dense:
-        cause, fix = (
-            "SparseAdam takes the parameters of sparse embeddings only",
-            f"give only those to SparseAdam, and the others to Adam{scene.on_line}",
-        )
+        cause = "SparseAdam takes the parameters of sparse embeddings only"
+        fix = f"give only those to SparseAdam, and the others to Adam{scene.on_line}"
     elif not match[1]:
-        cause, fix = (
-            "weight decay or momentum mixes a sparse gradient with a dense tensor",
-            f"set weight_decay=0{scene.on_line}, or sparse=False{on_line(made)}",
-        )
+        cause = "weight decay or momentum mixes a sparse gradient with a dense tensor"
+        fix = f"set weight_decay=0{scene.on_line}, or sparse=False{on_line(made)}"
     else:
         cause = f"{names} is built with sparse=True, and {optimizer} needs dense gradients"
         fix = f"drop sparse=True{on_line(made)}, or use SparseAdam or SGD for {names}"
@@ -92,10 +88,8 @@ def optimizer_parameters(scene: Scene, match: re.Match[str]) -> Explanation | No
             if registered == 0 and scene.model is not None
             else "the list or generator of parameters is empty, or was already exhausted"
         )
-        summary, fix = (
-            "the optimizer received no parameters",
-            f"pass model.parameters() again{on_line(place)}",
-        )
+        summary = "the optimizer received no parameters"
+        fix = f"pass model.parameters() again{on_line(place)}"
         observed = (
             f"the model has {registered} registered parameters, and the optimizer received none"
         )
@@ -106,18 +100,14 @@ def optimizer_parameters(scene: Scene, match: re.Match[str]) -> Explanation | No
         if registered == 0 and scene.model is not None:
             fix = "keep layers in nn.ModuleList or as attributes"
     elif "non-leaf" in said:
-        summary, cause = (
-            "the optimizer received a computed tensor, not a parameter",
-            "the result of an operation (.to(), .cuda(), a product) is not a leaf tensor",
-        )
+        summary = "the optimizer received a computed tensor, not a parameter"
+        cause = "the result of an operation (.to(), .cuda(), a product) is not a leaf tensor"
         fix = f"create the nn.Parameter from the result, after moving it{on_line(place)}"
     elif (overlap := groups_overlap(scene)) is not None:
         return overlap
     else:
-        summary, cause = (
-            "a parameter is in the optimizer twice",
-            "two groups share a parameter, as with tied weights",
-        )
+        summary = "a parameter is in the optimizer twice"
+        cause = "two groups share a parameter, as with tied weights"
         fix = f"remove it from one of the groups{on_line(place)}"
     return scene.explain(
         code="optimizer-parameters",

@@ -123,13 +123,11 @@ def _key_cause(
         )
         fix = edit + on_line(place)
     elif absent and not foreign:
-        cause, fix = (
-            (
-                "the checkpoint lacks them: they were added to the model, or were neither "
-                "parameters nor buffers when it was saved"
-            ),
-            "save again from this model, or load with strict=False and initialise them",
+        cause = (
+            "the checkpoint lacks them: they were added to the model, or were neither "
+            "parameters nor buffers when it was saved"
         )
+        fix = "save again from this model, or load with strict=False and initialise them"
     elif foreign and not absent and (late := _filled_later(scene.model, foreign)):
         made = next(iter(late.values()))
         cause = (
@@ -139,15 +137,11 @@ def _key_cause(
         fix = f"register it with persistent=False{on_line(made)}, or with its final value"
         place = made or place
     elif foreign and not absent:
-        cause, fix = (
-            "the model lacks them: layers were removed, or are held in a plain list or dict",
-            "register these layers, or delete the keys from the checkpoint",
-        )
+        cause = "the model lacks them: layers were removed, or are held in a plain list or dict"
+        fix = "register these layers, or delete the keys from the checkpoint"
     else:
-        cause, fix = (
-            "model and checkpoint name their layers differently",
-            "rename the keys of the checkpoint before loading",
-        )
+        cause = "model and checkpoint name their layers differently"
+        fix = "rename the keys of the checkpoint before loading"
     return late, cause, fix, place
 
 

@@ -198,10 +198,8 @@ def _built(
 
 def _of_argument(place: Location, flag: _Flag, callers: tuple[Location, ...]) -> Reason | None:
     """Say which call gives the flag to the function, or leaves it to its default."""
-    function, name = (
-        sources.function_around(place.file, place.line),
-        place.function.rpartition(".")[2],
-    )
+    function = sources.function_around(place.file, place.line)
+    name = place.function.rpartition(".")[2]
     if function is None:
         return None
     met: dict[Location, tuple[str, str]] = {}

@@ -111,10 +111,8 @@ def not_averaged(
         cause, fix = f"{target} is never updated", f"update {target} after every optimizer step"
         because = f"{target}.{name} keeps its value bit for bit"
     elif measured is not None and abs(measured - (1 - decay)) < 1e-3 and abs(1 - 2 * decay) > 1e-2:
-        cause, fix = (
-            "the decay and its complement are swapped",
-            f"keep {decay:g} of {target}, add {1 - decay:g} of {source}",
-        )
+        cause = "the decay and its complement are swapped"
+        fix = f"keep {decay:g} of {target}, add {1 - decay:g} of {source}"
         because = f"{target}.{name} keeps {measured:.4g} of its value"
     else:
         cause = "the average follows another rule, or uses the weights of another step"

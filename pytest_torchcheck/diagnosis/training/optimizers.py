@@ -211,17 +211,13 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
         place = line
     elif len(gradless) + len(zero) == len(names):
         word = "no gradient" if gradless else "a gradient of zero"
-        cause, because = (
-            f"it has {word}, so no optimizer can change it",
-            f"its gradient is {'None' if gradless else 'zero'}",
-        )
+        cause = f"it has {word}, so no optimizer can change it"
+        because = f"its gradient is {'None' if gradless else 'zero'}"
         fix = "make the loss depend on it first (gradients-exist names the cut)"
         place = sources.of_parameter(subject.model, names[0])
     elif rate == 0.0:
-        cause, because = (
-            "the learning rate is 0",
-            f"the learning rate was 0 in {len(made.rates)} steps",
-        )
+        cause = "the learning rate is 0"
+        because = f"the learning rate was 0 in {len(made.rates)} steps"
         fix = "give the optimizer a learning rate above 0"
         place = optimizer_line(subject)
     elif own_rate == 0.0:

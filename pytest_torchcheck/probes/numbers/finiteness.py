@@ -287,11 +287,11 @@ class _Kernels(KernelObserver):
             origin, fact = "uninitialised", f"memory of {op.name} was read before it was written"
         elif kernel in _CONSTANTS:
             sign = "-inf" if kind == "inf" and bool((made == -torch.inf).any()) else kind
-            origin, fact = (
-                "constant",
+            origin = "constant"
+            fact = (
                 f"{op.name} wrote {sign} to {count} of {made.numel()} elements"
                 if made.dim()
-                else f"{op.name} writes {sign}",
+                else f"{op.name} writes {sign}"
             )
         else:
             swapped = {id(now): old for old, now in zip(before, given, strict=True)}

@@ -37,15 +37,11 @@ def binary_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
     place = scene.location
     head: tuple[Culprit, ...] = ()
     if given == (*target, 1):
-        cause, fix = (
-            "the output has a last dimension of 1 that the targets lack",
-            f"call .squeeze(-1) on the output{scene.on_line}",
-        )
+        cause = "the output has a last dimension of 1 that the targets lack"
+        fix = f"call .squeeze(-1) on the output{scene.on_line}"
     elif target == (*given, 1):
-        cause, fix = (
-            "the targets have a last dimension of 1 that the output lacks",
-            f"call .squeeze(-1) on the targets{scene.on_line}",
-        )
+        cause = "the targets have a last dimension of 1 that the output lacks"
+        fix = f"call .squeeze(-1) on the targets{scene.on_line}"
     elif given[: len(target)] == target and len(given) == len(target) + 1:
         cause = (
             f"the output has {given[-1]} columns per target: class indices need cross_entropy, "
@@ -58,10 +54,8 @@ def binary_shape(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause = f"the head gives {given[1]} outputs per sample, and there are {target[1]} targets"
         fix = f"{widened(head, f'{target[1]} outputs')}, or correct the targets"
     else:
-        cause, fix = (
-            "output and targets have different sizes",
-            f"make both the same shape{scene.on_line}",
-        )
+        cause = "output and targets have different sizes"
+        fix = f"make both the same shape{scene.on_line}"
     return scene.explain(
         code="target-shape",
         summary=f"{name} received targets {list(target)} for an output {list(given)}",
@@ -134,27 +128,23 @@ def binary_range(scene: Scene, match: re.Match[str]) -> Explanation | None:
         f", {broken} not finite" if broken else ""
     )
     if broken:
-        cause, fix = (
-            f"the {match[1]} holds NaN or infinities",
-            "find where the first one arises (finiteness check)",
-        )
+        cause = f"the {match[1]} holds NaN or infinities"
+        fix = "find where the first one arises (finiteness check)"
         summary = f"{name} received {broken} values that are not finite"
     elif match[1] == "input":
-        cause, fix = (
-            "the output is not a probability: a sigmoid is missing",
+        cause = "the output is not a probability: a sigmoid is missing"
+        fix = (
             f"use BCEWithLogitsLoss instead of BCELoss on line {made[0].location.line}"
             if made and made[0].location is not None
             else (
                 "use "
                 f"{'BCEWithLogitsLoss' if criterion else 'binary_cross_entropy_with_logits'}{scene.on_line}"
-            ),
+            )
         )
         summary = f"{name} received outputs in {span}, not in 0..1"
     else:
-        cause, fix = (
-            "the targets are not probabilities",
-            "scale the targets to 0..1 where the data is read",
-        )
+        cause = "the targets are not probabilities"
+        fix = "scale the targets to 0..1 where the data is read"
         summary = f"{name} received targets in {span}, not in 0..1"
     kind = (
         target_culprit(span, place, scene)

@@ -174,15 +174,11 @@ def rank(scene: Scene, match: re.Match[str]) -> Explanation | None:
     missing = max(wanted) - len(shape)
     batch = scene.batch_size()
     if missing == 1 and batch is not None and shape[0] == batch:
-        cause, change = (
-            "the channel dimension is missing",
-            f"call {name} with .unsqueeze(1) of its input{call_line}",
-        )
+        cause = "the channel dimension is missing"
+        change = f"call {name} with .unsqueeze(1) of its input{call_line}"
     elif missing == 1:
-        cause, change = (
-            "the batch dimension is missing",
-            f"call {name} with .unsqueeze(0) of its input{call_line}",
-        )
+        cause = "the batch dimension is missing"
+        change = f"call {name} with .unsqueeze(0) of its input{call_line}"
     elif missing >= 1:
         cause = (
             f"the input of {name} has lost {missing} dimension{'s' if missing > 1 else ''}, as "

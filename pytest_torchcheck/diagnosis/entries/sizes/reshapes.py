@@ -159,27 +159,19 @@ def _asked_for(match: re.Match[str], shape: list[int] | None, what: str) -> tupl
         what = (
             what if shape is not None else f"a tensor of {rank} dimension{'s' if rank != 1 else ''}"
         )
-        detail, cause = (
-            f"dimension {match[3]}",
-            f"dimension {match[3]} is requested, and there are {rank}: 0..{match[2]}",
-        )
+        detail = f"dimension {match[3]}"
+        cause = f"dimension {match[3]} is requested, and there are {rank}: 0..{match[2]}"
     elif said.startswith("number of dimensions"):
-        detail, cause = (
-            f"{match[2]} dimensions",
-            f"{match[2]} dimensions are named, and the tensor has {match[1]}",
-        )
+        detail = f"{match[2]} dimensions"
+        cause = f"{match[2]} dimensions are named, and the tensor has {match[1]}"
     elif said.startswith("permute"):
-        detail, cause = (
-            "a dimension named twice",
-            "one dimension is named twice, so another is missing",
-        )
+        detail = "a dimension named twice"
+        cause = "one dimension is named twice, so another is missing"
     elif said.startswith("the number of sizes"):
         detail, cause = f"{match[1]} sizes", f"{match[1]} sizes are given for {match[2]} dimensions"
     else:
-        detail, cause = (
-            "too many indices",
-            f"the tensor has {match[1]} dimensions, and more are indexed",
-        )
+        detail = "too many indices"
+        cause = f"the tensor has {match[1]} dimensions, and more are indexed"
     return what, detail, cause
 
 

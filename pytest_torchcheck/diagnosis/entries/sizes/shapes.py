@@ -72,10 +72,8 @@ def product(scene: Scene, match: re.Match[str]) -> Explanation | None:
         found = numbers(match[0])
         left, right = found[0], found[-1]
         shown = match[0].split(", ", 1)[-1]
-    cause, fix = (
-        f"the first has {left} columns, the second {right} rows",
-        f"make both sizes equal{scene.on_line}",
-    )
+    cause = f"the first has {left} columns, the second {right} rows"
+    fix = f"make both sizes equal{scene.on_line}"
     because = scene.said
     if left == right:
         cause = "the batch dimensions differ"
@@ -156,11 +154,9 @@ def broadcast(scene: Scene, match: re.Match[str]) -> Explanation | None:
         return found
     if (found := _short_table(scene, facts, dimension, observed)) is not None:
         return found
-    cause, because, fix = (
-        f"the sizes differ{at}, and neither is 1",
-        scene.said,
-        f"make the sizes equal{scene.on_line}",
-    )
+    cause = f"the sizes differ{at}, and neither is 1"
+    because = scene.said
+    fix = f"make the sizes equal{scene.on_line}"
     if len(facts) >= 2 and (change := _fitting_change(facts[0].shape, facts[1].shape)) is not None:
         cause, measured, edit = change
         because = f"{measured}; {scene.said}"
