@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck.state import isolated
-
 from .contents import Contents, Held, is_array
 from .describing import Leaf, is_under, leaves
 from .reading import Survey, read
-from .snapshot import Snapshot
+from .snapshot import put_back
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -205,14 +203,10 @@ def _count_maps(survey: Survey, path: str) -> Counter[int]:
     if not part.is_map_style:
         return found
     places = tuple(sample.index for sample in survey.samples[:_MAPS])
-    snapshot = Snapshot(Contents(part.dataset, places))
-    with isolated():
-        try:
-            for index in places:
-                for one, value in leaves(read(part.dataset, index, survey.seed + index)):
-                    if is_under(one, path):
-                        values, counts = torch.unique(torch.as_tensor(value), return_counts=True)
-                        found.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
-        finally:
-            snapshot.restore()
+    with put_back(part.dataset, places):
+        for index in places:
+            for one, value in leaves(read(part.dataset, index, survey.seed + index)):
+                if is_under(one, path):
+                    values, counts = torch.unique(torch.as_tensor(value), return_counts=True)
+                    found.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
     return found

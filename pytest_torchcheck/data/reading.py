@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_torchcheck import deadline, sources
-from pytest_torchcheck.state import isolated
 
 from ..text.printable import message_of
-from .contents import Contents
 from .describing import Sample, describe_sample
-from .snapshot import Snapshot
+from .snapshot import put_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,16 +107,12 @@ def survey(part: Part, *, seed: int = 0, most: int = MOST_SAMPLES) -> Survey:
     count = part.length if part.is_map_style else None
     places = spread(count, most) if count is not None else ()
     seconds = 0.0
-    snapshot = Snapshot(Contents(part.dataset, places))
-    with isolated():
-        try:
+    with put_back(part.dataset, places):
+        began = time.perf_counter()
+        for index, sample in _read_all(part, places, seed, most, errors):
+            seconds += time.perf_counter() - began
+            samples.append(describe_sample(index, sample))
             began = time.perf_counter()
-            for index, sample in _read_all(part, places, seed, most, errors):
-                seconds += time.perf_counter() - began
-                samples.append(describe_sample(index, sample))
-                began = time.perf_counter()
-        finally:
-            snapshot.restore()
     return Survey(
         part=part,
         count=count,

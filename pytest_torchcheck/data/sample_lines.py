@@ -13,7 +13,7 @@ from ..record.tracing import find_line, line_of
 from .contents import Contents, Held, is_array
 from .describing import Leaf, describe_leaf, leaves, target_path
 from .reading import read
-from .snapshot import Snapshot
+from .snapshot import Snapshot, put_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,30 +84,26 @@ def label_map_line(part: Part, index: int, wrong: Callable[[Any], Any]) -> Locat
 
     A local array counts that has as many dimensions longer than one as the label; images have one more.
     """
-    snapshot = Snapshot(Contents(part.dataset, (index,)))
 
     def sizes(value: Any) -> int:
         return sum(size > 1 for size in value.shape)
 
-    with isolated():
-        try:
-            sample = read(part.dataset, index, index)
-            target = target_path(sample)
-            label = next((v for p, v in leaves(sample) if target is not None and p == target), None)
-            if not is_array(label) or sizes(label) < 2 or not bool(wrong(label).any()):
-                return None
-            dims = sizes(label)
+    with put_back(part.dataset, (index,)) as snapshot:
+        sample = read(part.dataset, index, index)
+        target = target_path(sample)
+        label = next((v for p, v in leaves(sample) if target is not None and p == target), None)
+        if not is_array(label) or sizes(label) < 2 or not bool(wrong(label).any()):
+            return None
+        dims = sizes(label)
 
-            def watcher(frame: FrameType, event: str, line: int) -> bool:
-                return event != "call" and any(
-                    is_array(value) and sizes(value) == dims and bool(wrong(value).any())
-                    for value in frame.f_locals.values()
-                )
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            return event != "call" and any(
+                is_array(value) and sizes(value) == dims and bool(wrong(value).any())
+                for value in frame.f_locals.values()
+            )
 
-            snapshot.restore()
-            return find_line(lambda: read(part.dataset, index, index), watcher)
-        finally:
-            snapshot.restore()
+        snapshot.restore()
+        return find_line(lambda: read(part.dataset, index, index), watcher)
 
 
 def unlike_line(part: Part, usual: int, odd: int, seed: int) -> Location | None:
@@ -119,7 +115,6 @@ def unlike_line(part: Part, usual: int, odd: int, seed: int) -> Location | None:
         odd: Index of the other one.
         seed: Sample ``i`` is read after ``seed_process(seed + i)``.
     """
-    snapshot = Snapshot(Contents(part.dataset, (usual, odd)))
     ranks: dict[tuple[Any, str], set[int]] = {}
 
     def arrays(frame: FrameType) -> Iterator[tuple[tuple[Any, str], int]]:
@@ -137,13 +132,10 @@ def unlike_line(part: Part, usual: int, odd: int, seed: int) -> Location | None:
             key in ranks and rank not in ranks[key] for key, rank in arrays(frame)
         )
 
-    with isolated():
-        try:
-            find_line(lambda: read(part.dataset, usual, seed + usual), recorder)
-            snapshot.restore()
-            return find_line(lambda: read(part.dataset, odd, seed + odd), watcher)
-        finally:
-            snapshot.restore()
+    with put_back(part.dataset, (usual, odd)) as snapshot:
+        find_line(lambda: read(part.dataset, usual, seed + usual), recorder)
+        snapshot.restore()
+        return find_line(lambda: read(part.dataset, odd, seed + odd), watcher)
 
 
 _HEADING = re.compile(r"(?:if|elif|else|while|for|with|try|match|case)\b")
@@ -161,7 +153,6 @@ def own_line(part: Part, odd: Deviation, seed: int) -> Location | None:
     """
     if not part.is_map_style:
         return None
-    snapshot = Snapshot(Contents(part.dataset, (*odd.odd, *odd.alike)))
 
     def lines(index: int) -> dict[tuple[CodeType, int], None]:
         ran: dict[tuple[CodeType, int], None] = {}
@@ -175,12 +166,9 @@ def own_line(part: Part, odd: Deviation, seed: int) -> Location | None:
         find_line(lambda: read(part.dataset, index, seed + index), watcher)
         return ran
 
-    with isolated():
-        try:
-            theirs = {line for index in odd.alike for line in lines(index)}
-            ran = [lines(index) for index in odd.odd]
-        finally:
-            snapshot.restore()
+    with put_back(part.dataset, (*odd.odd, *odd.alike)) as snapshot:
+        theirs = {line for index in odd.alike for line in lines(index)}
+        ran = [lines(index) for index in odd.odd]
     own = [key for key in ran[0] if key not in theirs and all(key in other for other in ran[1:])]
     places = [line_of(code, line) for code, line in own if code is own[0][0]]
     statements = [place for place in places if not _HEADING.match(place.text)]
@@ -226,12 +214,8 @@ def label_line(
             ]
         return False
 
-    snapshot = Snapshot(Contents(part.dataset, (index,)))
-    with isolated():
-        try:
-            find_line(lambda: read(part.dataset, index, seed), watcher)
-        finally:
-            snapshot.restore()
+    with put_back(part.dataset, (index,)):
+        find_line(lambda: read(part.dataset, index, seed), watcher)
     return found[0] if found else None
 
 
@@ -248,7 +232,6 @@ def number_of(value: Any) -> float | None:
 
 def return_line(part: Part, index: int, seed: int = 0) -> Location | None:
     """Return the line by which ``__getitem__`` returns this sample."""
-    snapshot = Snapshot(Contents(part.dataset, (index,)))
     depth: dict[FrameType, bool] = {}
 
     def watcher(frame: FrameType, event: str, line: int) -> bool:
@@ -257,9 +240,6 @@ def return_line(part: Part, index: int, seed: int = 0) -> Location | None:
             return False
         return event == "return" and depth.get(frame, False)
 
-    with isolated():
-        try:
-            found = find_line(lambda: read(part.dataset, index, seed), watcher)
-        finally:
-            snapshot.restore()
+    with put_back(part.dataset, (index,)):
+        found = find_line(lambda: read(part.dataset, index, seed), watcher)
     return found or part.class_line

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from pytest_torchcheck.state import isolated
 
 from .contents import Contents, Held, is_object_array
 from .generators import generator_state, set_generator_state
@@ -137,6 +140,22 @@ class Snapshot:
         for held, rows, copy in self.copies:
             if _differing(_part(held.value, rows), copy) is not None:
                 _put(held.value, rows, copy)
+
+
+@contextlib.contextmanager
+def put_back(dataset: Any, indices: tuple[int, ...] = ()) -> Iterator[Snapshot]:
+    """Take a snapshot; put back at the end what the dataset holds, and the process's state.
+
+    Args:
+        dataset: Of whatever kind.
+        indices: Samples that are read meanwhile: what a large array holds for others is not kept.
+    """
+    snapshot = Snapshot(Contents(dataset, indices))
+    with isolated():
+        try:
+            yield snapshot
+        finally:
+            snapshot.restore()
 
 
 def _nbytes(array: Any) -> int:

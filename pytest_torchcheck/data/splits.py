@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from pytest_torchcheck.state import isolated
-
 from .contents import Contents, Held
 from .describing import input_digest
 from .reading import read, spread
-from .snapshot import Snapshot
+from .snapshot import put_back
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -213,14 +211,10 @@ def _digests(
     places = _spread(part) if places is None else places
     if not places:
         return {}
-    snapshot = Snapshot(Contents(part.dataset, tuple(places[:256])))
     found: _Keys = {}
-    with isolated():
-        try:
-            for index in places:
-                sample = read(part.dataset, index, seed)
-                if (digest := input_digest(sample, SKETCH if sketch else None)) is not None:
-                    found[index] = digest
-        finally:
-            snapshot.restore()
+    with put_back(part.dataset, tuple(places[:256])):
+        for index in places:
+            sample = read(part.dataset, index, seed)
+            if (digest := input_digest(sample, SKETCH if sketch else None)) is not None:
+                found[index] = digest
     return found

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck.findings import Location
+from pytest_torchcheck import sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from pytest_torchcheck.findings import Location
 
 
 def making_line(declared: Location | None, role: str) -> Location | None:
@@ -25,10 +26,7 @@ def making_line(declared: Location | None, role: str) -> Location | None:
     """
     if declared is None or not role:
         return declared
-    try:
-        text = Path(declared.file).read_text(encoding="utf-8")
-        tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError):  # typed in at a prompt, or edited since
+    if (tree := sources.tree_of(declared.file)) is None:
         return declared
     assigned = list(_assignments(tree))
     node: ast.expr | None = _under_key(tree, role)
@@ -43,13 +41,7 @@ def making_line(declared: Location | None, role: str) -> Location | None:
         node = next((value for name, value in reversed(assigned) if word.search(name)), None)
     if node is None:
         return declared
-    lines = text.splitlines()
-    return Location(
-        file=declared.file,
-        line=node.lineno,
-        text=lines[node.lineno - 1].strip(),
-        function=_function_of(tree, node.lineno),
-    )
+    return _place(declared.file, node.lineno)
 
 
 def loader_line(
@@ -65,24 +57,14 @@ def loader_line(
         role: Key of the dataset in the contract, such as ``eval``; empty where there is one.
         words: Arguments of the DataLoader, the most telling first; without any, where it is made.
     """
-    if declared is None:
-        return None
-    try:
-        text = Path(declared.file).read_text(encoding="utf-8")
-        tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError):
+    if declared is None or (tree := sources.tree_of(declared.file)) is None:
         return declared
     made = _loader(tree, declared.line, role)
     if made is None:
         return declared
     told = said(made)
     line = next((told[word].lineno for word in words if word in told), made.lineno)
-    return Location(
-        file=declared.file,
-        line=line,
-        text=text.splitlines()[line - 1].strip(),
-        function=_function_of(tree, line),
-    )
+    return _place(declared.file, line)
 
 
 def made_in_file(declared: Location | None, name: str) -> Location | None:
@@ -92,12 +74,7 @@ def made_in_file(declared: Location | None, name: str) -> Location | None:
         declared: Where the contract is declared.
         name: Of what is called, without its module.
     """
-    if declared is None:
-        return None
-    try:
-        text = Path(declared.file).read_text(encoding="utf-8")
-        tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError):
+    if declared is None or (tree := sources.tree_of(declared.file)) is None:
         return None
     lines = {
         node.lineno
@@ -108,12 +85,7 @@ def made_in_file(declared: Location | None, name: str) -> Location | None:
     if len(lines) != 1:
         return None
     (line,) = lines
-    return Location(
-        file=declared.file,
-        line=line,
-        text=text.splitlines()[line - 1].strip(),
-        function=_function_of(tree, line),
-    )
+    return _place(declared.file, line)
 
 
 def _loader(tree: ast.Module, line: int, role: str) -> ast.Dict | ast.Call | None:
@@ -202,12 +174,6 @@ def _last(assigned: list[tuple[str, ast.expr]], name: str, before: int) -> ast.e
     return max(earlier, key=lambda value: value.lineno, default=None)
 
 
-def _function_of(tree: ast.Module, line: int) -> str:
-    """Return the innermost function that holds a line, or empty."""
-    holding = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    return max(holding, key=lambda node: node.lineno).name if holding else ""
+def _place(file: str, line: int) -> Location:
+    around = sources.function_around(file, line)
+    return sources.of_line(file, line, "" if around is None else around.name)

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.state import isolated
 
 from ...record.tracing import expression, find_line, line_of
-from ..contents import Contents, is_array
+from ..contents import is_array
 from ..reading import read
-from ..snapshot import Snapshot
+from ..snapshot import put_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -59,7 +58,6 @@ def index_sources(part: Part, index: int, seed: int) -> list[Source]:
     """
     if not part.is_map_style:
         return []
-    snapshot = Snapshot(Contents(part.dataset, (index,)))
     bound: Bound = {}
     caught: list[Exception] = []
 
@@ -76,11 +74,8 @@ def index_sources(part: Part, index: int, seed: int) -> list[Source]:
         except (IndexError, KeyError) as error:
             caught.append(error)
 
-    with isolated():
-        try:
-            find_line(call, watcher)
-        finally:
-            snapshot.restore()
+    with put_back(part.dataset, (index,)):
+        find_line(call, watcher)
     if not caught:
         return []
     found = list(_followed(caught[0], bound))

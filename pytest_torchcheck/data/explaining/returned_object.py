@@ -6,13 +6,11 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.state import isolated
 
 from ...record.tracing import line_of, returns
-from ..contents import Contents
 from ..describing import leaves
 from ..reading import read
-from ..snapshot import Snapshot
+from ..snapshot import put_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,13 +42,9 @@ def given_line(
     """
     if not part.is_map_style:
         return None
-    snapshot = Snapshot(Contents(part.dataset, (index,)))
     samples: list[Any] = []
-    with isolated():
-        try:
-            found = returns(lambda: samples.append(read(part.dataset, index, seed)))
-        finally:
-            snapshot.restore()
+    with put_back(part.dataset, (index,)):
+        found = returns(lambda: samples.append(read(part.dataset, index, seed)))
     values = [value for p, value in leaves(samples[0]) if p == path] if samples else []
     if not values or not found:
         return None

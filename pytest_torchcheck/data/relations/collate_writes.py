@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_torchcheck.findings import Culprit, Finding
-from pytest_torchcheck.state import isolated
 
 from ...record.tracing import find_line
 from ...verdicts import violated
-from ..contents import Contents
 from ..reading import spread
-from ..snapshot import Snapshot
+from ..snapshot import put_back
 from ..wording import dataset_culprit, few, line_ref
 from .mutation import ReadingError, read_under
 
@@ -56,45 +54,39 @@ def find_writes(part: Part, *, seed: int = 0) -> Collated | None:
     if part.plan.collate_fn is None or not part.plan.makes_batches:
         return None
     indices = spread(part.length, max(2, min(part.plan.batch_size or _MOST, _MOST)))
-    snapshot = Snapshot(Contents(part.dataset, indices))
-    with isolated():
+    with put_back(part.dataset, indices) as snapshot:
+        samples: dict[int, object] = {}
+        first = read_under(part, indices, seed, samples)
+        before = {(id(change.held.value), change.held.path) for change in snapshot.changes()}
         try:
-            samples: dict[int, object] = {}
-            first = read_under(part, indices, seed, samples)
-            before = {(id(change.held.value), change.held.path) for change in snapshot.changes()}
-            try:
-                part.plan.collate(list(samples.values()))
-            except (
-                Exception
-            ):  # the user's collate function may raise anything; another check says so
-                return None
-            changes = [  # an attribute bound anew is meant: a batch may choose the size of the next ones
-                change
-                for change in snapshot.changes()
-                if change.held.kind != "attribute"
-                and (id(change.held.value), change.held.path) not in before
+            part.plan.collate(list(samples.values()))
+        except Exception:  # the user's collate function may raise anything; another check says so
+            return None
+        changes = [  # an attribute bound anew is meant: a batch may choose the size of the next ones
+            change
+            for change in snapshot.changes()
+            if change.held.kind != "attribute"
+            and (id(change.held.value), change.held.path) not in before
+        ]
+        if not changes:
+            return None
+        try:
+            differing = [
+                i for i, leaves in read_under(part, indices, seed).items() if leaves != first[i]
             ]
-            if not changes:
+        except ReadingError as error:
+            after = f"sample {error.index} can be read only once: {type(error.cause).__name__}: {error.cause}"
+        else:
+            if not differing:
                 return None
-            try:
-                differing = [
-                    i for i, leaves in read_under(part, indices, seed).items() if leaves != first[i]
-                ]
-            except ReadingError as error:
-                after = f"sample {error.index} can be read only once: {type(error.cause).__name__}: {error.cause}"
-            else:
-                if not differing:
-                    return None
-                after = f"samples {few(differing)} differ when read again with the same seed"
-            snapshot.restore()
-            samples.clear()
-            read_under(part, indices, seed, samples)
-            line = find_line(
-                lambda: part.plan.collate(list(samples.values())),
-                lambda frame, event, line: event != "call" and snapshot.changed(changes[0].held),
-            )
-        finally:
-            snapshot.restore()
+            after = f"samples {few(differing)} differ when read again with the same seed"
+        snapshot.restore()
+        samples.clear()
+        read_under(part, indices, seed, samples)
+        line = find_line(
+            lambda: part.plan.collate(list(samples.values())),
+            lambda frame, event, line: event != "call" and snapshot.changed(changes[0].held),
+        )
     return Collated(indices=indices, change=changes[0], line=line, after=after)
 
 

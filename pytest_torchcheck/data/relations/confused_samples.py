@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding
-from pytest_torchcheck.state import isolated
 
 from ...record.tracing import find_line, line_of
 from ...verdicts import suspicious, violated
-from ..contents import Contents, Held
 from ..describing import describe_sample
 from ..reading import read, spread
-from ..snapshot import Snapshot
+from ..snapshot import Snapshot, put_back
 from ..wording import dataset_culprit, line_ref, where
 from .mutation import MOST_REREAD
 
 if TYPE_CHECKING:
+    from ..contents import Held
     from collections.abc import Hashable
     from types import FrameType
 
@@ -72,37 +71,33 @@ def find_confusion(part: Part, *, seed: int = 0) -> Confusion | None:
         fewer entries.
     """
     places = spread(part.length, MOST_REREAD)
-    snapshot = Snapshot(Contents(part.dataset, places))
-    with isolated():
-        try:
-            owners = _owners(part, places, seed, snapshot)
-            kept = {id(held.value): held for held in snapshot.contents.containers}
-            pairs = [
-                (held, key, indices[0], other)
-                for (held, key), indices in owners.items()
-                for other in indices[1:4]
-            ]
-            for held, key, first, second in pairs[:_PAIRS]:
-                found = _confused(part, first, second, seed, snapshot)
-                if found is not None:
-                    path, whole = found
-                    snapshot.restore()
-                    watcher = _Storing(snapshot, kept[held])
-                    stored = find_line(functools.partial(read, part.dataset, first, seed), watcher)
-                    return Confusion(
-                        first=first,
-                        second=second,
-                        path=path,
-                        held=kept[held],
-                        key=repr(key)[:60],
-                        stored=stored,
-                        keyed=watcher.keyed,
-                        count=len(places),
-                        keys=len([one for one, _ in owners if one == held]),
-                        whole=whole,
-                    )
-        finally:
-            snapshot.restore()
+    with put_back(part.dataset, places) as snapshot:
+        owners = _owners(part, places, seed, snapshot)
+        kept = {id(held.value): held for held in snapshot.contents.containers}
+        pairs = [
+            (held, key, indices[0], other)
+            for (held, key), indices in owners.items()
+            for other in indices[1:4]
+        ]
+        for held, key, first, second in pairs[:_PAIRS]:
+            found = _confused(part, first, second, seed, snapshot)
+            if found is not None:
+                path, whole = found
+                snapshot.restore()
+                watcher = _Storing(snapshot, kept[held])
+                stored = find_line(functools.partial(read, part.dataset, first, seed), watcher)
+                return Confusion(
+                    first=first,
+                    second=second,
+                    path=path,
+                    held=kept[held],
+                    key=repr(key)[:60],
+                    stored=stored,
+                    keyed=watcher.keyed,
+                    count=len(places),
+                    keys=len([one for one, _ in owners if one == held]),
+                    whole=whole,
+                )
     return None
 
 

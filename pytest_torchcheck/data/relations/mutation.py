@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.state import isolated
 
 from ...record.tracing import find_line, line_of
 from ..contents import Contents, Held, is_array
 from ..describing import describe_sample, leaves
 from ..reading import read, spread
-from ..snapshot import Change, Snapshot
+from ..snapshot import Change, Snapshot, put_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,39 +74,34 @@ def reread(part: Part, *, seed: int = 0, most: int = MOST_REREAD) -> Rereading:
         ReadingError: An item cannot be read at all; :func:`~.reading.survey` reports it.
     """
     indices = spread(part.length, most)
-    contents = Contents(part.dataset, indices)
-    snapshot = Snapshot(contents)
     changes: tuple[Change, ...] = ()
     held = False
-    with isolated():
+    with put_back(part.dataset, indices) as snapshot:
+        kept: dict[int, Any] = {}
+        first = read_under(part, indices, seed, kept)
+        overwritten = tuple(
+            i for i, sample in kept.items() if _paths(first[i], _digests(i, sample))
+        )
+        buffer = _buffer(snapshot.contents, kept[overwritten[0]]) if overwritten else None
+        del kept
+        filled = snapshot.filled()
+        fills = any(len(keys) < len(indices) for _, keys in filled)
         try:
-            kept: dict[int, Any] = {}
-            first = read_under(part, indices, seed, kept)
-            overwritten = tuple(
-                i for i, sample in kept.items() if _paths(first[i], _digests(i, sample))
+            settles = read_under(part, indices, seed + _OTHER_SEED) == first and bool(filled)
+            last = read_under(part, indices, seed)
+        except ReadingError as error:
+            changes = tuple(snapshot.changes())
+            return Rereading(
+                indices=indices,
+                differing=(error.index,),
+                changes=changes,
+                error=(error.index, f"{type(error.cause).__name__}: {error.cause}"),
+                error_location=sources.of_error(error.cause),
             )
-            buffer = _buffer(contents, kept[overwritten[0]]) if overwritten else None
-            del kept
-            filled = snapshot.filled()
-            fills = any(len(keys) < len(indices) for _, keys in filled)
-            try:
-                settles = read_under(part, indices, seed + _OTHER_SEED) == first and bool(filled)
-                last = read_under(part, indices, seed)
-            except ReadingError as error:
-                changes = tuple(snapshot.changes())
-                return Rereading(
-                    indices=indices,
-                    differing=(error.index,),
-                    changes=changes,
-                    error=(error.index, f"{type(error.cause).__name__}: {error.cause}"),
-                    error_location=sources.of_error(error.cause),
-                )
-            differing = tuple(i for i in indices if _paths(first[i], last[i]))
-            if differing:
-                changes = tuple(snapshot.changes())
-                held = _is_held(part, indices, seed, contents, snapshot)
-        finally:
-            snapshot.restore()
+        differing = tuple(i for i in indices if _paths(first[i], last[i]))
+        if differing:
+            changes = tuple(snapshot.changes())
+            held = _is_held(part, indices, seed, snapshot)
     return Rereading(
         indices=indices,
         differing=differing,
@@ -195,11 +189,9 @@ def _paths(
     ]
 
 
-def _is_held(
-    part: Part, indices: tuple[int, ...], seed: int, contents: Contents, snapshot: Snapshot
-) -> bool:
+def _is_held(part: Part, indices: tuple[int, ...], seed: int, snapshot: Snapshot) -> bool:
     """Say whether items repeat once only the dataset's own generators are put back."""
-    if not contents.generators:
+    if not snapshot.contents.generators:
         return False
     snapshot.restore()
     first = read_under(part, indices, seed)
@@ -245,23 +237,18 @@ def trace_buffer(part: Part, found: Rereading, *, seed: int = 0) -> Write | None
 
 
 def _trace(part: Part, held: Held, index: int, seed: int, *, last: bool = False) -> Write:
-    contents = Contents(part.dataset, (index,))
-    snapshot = Snapshot(contents)
 
     def again() -> Any:
         return read(part.dataset, index, seed + index)
 
-    with isolated():
-        try:
-            written = find_line(
-                again, lambda frame, event, line: event != "call" and snapshot.changed(held)
-            )
-            largest = _largest(held, snapshot)
-            snapshot.restore()
-            watcher = _AliasWatcher(held.value, last=last)
-            alias = find_line(again, watcher) or watcher.place
-        finally:
-            snapshot.restore()
+    with put_back(part.dataset, (index,)) as snapshot:
+        written = find_line(
+            again, lambda frame, event, line: event != "call" and snapshot.changed(held)
+        )
+        largest = _largest(held, snapshot)
+        snapshot.restore()
+        watcher = _AliasWatcher(held.value, last=last)
+        alias = find_line(again, watcher) or watcher.place
     return Write(alias=alias, name=watcher.name, write=written, largest=largest)
 
 

@@ -16,13 +16,11 @@ import torch
 from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.objects import trees
-from pytest_torchcheck.state import isolated
 
 from ...record.tracing import find_line, line_of
 from ...verdicts import violated
-from ..contents import Contents
 from ..reading import read, seed_process
-from ..snapshot import Snapshot
+from ..snapshot import put_back
 from ..wording import line_ref
 from .graph_shifts import Shifted, shifts_watcher, wrongly_shifted
 from .mask_lengths import LongMask, making_watcher, too_long
@@ -235,16 +233,12 @@ def collated(
     part: Part, indices: Sequence[int], seed: int, run: Callable[..., Any] | None = None
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a batch of these samples by their path; ``run`` calls the collate function instead."""
-    snapshot = Snapshot(Contents(part.dataset, tuple(indices)))
-    with isolated():
-        try:
-            samples = [read(part.dataset, index, seed + index) for index in indices]
-            seed_process(seed)
-            made = run(part.plan.collate, samples) if run else part.plan.collate(samples)
-            found = trees.tensors(made, _ROOT)
-            return {name: t.detach().clone() for name, t in found.items() if t.dim()}
-        finally:
-            snapshot.restore()
+    with put_back(part.dataset, tuple(indices)):
+        samples = [read(part.dataset, index, seed + index) for index in indices]
+        seed_process(seed)
+        made = run(part.plan.collate, samples) if run else part.plan.collate(samples)
+        found = trees.tensors(made, _ROOT)
+        return {name: t.detach().clone() for name, t in found.items() if t.dim()}
 
 
 def label_path(batch: dict[str, torch.Tensor]) -> str | None:

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_torchcheck.probes.recorded.watch import Watch, name_of
-from pytest_torchcheck.state import isolated
 
-from ..contents import Contents
 from ..reading import read
-from ..snapshot import Snapshot
+from ..snapshot import put_back
 
 if TYPE_CHECKING:
     from pytest_torchcheck.findings import Location
@@ -50,13 +48,8 @@ def truncation_of(
         seed: For the reading.
     """
     watch = _Casts(int(torch.Size(shape).numel()))
-    snapshot = Snapshot(Contents(part.dataset, (index,)))
-    with isolated():
-        try:
-            with watch:
-                read(part.dataset, index, seed)
-        finally:
-            snapshot.restore()
+    with put_back(part.dataset, (index,)), watch:
+        read(part.dataset, index, seed)
     return watch.found
 
 

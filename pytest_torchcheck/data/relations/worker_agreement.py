@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.state import isolated
 
-from ..contents import Contents
 from ..describing import Leaf, describe_leaf, leaves
 from ..reading import read
 from ..simulation import Workers
-from ..snapshot import Snapshot
+from ..snapshot import put_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -95,17 +93,11 @@ def disagreement(part: Part, told: Mapping[int, Told], seed: int = 0) -> Disagre
     """
     if not part.is_map_style or not told:
         return None
-    snapshot = Snapshot(Contents(part.dataset, tuple(told)))
-    with isolated():
-        try:
-            plain = {index: tell(read(part.dataset, index, seed + index)) for index in told}
-            # again: other seeds, private generators further on, and as a worker is told to be
-            with Workers(part).ready(0):
-                again = {
-                    index: tell(read(part.dataset, index, seed + 101 + index)) for index in told
-                }
-        finally:
-            snapshot.restore()
+    with put_back(part.dataset, tuple(told)):
+        plain = {index: tell(read(part.dataset, index, seed + index)) for index in told}
+        # again: other seeds, private generators further on, and as a worker is told to be
+        with Workers(part).ready(0):
+            again = {index: tell(read(part.dataset, index, seed + 101 + index)) for index in told}
     wrong: list[tuple[int, list[Any], list[Any]]] = []
     compared = 0
     for index, there in told.items():
@@ -147,12 +139,8 @@ def _unlike(ours: list[Any], theirs: list[Any]) -> bool:
 def _hashing_line(part: Part, index: int, seed: int) -> Location | None:
     """Return the user's line that calls ``hash`` with a text in it while a sample is read."""
     found: list[Location] = []
-    snapshot = Snapshot(Contents(part.dataset, (index,)))
-    with isolated(), _hashes_noted(found):
-        try:
-            read(part.dataset, index, seed)
-        finally:
-            snapshot.restore()
+    with put_back(part.dataset, (index,)), _hashes_noted(found):
+        read(part.dataset, index, seed)
     return found[0] if found else None
 
 
