@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from .codes.explainer import INTERNAL
+from .codes.undecided import NOT_PUT_BACK
 from .explanation import PHASE_WORDS, Explanation, clipped
 from .findings import Culprit, Finding
 from .sources import rank
@@ -37,7 +39,7 @@ def internal(check: str, error: BaseException, found: Iterable[Finding] = ()) ->
     theirs = bool(frames) and rank(frames[-1].filename) == 2
     return Finding(
         check=check,
-        code="internal-error",
+        code=INTERNAL,
         status="error",
         summary=f"{check} itself failed with {type(error).__name__}: {clipped(_said(error), 140)}",
         observed=f"{_innermost(error)}{before}",
@@ -176,7 +178,7 @@ def not_put_back(found: Mapping[str, str]) -> Finding:
     said = "; ".join(f"{name} is {kind}" for name, kind in found.items())
     return inconclusive(
         f"{said}: what a run changes of it is not put back for the next one",
-        code="not-put-back",
+        code=NOT_PUT_BACK,
         cause="an array of this size is not copied, so runs are not repeatable"
         if arrays
         else "Python cannot copy it nor set it back, so runs are not repeatable",

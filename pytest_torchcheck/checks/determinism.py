@@ -14,7 +14,6 @@ from ..measure import parity
 from ..record.modes import Kernels
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, passed, violated
-from .machines.devices import on_meta
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,11 +31,7 @@ def deterministic_algorithms(subject: Subject) -> Iterator[Finding]:
     torch then also fills new memory with NaN, so that a pass that reads uninitialised memory gives
     NaN where an ordinary one does not.
     """
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-        return
+    subject.require_values()
     with Kernels(_zeroed):
         plain = _once(subject)
     before = torch.are_deterministic_algorithms_enabled()

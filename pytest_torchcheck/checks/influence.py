@@ -166,9 +166,7 @@ def _with(batch: Batch, path: str, value: torch.Tensor) -> Batch:
 
 def checkpointing(subject: Subject) -> Iterator[Finding]:
     """Run the same step with recomputation and without it, and compare values."""
-    if not any(p.requires_grad for p in subject.model.parameters()):
-        yield not_applicable("no parameter requires a gradient")
-        return
+    subject.require_trainable()
     try:
         used = observe(subject).regions > 0
     except SubjectError:

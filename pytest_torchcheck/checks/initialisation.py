@@ -17,7 +17,6 @@ from ..runs.overfitting.stuck import equal_rows
 from ..runs.training.observation import observe
 from ..state import filled_memory, is_lazy, isolated
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
-from .machines.devices import on_meta
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,11 +75,7 @@ def initialisation(subject: Subject) -> Iterator[Finding]:
     So are the rows of other parameters (latents, queries, prototypes), if gradients and steps keep
     them equal.
     """
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so they have no values", code="no-values"
-        )
-        return
+    subject.require_values()
     parameters = subject.named_parameters()
     if not parameters:
         yield not_applicable("the model has no parameters")
@@ -129,11 +124,7 @@ def _is_sane(parameter: torch.Tensor) -> bool:
 
 def signal_propagation(subject: Subject) -> Iterator[Finding]:
     """Compare the spread between samples, and the gradient, behind the first layers and behind the last ones."""
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-        return
+    subject.require_values()
     taps = layers.trunk(observe(subject).signals.taps)
     if len(taps) < layers.DEPTH:  # a signal cannot fade over fewer
         yield not_applicable(
@@ -183,11 +174,7 @@ def _judge_signal(subject: Subject, taps: list[Tap], squashed: Sequence[Squashed
 
 def dead_units(subject: Subject) -> Iterator[Finding]:
     """Look for rectifiers of which more than 99 % of the outputs are zero, and layers that saturate, in three batches."""
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-        return
+    subject.require_values()
     saturated = _saturated(subject)
     if saturated is not None:
         hidden = saturated.source in observe(subject).signals.feeding
@@ -242,11 +229,7 @@ def _saturated(subject: Subject) -> Squashed | None:
 
 def nonlinearity(subject: Subject) -> Iterator[Finding]:
     """Test whether the whole model is affine, and whether two linear layers follow one another directly."""
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-        return
+    subject.require_values()
     signals = observe(subject).signals
     called = [
         n for n, m in subject.model.named_modules() if isinstance(m, LINEAR) and signals.calls[n]

@@ -18,7 +18,6 @@ from ..runs.facts import forward_facts
 from ..runs.outputs import expectations, reference
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, violated
-from .machines.devices import on_meta
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,11 +32,7 @@ _EXACT = 1e-9  # and in float64 (CHECKS R2)
 
 def degenerate_inputs(subject: Subject) -> Iterator[Finding]:
     """Put degenerate samples into a batch, one per row; ``violated`` only within declared ranges and sizes."""
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-        return
+    subject.require_values()
     batch = subject.batch()
     chosen = measure.patterns(subject, batch)
     shortest = _shortest(subject)
@@ -227,11 +222,7 @@ def _accuracy(subject: Subject, dtype: str, outputs: Outputs, exact: Outputs) ->
 
 def layout_invariance(subject: Subject) -> Iterator[Finding]:
     """Run inputs with gaps, with two axes exchanged in memory, or channels-last; compare with contiguous memory."""
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-        return
+    subject.require_values()
     batch = subject.batch()
     leaves = [
         t

@@ -61,9 +61,7 @@ def overfit(subject: Subject) -> Iterator[Finding]:
     if goal is None:
         yield not_applicable("the contract declares overfit=None")
         return
-    if not any(p.requires_grad for p in subject.model.parameters()):
-        yield not_applicable("no parameter requires a gradient")
-        return
+    subject.require_trainable()
     with subject.pristine() as model:
         several = len(optimizers_of(subject.make_optimizer(model))) > 1
     if several:

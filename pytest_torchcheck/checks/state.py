@@ -23,7 +23,6 @@ from ..text.printable import message_of
 from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from . import copies, ties
 from .initialisation import rebuilt
-from .machines.devices import on_meta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,11 +32,7 @@ if TYPE_CHECKING:
 
 def state_dict_roundtrip(subject: Subject) -> Iterator[Finding]:
     """Save, load into an instance with other values, compare outputs in eval mode, bit by bit on the CPU."""
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-        return
+    subject.require_values()
     expected = reference(subject)
     if not expected:
         yield inconclusive("the model returns no tensor to compare")
@@ -336,11 +331,7 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
     Where a forward in training keeps a tensor with its graph, the model is copied after a training
     step too.
     """
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-        return
+    subject.require_values()
     expected = reference(subject)
     if not expected:
         yield inconclusive("the model returns no tensor to compare")

@@ -21,8 +21,7 @@ from ..runs.training.observation import observe
 from ..sources import edits
 from ..state import seed_everything
 from ..subject.errors import SubjectError
-from ..verdicts import inconclusive, not_applicable, passed, suspicious, violated
-from .machines.devices import on_meta
+from ..verdicts import not_applicable, passed, suspicious, violated
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -40,11 +39,7 @@ _FORGETTABLE = (
 
 def registration(subject: Subject) -> Iterator[Finding]:
     """Look for modules and parameters in plain containers, and for one instance that stands in a list many times."""
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-        return
+    subject.require_values()
     found = hidden(subject)
     by_attribute: dict[str, list[Holding]] = {}
     for holding in found.trained.values():
@@ -101,11 +96,7 @@ def _standing_twice(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[str
 
 def unregistered_tensors(subject: Subject) -> Iterator[Finding]:
     """Look for tensors in plain attributes that ``.to()`` leaves behind."""
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-        return
+    subject.require_values()
     held = [h for h in holdings(subject.model) if h.kind == "tensor"]
     if not held:
         yield passed("no attribute holds a tensor other than the parameters and buffers")
@@ -149,11 +140,7 @@ def _used(subject: Subject, stray: Stray) -> Finding:
 
 def dead_modules(subject: Subject) -> Iterator[Finding]:
     """Name what takes no part: modules that never ran, results that nothing reads, and layers of which a part goes nowhere."""
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-        return
+    subject.require_values()
     lost = unread_results(subject)
     for one in lost[:3]:
         yield explain.unread_result(subject, one)
@@ -250,11 +237,7 @@ def _acts(module: nn.Module) -> bool:
 
 def weighted_means(subject: Subject) -> Iterator[Finding]:
     """Compare the dimension of each softmax with the one over which the product that takes its weights sums."""
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-        return
+    subject.require_values()
     seen = observe(subject).signals.averaging
     if not seen:
         yield not_applicable("no product takes the weights of a softmax as they are")

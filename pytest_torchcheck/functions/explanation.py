@@ -20,7 +20,7 @@ from .relations.relation import Relation, Shapes
 from .relations.search import find_relation, follows_size
 
 if TYPE_CHECKING:
-    from ..findings import Finding, Plain
+    from ..findings import Finding
     from .calls import Call, Run
     from .target import Target
 
@@ -161,19 +161,9 @@ def _finding(
     a, n = float(block.analytical[row, column]), float(block.numerical[row, column])
     count, total = int(block.wrong.sum()), block.wrong.numel()
     entry = entry_name(call.values[block.index], column)
-    place = _place_of(target, block, relation)
     symptom = relation.symptom
     if len(names) > 1:
         symptom = symptom.replace(f" of {names[0]}", f" of {' and of '.join(names)}")
-    evidence: dict[str, Plain] = {
-        **relation.evidence,
-        "input": names[0],
-        "entry": entry,
-        "analytical": a,
-        "numerical": n,
-        "wrong_entries": count,
-        "entries": total,
-    }
     concerned = {b.index for b, _ in group}
     if relation.evidence.get("mutual"):  # the other half of an exchange is told with this one
         concerned.add(named[str(relation.evidence["with"])].index)
@@ -184,7 +174,7 @@ def _finding(
         "suspicious" if unasked or meant else "violated",
         relation.code,
         f"{target.backward} returns {symptom}",
-        location=place,
+        location=_place_of(target, block, relation),
         inputs={
             b.index: f"{int(b.wrong.sum())} of {b.wrong.numel()} entries differ" for b, _ in group
         },
@@ -194,7 +184,15 @@ def _finding(
         cause=_meaning(relation) if meant else relation.cause,
         because=relation.because,
         fix=relation.fix,
-        evidence=evidence,
+        evidence={
+            **relation.evidence,
+            "input": names[0],
+            "entry": entry,
+            "analytical": a,
+            "numerical": n,
+            "wrong_entries": count,
+            "entries": total,
+        },
     )
     if relation.where != "gradient":
         return made

@@ -15,7 +15,7 @@ from ..blame import (
     unsupported_on,
     unwritable_parameter,
 )
-from ..codes import folding
+from ..codes import folding, undecided
 from ..declared.names import UnknownNameError
 from ..findings import Finding, Location, Report
 from ..late import resolve
@@ -201,7 +201,7 @@ class Runner:
     def _over_budget(self, case: Case, spent: float) -> tuple[Finding, ...]:
         found = verdicts.inconclusive(
             f"not run: {spent:.3g} plain steps are spent, and the budget is {self.budget:g}",
-            code="over-budget",
+            code=undecided.OVER_BUDGET,
         ).replace(
             check=case.check.name,
             contract=self.contract.name,
@@ -258,7 +258,7 @@ class Runner:
     def _findings(self, case: Case) -> tuple[Finding, ...]:
         if (root := self._lost.get(case.device)) is not None:
             lost = f"not run: the context of {case.device} was lost (see {root.split('/')[0]})"
-            return (verdicts.inconclusive(lost, code="blocked", root=root),)
+            return (verdicts.inconclusive(lost, code=undecided.BLOCKED, root=root),)
         found: list[Finding] = []
         try:
             subject = self.subject(case)
@@ -267,27 +267,36 @@ class Runner:
             if not found:
                 raise RuntimeError("the check yielded no finding")
         except UnmeasurableError as error:
-            return (*_acting(found), verdicts.inconclusive(error.reason, code="not-measurable"))
+            return (*_acting(found), verdicts.inconclusive(error.reason, code=error.code))
         except SubjectError as error:
             if isinstance(error.error, NothingToDifferentiate):
                 return (verdicts.not_applicable(str(error.error)), *_acting(found))
             if lacking := unsupported_on(error.error, subject.device.type):
-                return (*_acting(found), verdicts.inconclusive(lacking, code="not-measurable"))
+                return (
+                    *_acting(found),
+                    verdicts.inconclusive(lacking, code=undecided.NOT_MEASURABLE),
+                )
             if seen_only_by_recorders(error, subject):
                 reason = compiled_by_itself(error)
-                return (*_acting(found), verdicts.inconclusive(reason, code="not-measurable"))
+                return (
+                    *_acting(found),
+                    verdicts.inconclusive(reason, code=undecided.NOT_MEASURABLE),
+                )
             if error.phase != "promise" and raised_by_observer(error.error):
                 return (*_acting(found), outcomes.internal(case.check.name, error.error, found))
             return (*_acting(found), self.crash(case, error, subject))
         except LoopUnavailableError as error:
             return (
                 verdicts.inconclusive(
-                    f"the trainer's loop was not run: {error}", code="loop-unavailable"
+                    f"the trainer's loop was not run: {error}", code=undecided.LOOP_UNAVAILABLE
                 ),
             )
         except Exception as error:  # must be seen, and must not hide the other checks
             if unwritable := unwritable_parameter(error, self._subjects.values()):
-                return (*_acting(found), verdicts.inconclusive(unwritable, code="not-measurable"))
+                return (
+                    *_acting(found),
+                    verdicts.inconclusive(unwritable, code=undecided.NOT_MEASURABLE),
+                )
             if os.environ.get("TORCHCHECK_DEBUG"):
                 raise
             return (*_acting(found), outcomes.internal(case.check.name, error, found))
@@ -317,7 +326,7 @@ class Runner:
                 told = cause.problem
             return verdicts.inconclusive(
                 f"could not be checked: {told} (see {root.split('/')[0]})",
-                code="blocked",
+                code=undecided.BLOCKED,
                 root=root,
             )
         lost = subject.device.type != "cpu" and is_device_error(cause)

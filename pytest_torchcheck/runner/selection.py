@@ -9,6 +9,7 @@ import torch
 
 from .. import spending, verdicts
 from ..catalogue import Check, catalogue
+from ..codes.undecided import NO_DEVICE
 from ..declared.limits import FULL_PRECISION
 
 if TYPE_CHECKING:
@@ -106,6 +107,6 @@ def ordered(
 
 def no_device(case: Case, contract: Contract) -> Finding:
     """Say in one line which devices are missing."""
-    return verdicts.inconclusive(f"no {case.device} device here", code="no-device").replace(
+    return verdicts.inconclusive(f"no {case.device} device here", code=NO_DEVICE).replace(
         check=case.check.name, contract=contract.name, device=case.device, dtype=case.dtype
     )

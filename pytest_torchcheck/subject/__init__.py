@@ -11,12 +11,20 @@ import torch
 from torch import nn
 
 from .. import deadline
+from ..codes.undecided import NO_VALUES
 from ..declared.callables import loss_of
 from ..loop.closures import keeps_something
 from ..objects import trees
 from ..state import seed_everything
 from ..stepping import take_step
-from .errors import Again, LossKind, Phase, SubjectError
+from .errors import (
+    Again,
+    LossKind,
+    NothingToDifferentiate,
+    Phase,
+    SubjectError,
+    UnmeasurableError,
+)
 from .gradients import Gradients, clear_gradients, gradient_stats
 from .losses import own_loss, probe_loss
 from .optimizers import default_optimizer, optimizers_of
@@ -341,6 +349,26 @@ class Subject(PristineModel):
     def kernel_exact(self) -> bool:
         """Say whether equal work gives equal bits here: true on the CPU."""
         return self.device.type == "cpu"
+
+    def require_values(self) -> None:
+        """See that every parameter and buffer holds values.
+
+        Raises:
+            UnmeasurableError: One of them is on the meta device.
+        """
+        if any(t.is_meta for t in (*self.model.parameters(), *self.model.buffers())):
+            reason = "the model's parameters are on meta, so it cannot be run"
+            raise UnmeasurableError(reason, NO_VALUES)
+
+    def require_trainable(self) -> None:
+        """See that there is something to train.
+
+        Raises:
+            SubjectError: No parameter requires a gradient; the check does not apply.
+        """
+        if not any(p.requires_grad for p in self.model.parameters()):
+            nothing = NothingToDifferentiate("no parameter requires a gradient")
+            raise SubjectError("build", nothing)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter by its first qualified name."""

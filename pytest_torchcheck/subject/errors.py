@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import deadline
+from ..codes.undecided import NOT_MEASURABLE
 from ..interrupts import UserCodeError
 from ..text.printable import message_of
 
@@ -52,11 +53,12 @@ class UnmeasurableError(SubjectError):
 
     Args:
         reason: What cannot be had, and why.
+        code: Of the finding.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, code: str = NOT_MEASURABLE) -> None:
         super().__init__("build", TypeError(reason))
-        self.reason = reason
+        self.reason, self.code = reason, code
 
 
 class Again:

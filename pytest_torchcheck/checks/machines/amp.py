@@ -17,7 +17,6 @@ from ...measure import parity
 from ...state import seed_everything
 from ...text.printable import message_of
 from ...verdicts import inconclusive, not_applicable, passed, violated
-from .devices import on_meta
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,11 +40,7 @@ def autocast(subject: Subject) -> Iterator[Finding]:
     backward, and takes the branches of full precision. Gradients must be finite and of their
     parameters' dtype; in float16 the loss is scaled by 1024, as a GradScaler does.
     """
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-        return
+    subject.require_values()
     wide = parity.twin(subject, torch.float64)
     if wide is None:
         yield inconclusive(

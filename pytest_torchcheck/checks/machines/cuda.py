@@ -13,8 +13,7 @@ from ...measure import parity
 from ...objects import trees
 from ...state import seed_everything
 from ...text.printable import message_of
-from ...verdicts import inconclusive, not_applicable, passed, suspicious, violated
-from .devices import on_meta
+from ...verdicts import inconclusive, passed, suspicious, violated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,12 +64,8 @@ Oracle = tuple["Batch", parity.Run, "dict[parity.Part, parity.Gap]", bool]
 
 def _oracle(subject: Subject) -> Oracle | Finding:
     """Return the base batch, the pass in float64, the CPU's own errors and the mode; or why there is no oracle."""
-    if on_meta(subject):
-        return inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-    if not any(p.requires_grad for p in subject.model.parameters()):
-        return not_applicable("no parameter requires a gradient")
+    subject.require_values()
+    subject.require_trainable()
     wide, own = parity.twin(subject, torch.float64), parity.twin(subject)
     if wide is None or own is None:
         return inconclusive(
@@ -225,9 +220,7 @@ def host_syncs(subject: Subject) -> Iterator[Finding]:
 
 def side_stream(subject: Subject) -> Iterator[Finding]:
     """Run a pass twice on the default stream, for its own noise, and once on another one."""
-    if not any(p.requires_grad for p in subject.model.parameters()):
-        yield not_applicable("no parameter requires a gradient")
-        return
+    subject.require_trainable()
     layer = accelerator.current()
     batch = subject.batch()
 

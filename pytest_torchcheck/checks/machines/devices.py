@@ -31,13 +31,6 @@ if TYPE_CHECKING:
 _LARGE_BYTES = 64 * 2**20
 
 
-def on_meta(subject: Subject) -> bool:
-    """Say whether the model's own parameters have no values."""
-    return any(
-        t.device.type == "meta" for t in (*subject.model.parameters(), *subject.model.buffers())
-    )
-
-
 def device_portability(subject: Subject) -> Iterator[Finding]:
     """Run as if on a GPU, and on ``meta`` in doubt; report what stays on the CPU, by attribute or call.
 
@@ -54,11 +47,7 @@ def device_portability(subject: Subject) -> Iterator[Finding]:
             f"the contract's checks run on {subject.device} itself, which tests this"
         )
         return
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-        return
+    subject.require_values()
     seen = portability(subject)
     findings = [explain.explain(subject, mixture, seen) for mixture in seen.pretended.mixtures]
     findings = _each_once(findings)
@@ -156,11 +145,7 @@ def dtype_conversion(subject: Subject) -> Iterator[Finding]:
     if not any(p.is_floating_point() for p in subject.model.parameters()):
         yield not_applicable("the model has no floating-point parameter to convert")
         return
-    if on_meta(subject):
-        yield inconclusive(
-            "the model's parameters are on meta, so it cannot be run", code="no-values"
-        )
-        return
+    subject.require_values()
     for name in subject.contract.dtypes or ():
         # models are built in float32: nobody converts to that what is of it
         if name in FULL_PRECISION and DTYPES[name] != torch.float32:

@@ -59,9 +59,7 @@ def ddp_equivalence(subject: Subject) -> Iterator[Finding]:
     Dropout is off and normalisations use their running statistics. Two steps are taken, gradients
     are also accumulated under ``no_sync``, and the parameters of all ranks are compared afterwards.
     """
-    if not any(p.requires_grad for p in subject.model.parameters()):
-        yield not_applicable("no parameter requires a gradient")
-        return
+    subject.require_trainable()
     made = evidence(subject)
     if (reason := unusable(made, ("local", "ddp", "unused", "join", "end"))) is not None:
         yield reason

@@ -224,9 +224,7 @@ def _frozen_late(subject: Subject, names: list[str]) -> tuple[str, ...]:
 
 def repeatable_steps(subject: Subject) -> Iterator[Finding]:
     """Run further steps without rebuilding anything."""
-    if not any(p.requires_grad for p in subject.model.parameters()):
-        yield not_applicable("no parameter requires a gradient")
-        return
+    subject.require_trainable()
     made = trajectory(subject)
     if made.error is not None:
         raise made.error

@@ -23,12 +23,12 @@ from ..wording import dataset_culprit, line_ref, where
 from .mutation import MOST_REREAD
 
 if TYPE_CHECKING:
-    from ..contents import Held
     from collections.abc import Hashable
     from types import FrameType
 
     from pytest_torchcheck.findings import Location
 
+    from ..contents import Held
     from ..describing import Sample
     from ..plan import Part
 
