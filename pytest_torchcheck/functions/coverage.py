@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..codes.functions import NEVER
@@ -46,16 +46,7 @@ class CoverageRow:
 
     def to_dict(self) -> dict[str, Plain]:
         """Return plain data."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "module": self.module,
-            "file": self.file,
-            "line": self.line,
-            "contracts": list(self.contracts),
-            "status": self.status,
-            "reason": self.reason,
-        }
+        return asdict(self) | {"contracts": list(self.contracts)}
 
 
 def rows_of(findings: Iterable[Finding]) -> list[CoverageRow]:
@@ -66,17 +57,8 @@ def rows_of(findings: Iterable[Finding]) -> list[CoverageRow]:
     found: dict[tuple[str, str, str], CoverageRow] = {}
     for finding in findings:
         for plain in _plain_rows(finding.evidence):
-            row = CoverageRow(
-                name=plain["name"],
-                kind=plain["kind"],
-                module=plain["module"],
-                file=plain["file"],
-                line=plain["line"],
-                contracts=tuple(plain["contracts"])
-                or ((finding.contract,) if finding.contract else ()),
-                status=plain["status"],
-                reason=plain["reason"],
-            )
+            own = (finding.contract,) if finding.contract else ()
+            row = CoverageRow(**{**plain, "contracts": tuple(plain["contracts"]) or own})
             found[row.key] = _merged(found[row.key], row) if row.key in found else row
     return sorted(found.values(), key=lambda r: (r.file, r.line, r.name))
 
@@ -89,16 +71,8 @@ def _plain_rows(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _merged(a: CoverageRow, b: CoverageRow) -> CoverageRow:
     order = ("violated", "error", "suspicious", "passed", "inconclusive", "not-applicable", NEVER)
     worst = min((a, b), key=lambda r: order.index(r.status) if r.status in order else len(order))
-    return CoverageRow(
-        name=a.name,
-        kind=a.kind,
-        module=a.module,
-        file=a.file,
-        line=a.line,
-        contracts=tuple(dict.fromkeys((*a.contracts, *b.contracts))),
-        status=worst.status,
-        reason=worst.reason,
-    )
+    contracts = tuple(dict.fromkeys((*a.contracts, *b.contracts)))
+    return replace(a, contracts=contracts, status=worst.status, reason=worst.reason)
 
 
 def table(findings: Iterable[Finding], packages: Iterable[str] = ()) -> list[CoverageRow]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from pytest_torchcheck.probes.gradient.switched_off import gradients_off_line
-from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject.errors import SubjectError
 from pytest_torchcheck.subject.optimizers import schedulers_of
 
@@ -18,7 +17,7 @@ from ..subject.remembered import remembered
 from .gradient_calls import GradientCalls
 from .naming import frames_within
 from .patches import listening
-from .steps import take_steps
+from .steps import begun, take_steps
 from .trace import (
     Convert,
     Event,
@@ -64,16 +63,7 @@ def record(
         The trace; an error of the step is in it, and ends it.
     """
     contract = subject.contract
-    with (
-        subject.pristine(steps=True) as model,
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")  # torch warns of some of what is recorded here
-        for parameter in model.parameters():
-            parameter.grad = None
-        model.train()
-        seed_everything(subject.seed)
-        made = None if contract.loop is not None else subject.make_optimizer(model)
+    with begun(subject) as (model, made):
         recorder = _Recorder(model, made, amplify, record.__code__)
         recorder.pairs_of = pairs
         recorder.after_step = after_step
@@ -318,12 +308,7 @@ class _Recorder(GradientCalls):
             for name, buffer in module.named_buffers()
             if name in statistics and not torch.equal(buffer, statistics[name])
         )
-        self.events.append(
-            Forward(
-                kind="forward", step=event.step, name=event.name, owner=event.owner, place=event.place,
-                module=event.module, grad=event.grad, frozen=event.frozen, statistics=moved, off=event.off,
-            )
-        )  # fmt: skip
+        self.events.append(replace(event, statistics=moved))
 
 
 def _evaluates_once(optimizer: torch.optim.Optimizer) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,7 @@ from pytest_torchcheck.record.tracing import Watcher, find_line, line_of
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject.errors import SubjectError
 
-from .steps import StepWatch, take_steps
+from .steps import StepWatch, begun, take_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,16 +36,7 @@ def replay(
         before: Steps that run first, unwatched.
         steps: Steps that are watched.
     """
-    with (
-        subject.pristine(steps=True) as model,
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        for parameter in model.parameters():
-            parameter.grad = None
-        model.train()
-        seed_everything(subject.seed)
-        made = None if subject.contract.loop is not None else subject.make_optimizer(model)
+    with begun(subject) as (model, made):
         watched = _From(before, watcher(model, made) if subject.contract.loop is not None else None)
         if watched.watcher is not None:  # a trainer's loop runs once, from the start
             watching = watched.watcher

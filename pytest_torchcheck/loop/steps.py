@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck.adapters import LoopUnavailableError
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject.errors import SubjectError
+from pytest_torchcheck.subject.gradients import clear_gradients
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
 
@@ -34,6 +37,21 @@ class StepWatch:
 
     def scheduled(self, found: Sequence[Scheduled]) -> None:
         """A trainer told what it does to its schedulers."""
+
+
+@contextlib.contextmanager
+def begun(subject: Subject) -> Iterator[tuple[nn.Module, Any]]:
+    """Lend the model as a training begins, without gradients or warnings; everything is put back.
+
+    Yields:
+        The model in training mode, and what the optimizer function returned; a trainer makes its own.
+    """
+    with subject.pristine(steps=True) as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of some of what is recorded here
+        clear_gradients(model)
+        model.train()
+        seed_everything(subject.seed)
+        yield model, None if subject.contract.loop is not None else subject.make_optimizer(model)
 
 
 def take_steps(subject: Subject, model: nn.Module, made: Any, count: int, watch: StepWatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,11 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.probes.recorded.watch import readable
 from pytest_torchcheck.record.tracing import line_of
-from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject.errors import SubjectError
 
 from ...verdicts import suspicious, violated
 from ..patches import listening
-from ..steps import StepWatch, take_steps
+from ..steps import StepWatch, begun, take_steps
 from .kept_weights import kept_as_it_is
 from .wording import at, few
 
@@ -148,13 +146,7 @@ def _finding(place: Location, names: tuple[str, ...]) -> Finding:
 
 def _kept_exchanged(subject: Subject, place: Location) -> tuple[str, ...]:
     """Return the parameters that a line copies onto themselves while they hold what a forward was run with in exchange."""
-    with subject.pristine(steps=True) as model, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for parameter in model.parameters():
-            parameter.grad = None
-        model.train()
-        seed_everything(subject.seed)
-        made = None if subject.contract.loop is not None else subject.make_optimizer(model)
+    with begun(subject) as (model, made):
         watch = _Exchanges(model, place)
         with watch.listening(), contextlib.suppress(SubjectError):
             take_steps(subject, model, made, 4, watch)

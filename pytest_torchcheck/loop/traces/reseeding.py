@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject.errors import SubjectError
 
 from ...verdicts import suspicious, violated
-from ..steps import StepWatch, take_steps
+from ..steps import StepWatch, begun, take_steps
 from .wording import at
 
 if TYPE_CHECKING:
@@ -100,11 +99,7 @@ def _after_other_batches(subject: Subject) -> list[dict[str, int]]:
     Empty where the step refuses another batch.
     """
     found: list[dict[str, int]] = []
-    with subject.pristine(steps=True) as model, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model.train()
-        seed_everything(subject.seed)
-        made = subject.make_optimizer(model)
+    with begun(subject) as (model, made):
         for step in range(_STEPS):
             try:
                 batch = subject.batch(step).clone()
@@ -118,13 +113,7 @@ def _after_other_batches(subject: Subject) -> list[dict[str, int]]:
 
 def _draws(subject: Subject) -> list[list[Draw]]:
     """Return what each of some steps draws and seeds, in order."""
-    with subject.pristine(steps=True) as model, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for parameter in model.parameters():
-            parameter.grad = None
-        model.train()
-        seed_everything(subject.seed)
-        made = None if subject.contract.loop is not None else subject.make_optimizer(model)
+    with begun(subject) as (model, made):
         starts: list[int] = []
 
         class Starts(StepWatch):
