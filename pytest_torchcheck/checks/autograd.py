@@ -16,12 +16,7 @@ from ..probes.recorded.watch import Watch, name_of, tensors_in
 from ..runs.again import forward_and_loss
 from ..runs.facts import forward_facts
 from ..runs.layers import parameter_rows
-from ..runs.looks import (
-    REDRAWS,
-    shared_shifts,
-    single_positions,
-    unreached,
-)
+from ..runs.looks import REDRAWS, shared_shifts, single_positions, unreached
 from ..runs.losses.consumption import evidence
 from ..runs.training.otherwise import in_live_memory, trained_in_step, written_by_step
 from ..runs.training.steps import trajectory, untrainable

@@ -142,10 +142,7 @@ class Call:
         return self.fn(*args, **kwargs)
 
     def run(
-        self,
-        *,
-        requires: Iterable[int] | None = None,
-        layouts: Mapping[int, Layout] | None = None,
+        self, *, requires: Iterable[int] | None = None, layouts: Mapping[int, Layout] | None = None
     ) -> Run:
         """Run the forward with a graph.
 

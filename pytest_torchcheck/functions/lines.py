@@ -56,11 +56,7 @@ def head(function: type | None, *names: str) -> Location | None:
 
 
 def gradient_line(
-    function: type | None,
-    position: int | None,
-    *,
-    method: str = "backward",
-    assigned: bool = True,
+    function: type | None, position: int | None, *, method: str = "backward", assigned: bool = True
 ) -> Location | None:
     """Return the line of ``backward`` that computes what it returns at a position.
 

@@ -25,11 +25,7 @@ from .slopes import Point, Subject, confirmed, make_subject, screen
 
 
 def check_module(
-    module: nn.Module,
-    inputs: Any,
-    *,
-    name: str | None = None,
-    seed: int = 0,
+    module: nn.Module, inputs: Any, *, name: str | None = None, seed: int = 0
 ) -> list[Finding]:
     """Compare the gradients of a module's inputs and parameters with central differences.
 

@@ -11,11 +11,7 @@ from pytest_torchcheck.probes.recorded.watch import version_of
 
 from .naming import is_spent, iterator_lines, name_in, user_frame
 from .notes import Notes
-from .trace import (
-    Backward,
-    Clip,
-    Event,
-)
+from .trace import Backward, Clip, Event
 
 if TYPE_CHECKING:
     from pytest_torchcheck.findings import Location

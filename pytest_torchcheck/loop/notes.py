@@ -11,14 +11,7 @@ from pytest_torchcheck.subject.optimizers import optimizers_of
 from .gradients import Ledger
 from .naming import name_in, user_frame
 from .steps import StepWatch
-from .trace import (
-    Backward,
-    Convert,
-    Event,
-    Forward,
-    Kind,
-    Trace,
-)
+from .trace import Backward, Convert, Event, Forward, Kind, Trace
 from .traces.copied_onto_itself import Copies
 from .traces.rounded_weights import Rounded
 

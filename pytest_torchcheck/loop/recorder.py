@@ -18,15 +18,7 @@ from .gradient_calls import GradientCalls
 from .naming import frames_within
 from .patches import listening
 from .steps import begun, take_steps
-from .trace import (
-    Convert,
-    Event,
-    Forward,
-    LoadState,
-    Mode,
-    OptimizerStep,
-    Trace,
-)
+from .trace import Convert, Event, Forward, LoadState, Mode, OptimizerStep, Trace
 from .traces.copied_onto_itself import calling_frame, is_same
 from .traces.rates_ahead import rates_ahead
 from .traces.reseeding import generator_states

@@ -17,9 +17,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def by_class(
-    function: Callable[Concatenate[type, _P], _R],
-) -> Callable[Concatenate[type, _P], _R]:
+def by_class(function: Callable[Concatenate[type, _P], _R]) -> Callable[Concatenate[type, _P], _R]:
     """Cache what a function returns of a class, and of further hashable arguments.
 
     Args:

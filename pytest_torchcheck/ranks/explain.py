@@ -69,7 +69,7 @@ def broken(subject: Subject, outcome: Outcome) -> Finding:
             {"rank": f.rank, "stage": f.stage, "error": f.kind, "traceback": f.traceback}
             for f in outcome.failures
         ]
-        + [{"rank": s.rank, "stage": s.stage, "stack": s.stack} for s in outcome.stuck],
+        + [{"rank": s.rank, "stage": s.stage, "stack": s.stack} for s in outcome.stuck]
     }
     during = _DURING.get(stopped_at(outcome), "")
     first = next((f for f in outcome.failures if not f.follows), None) or next(

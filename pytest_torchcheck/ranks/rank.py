@@ -19,13 +19,7 @@ from pytest_torchcheck.subject.optimizers import default_optimizer
 
 from ..declared.callables import loss_of
 from .batch_norms import plain
-from .comparing import (
-    Gradients,
-    cast_to,
-    gradients_of,
-    quiet,
-    sample_mean,
-)
+from .comparing import Gradients, cast_to, gradients_of, quiet, sample_mean
 from .sending import Program, load
 
 if TYPE_CHECKING:

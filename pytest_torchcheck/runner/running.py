@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from .. import compiler, deadline, outcomes, sources, spending, verdicts
 from ..adapters import LoopUnavailableError
-from ..blame import (
-    compiled_by_itself,
-    raised_by_observer,
-    unsupported_on,
-    unwritable_parameter,
-)
+from ..blame import compiled_by_itself, raised_by_observer, unsupported_on, unwritable_parameter
 from ..codes import folding, undecided
 from ..declared.names import UnknownNameError
 from ..findings import Finding, Location, Report
@@ -203,10 +198,7 @@ class Runner:
             f"not run: {spent:.3g} plain steps are spent, and the budget is {self.budget:g}",
             code=undecided.OVER_BUDGET,
         ).replace(
-            check=case.check.name,
-            contract=self.contract.name,
-            device=case.device,
-            dtype=case.dtype,
+            check=case.check.name, contract=self.contract.name, device=case.device, dtype=case.dtype
         )
         self.findings.append(found)
         return (found,)

@@ -17,14 +17,7 @@ from ..loop.closures import keeps_something
 from ..objects import trees
 from ..state import seed_everything
 from ..stepping import take_step
-from .errors import (
-    Again,
-    LossKind,
-    NothingToDifferentiate,
-    Phase,
-    SubjectError,
-    UnmeasurableError,
-)
+from .errors import Again, LossKind, NothingToDifferentiate, Phase, SubjectError, UnmeasurableError
 from .gradients import Gradients, clear_gradients, gradient_stats
 from .losses import own_loss, probe_loss
 from .optimizers import default_optimizer, optimizers_of

@@ -195,12 +195,7 @@ def inference_memory(subject: Subject) -> Iterator[Finding]:
     if (cache := _tensor_cache(subject, leak, training=False)) is not None:
         yield explain.cached(leak, cache, kind="call", root=root, certain=is_certain(leak, subject))
         return
-    yield explain.leaks(
-        leak,
-        kind="call",
-        root=root,
-        certain=is_certain(leak, subject),
-    )
+    yield explain.leaks(leak, kind="call", root=root, certain=is_certain(leak, subject))
 
 
 def _training_leak(subject: Subject) -> Leak | None:

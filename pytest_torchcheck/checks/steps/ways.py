@@ -252,8 +252,7 @@ def non_finite_guard(subject: Subject) -> Iterator[Finding]:
     trace = record(subject, steps=1, amplify=math.nan, after_step=look)
     if not trace.backwards() and trace.error is None:
         yield inconclusive(
-            "the step runs no backward, so no gradient could be made NaN",
-            code="nothing-recorded",
+            "the step runs no backward, so no gradient could be made NaN", code="nothing-recorded"
         )
     elif broken:
         total = sum(1 for _ in subject.model.parameters())

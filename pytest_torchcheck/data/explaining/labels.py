@@ -80,12 +80,7 @@ def labels_wrong(
 
 
 def _constant_maps(
-    part: Part,
-    labels: Labels,
-    classes: int | None,
-    ignore: int,
-    common: dict[str, Any],
-    name: str,
+    part: Part, labels: Labels, classes: int | None, ignore: int, common: dict[str, Any], name: str
 ) -> Iterator[Finding]:
     """Masks and other maps of labels in which one value stands everywhere."""
     (value,) = labels.values

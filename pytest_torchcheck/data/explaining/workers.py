@@ -94,8 +94,7 @@ def undelivered(part: Part, made: Delivery, deadline_s: float) -> Finding:
     if made.outcome == "hung":
         if made.phase in ("start", "main"):
             return inconclusive(
-                f"the worker did not import the main module within {delivery.START_S:g} s",
-                **common,
+                f"the worker did not import the main module within {delivery.START_S:g} s", **common
             )
         return violated(
             "worker-hangs",

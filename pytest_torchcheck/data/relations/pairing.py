@@ -191,10 +191,7 @@ def lines_like(
         return False
 
     collated(
-        part,
-        indices,
-        seed,
-        lambda collate, samples: find_line(lambda: collate(samples), watcher),
+        part, indices, seed, lambda collate, samples: find_line(lambda: collate(samples), watcher)
     )
     found: dict[tuple[str, int], Location] = {}
     for file in {file for file, _ in ran}:

@@ -176,12 +176,7 @@ def _upstream(run: Run, target: Target) -> dict[int, Tensor]:
 
 
 def _allowed(
-    target: Target,
-    wide: Call,
-    upstream: Grads,
-    reference: Grads,
-    index: int,
-    dtype: torch.dtype,
+    target: Target, wide: Call, upstream: Grads, reference: Grads, index: int, dtype: torch.dtype
 ) -> float:
     """Return the relative error that rounding alone explains.
 

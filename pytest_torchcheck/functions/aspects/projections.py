@@ -63,11 +63,7 @@ def misses(target: Target, call: Call) -> dict[int, list[tuple[float, float]]]:
 
 
 def _misdirected(
-    target: Target,
-    call: Call,
-    index: int,
-    misses: Sequence[tuple[float, float]],
-    full_size: bool,
+    target: Target, call: Call, index: int, misses: Sequence[tuple[float, float]], full_size: bool
 ) -> Finding:
     name = target.input_name(index)
     a, n = misses[0]

@@ -170,10 +170,7 @@ def schedule_finding(
         culprits.insert(0, Culprit("call", name, detail, place))
     elif not stepped and len(set(rates)) == 1 and made:
         # there is a scheduler, and what is wrong is the call that is not there
-        culprits.insert(
-            0,
-            Culprit("scheduler", "scheduler.step", "missing", step.place),
-        )
+        culprits.insert(0, Culprit("scheduler", "scheduler.step", "missing", step.place))
     if not culprits:
         missing = "scheduler.step" if len(set(rates)) == 1 and not constant else "lr"
         culprits = [
