@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..storage.files import write_whole
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -140,17 +142,10 @@ def serve() -> None:
             _become(request, folder)
             served.main(str(folder))
         with contextlib.suppress(OSError):  # a request that was given up has no folder any more
-            _write(folder / "started", pid)
+            write_whole(folder / "started", str(pid))
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(OSError):
-            _write(folder / "ended", os.waitstatus_to_exitcode(status))
-
-
-def _write(path: Path, number: int) -> None:
-    """Write a file that is there only once it is complete."""
-    part = path.with_suffix(".part")
-    part.write_text(str(number))
-    part.replace(path)
+            write_whole(folder / "ended", str(os.waitstatus_to_exitcode(status)))
 
 
 def _become(request: dict[str, Any], folder: Path) -> None:

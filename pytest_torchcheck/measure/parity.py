@@ -15,8 +15,9 @@ from torch import nn
 
 from pytest_torchcheck.objects import trees
 from pytest_torchcheck.state import is_lazy, seed_everything
-from pytest_torchcheck.subject.errors import SubjectError
+from pytest_torchcheck.subject.errors import SubjectError, UnmeasurableError
 from pytest_torchcheck.subject.losses import probe_loss
+from pytest_torchcheck.text.printable import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from pytest_torchcheck.batches import Batch
     from pytest_torchcheck.subject import Subject
 
+NO_ORACLE = "no-oracle"
+"""Code where nothing exact is there to compare with."""
+NOT_COPIED = "the model cannot be copied: there is nothing to compare with"
 Part = Literal["output", "gradient", "buffer"]
 Tensors = dict[str, torch.Tensor]
 _SMALL: dict[Part, float] = {"output": 1e-3, "gradient": 0.1, "buffer": 1e-3}
@@ -73,6 +77,31 @@ class Gap:
     def label(self) -> str:
         """Part and name, once where they are the same."""
         return self.name if self.name.startswith(self.part) else f"{self.part} {self.name}"
+
+
+def exact_run(subject: Subject, batch: Batch) -> tuple[Run, bool]:
+    """Run a watched pass in float64 on the CPU, in training mode where that repeats.
+
+    Returns:
+        The pass, and whether it was in training mode.
+
+    Raises:
+        UnmeasurableError: The model cannot be copied, does not run in float64, or never repeats.
+    """
+    wide = twin(subject, torch.float64)
+    if wide is None:
+        raise UnmeasurableError(NOT_COPIED, NO_ORACLE)
+    double = batch.to(device="cpu", dtype=torch.float64)
+    try:
+        train = is_repeatable(subject, wide, double)
+        if train or is_repeatable(subject, wide, double, train=False):
+            return run(subject, wide, double, train=train, watch=True), train
+    except SubjectError as error:
+        said = f"the model does not run in float64 on the CPU: {message_of(error)}"
+        raise UnmeasurableError(said, NO_ORACLE) from error
+    raise UnmeasurableError(
+        "the model is random in eval mode too: no two passes can be compared", "noisy"
+    )
 
 
 def twin(subject: Subject, dtype: torch.dtype | None = None) -> nn.Module | None:

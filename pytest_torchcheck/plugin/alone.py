@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .. import hardware
-from ..findings import Finding
+from .. import hardware, verdicts
 from ..late import resolve
+from ..storage.files import write_whole
 from ..text.printable import message_of
 from .collection.records import record
 from .tasks import Task, task_of
@@ -46,10 +46,7 @@ class _Recorder:
             "reports": self.reports,
             "findings": self.findings,
         }
-        path = Path(self.task.record)
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(record, default=str), encoding="utf-8")
-        fresh.replace(path)
+        write_whole(Path(self.task.record), json.dumps(record, default=str))
 
 
 class _ErrorWatch:
@@ -135,19 +132,7 @@ class _OnCpu:
         )
         if isinstance(error, Exception):
             found = resolve("diagnosis.crashes.explain:explain_error")(error, phase="step")
-            self.recorder.findings.append(
-                Finding(
-                    code=found.code,
-                    status="violated",
-                    summary=found.summary,
-                    culprits=found.culprits,
-                    location=found.location,
-                    observed=found.observed,
-                    cause=found.cause,
-                    because=found.because,
-                    fix=found.fix,
-                ).to_dict()
-            )
+            self.recorder.findings.append(verdicts.explained(found).to_dict())
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -50,14 +50,8 @@ class Note:
 
     def plain(self) -> dict[str, Any]:
         """Return what crosses to the controller."""
-        return {
-            "kind": self.kind,
-            "min_gpus": self.min_gpus,
-            "ran": self.ran,
-            "lack": self.lack,
-            "lost": self.lost,
-            "fatal": self.fatal,
-        }
+        told = ("kind", "min_gpus", "ran", "lack", "lost", "fatal")
+        return {name: getattr(self, name) for name in told}
 
 
 NOTE_KEY: Final = pytest.StashKey[Note]()

@@ -27,6 +27,7 @@ from pytest_torchcheck.hardware import accelerator
 from pytest_torchcheck.objects import trees
 from pytest_torchcheck.state import seed_everything
 
+from ..storage.files import write_whole
 from ..text.printable import message_of
 from . import checkpoint, epochs, sharding, statistics
 from .comparing import (
@@ -47,7 +48,7 @@ from .comparing import (
     ties,
     worst_of,
 )
-from .rank import Rank, write
+from .rank import Rank
 from .sending import load
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def main(folder: str) -> None:
             "location": sources.of_error(error),
             "traceback": "".join(traceback.format_exception(error)),
         }
-        write(place / f"error{rank}.pkl", pickle.dumps(raised))
+        write_whole(place / f"error{rank}.pkl", pickle.dumps(raised))
         sys.stdout.flush()
         os._exit(1)  # a group whose other rank waits must not be torn down in order
     os._exit(0)

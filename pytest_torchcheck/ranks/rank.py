@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from pytest_torchcheck.subject.losses import own_loss
 from pytest_torchcheck.subject.optimizers import default_optimizer
 
 from ..declared.callables import loss_of
+from ..storage.files import write_whole
 from .batch_norms import plain
 from .comparing import Gradients, cast_to, gradients_of, quiet, sample_mean
 from .sending import Program, load
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_torchcheck.batches import Batch
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write a file whole: nobody reads the half of it."""
-    part = path.with_suffix(".part")
-    part.write_bytes(data)
-    os.replace(part, path)
 
 
 class Rank:
@@ -51,11 +44,11 @@ class Rank:
         """Say that a stage begins."""
         self.stage = stage
         data = {"stage": stage, "step": self.step, "time": time.time()}
-        write(self.folder / f"progress{self.rank}.json", json.dumps(data).encode())
+        write_whole(self.folder / f"progress{self.rank}.json", json.dumps(data).encode())
 
     def leave(self, **found: Any) -> None:
         """Leave what a stage found, as plain data."""
-        write(self.folder / f"result-{self.stage}-{self.rank}.pkl", pickle.dumps(found))
+        write_whole(self.folder / f"result-{self.stage}-{self.rank}.pkl", pickle.dumps(found))
 
     def join(self, rank: int, world: int, name: str) -> None:
         """Become a member of a process group."""

@@ -15,7 +15,6 @@ from ...findings import Culprit, Finding
 from ...loop.recorder import trace_of
 from ...measure import parity
 from ...state import seed_everything
-from ...text.printable import message_of
 from ...verdicts import inconclusive, not_applicable, passed, violated
 
 if TYPE_CHECKING:
@@ -41,32 +40,13 @@ def autocast(subject: Subject) -> Iterator[Finding]:
     parameters' dtype; in float16 the loss is scaled by 1024, as a GradScaler does.
     """
     subject.require_values()
-    wide = parity.twin(subject, torch.float64)
-    if wide is None:
-        yield inconclusive(
-            "the model cannot be copied: there is nothing to compare with", code="no-oracle"
-        )
-        return
     batch = subject.batch()
     names = dict.fromkeys(d for p in subject.contract.promised("Autocasts") for d in p.dtypes)  # type: ignore[attr-defined]
     usable = [name for name in names if name != "float16" or subject.device.type != "cpu"]
     for name in usable:  # what raises is explained as what it is, before anything is compared
         with torch.autocast(subject.device.type, dtype=DTYPES[name]), subject.backward():
             pass
-    double = batch.to(device="cpu", dtype=torch.float64)
-    try:
-        train = parity.is_repeatable(subject, wide, double)
-        if not train and not parity.is_repeatable(subject, wide, double, train=False):
-            yield inconclusive(
-                "the model is random in eval mode too: no two passes can be compared", code="noisy"
-            )
-            return
-        exact = parity.run(subject, wide, double, train=train, watch=True)
-    except parity.SubjectError as error:
-        yield inconclusive(
-            f"the model does not run in float64: {message_of(error)}", code="no-oracle"
-        )
-        return
+    exact, train = parity.exact_run(subject, batch)
     for name in names:
         if name not in usable:
             yield not_applicable("float16 autocast needs a GPU; bfloat16 is checked on the CPU")

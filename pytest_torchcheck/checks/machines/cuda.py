@@ -66,26 +66,10 @@ def _oracle(subject: Subject) -> Oracle | Finding:
     """Return the base batch, the pass in float64, the CPU's own errors and the mode; or why there is no oracle."""
     subject.require_values()
     subject.require_trainable()
-    wide, own = parity.twin(subject, torch.float64), parity.twin(subject)
-    if wide is None or own is None:
-        return inconclusive(
-            "the model cannot be copied: there is nothing to compare with", code="no-oracle"
-        )
+    if (own := parity.twin(subject)) is None:
+        return inconclusive(parity.NOT_COPIED, code=parity.NO_ORACLE)
     batch = subject.batch()
-    double = batch.to(device="cpu", dtype=torch.float64)
-    try:
-        train = parity.is_repeatable(subject, wide, double)
-        if not train and not parity.is_repeatable(subject, wide, double, train=False):
-            return inconclusive(
-                "the model is random in eval mode too: no two passes can be compared", code="noisy"
-            )
-        exact = parity.run(subject, wide, double, train=train, watch=True)
-    except parity.SubjectError as error:
-        return inconclusive(
-            "the model does not run in float64 on the CPU: there is nothing to compare with: "
-            f"{message_of(error)}",
-            code="no-oracle",
-        )
+    exact, train = parity.exact_run(subject, batch)
     if not exact.output or not exact.gradient:
         return inconclusive(
             "no floating output with a gradient: there is nothing to compare", code="no-gradient"
