@@ -36,7 +36,7 @@ def dataset_pickling(subject: Subject) -> Iterator[Finding]:
 
 
 def collate_pairing(subject: Subject) -> Iterator[Finding]:
-    """Collate samples together and one by one, find their rows by the inputs, and compare the labels."""
+    """Collate samples together and one by one, find their rows, and compare labels and other fields."""
     for part, found in zip(data_parts(subject), surveys(subject), strict=True):
         if not part.is_map_style or part.plan.collate_fn is None or not part.plan.makes_batches:
             yield not_applicable(f"{part.prefix}the loader declares no collate function")
@@ -48,16 +48,17 @@ def collate_pairing(subject: Subject) -> Iterator[Finding]:
             made = pairing.pairing_of(found)
             if made is None:
                 yield not_applicable(
-                    f"{part.prefix}a batch does not show which label belongs to which sample"
+                    f"{part.prefix}a batch does not show what belongs to which sample"
                 )
             elif made.shifted is not None:
                 yield shifting.indices_shifted(part, made.shifted)
             elif made.mixed:
-                yield pairing.labels_mixed(part, made)
+                yield pairing.fields_mixed(part, made)
             elif made.mask is not None:
                 yield mask_lengths.mask_too_long(part, made.mask)
             else:
-                yield passed(f"{part.prefix}{made.count} samples of a batch keep their own labels")
+                what = "labels" if made.path else "fields"
+                yield passed(f"{part.prefix}{made.count} samples of a batch keep their own {what}")
 
 
 def worker_delivery(subject: Subject) -> Iterator[Finding]:

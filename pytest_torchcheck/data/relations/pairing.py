@@ -1,7 +1,7 @@
-"""Does a collate function keep every label with its sample?
+"""Does a collate function keep what belongs to a sample together?
 
-Samples are collated together and each by itself. The row of the batch that holds a sample's inputs
-must hold its label; padding may follow either, and rows may stand in another order.
+Samples are collated together and each by itself. One row of the batch must hold all fields of a sample, its label too;
+padding may follow any of them, and rows may stand in another order.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ _REORDERING = {"sorted", "sort", "argsort", "lexsort", "reversed", "reverse", "f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """How labels of a batch stand to those of its samples.
+    """How the fields of a batch stand to those of its samples.
 
     Attributes:
-        path: Of the labels in a batch; empty where none can be told.
+        path: Of the labels in a batch, or of another field that stands in an order of its own; empty
+            where there is none.
         count: How many samples were found again in the batch.
-        mixed: Indices of those whose row holds another label.
-        own, got: Labels of the first of them: by itself, and in the batch.
+        beside: The field by which their rows were found; empty where all inputs agree on them.
+        mixed: Indices of those whose row holds another value of ``path``.
+        own, got: The value of the first of them: by itself, and in the batch.
         moved: The one line of the collate function, or of what it calls, that puts something in
             another order; None where there is none, or several.
         returned: The line by which the collate function returns the batch.
@@ -60,6 +62,7 @@ class Pairing:
 
     path: str
     count: int
+    beside: str = ""
     mixed: tuple[int, ...] = ()
     own: str = ""
     got: str = ""
@@ -78,15 +81,10 @@ def pairing_of(survey: Survey) -> Pairing | None:
     chosen = chosen[:MOST_SAMPLES]
     if part.plan.collate_fn is None or len(chosen) < 4:
         return None
-    try:
-        whole, again = (collated(part, chosen, survey.seed) for _ in range(2))
-        alone = [collated(part, [index], survey.seed) for index in chosen]
-    except Exception:  # samples-valid and worker-delivery tell what a collate function raises
+    made = _collations(part, chosen, survey.seed)
+    if made is None:
         return None
-    if any(set(one) != set(whole) for one in alone):
-        return None
-    if any(not torch.equal(whole[name], again[name]) for name in whole):
-        return None
+    whole, alone = made
     shifted = wrongly_shifted(whole, alone)
     if shifted is not None:
         made = _line_of(part, chosen, survey.seed, shifts_watcher(shifted.shifts))
@@ -101,14 +99,18 @@ def pairing_of(survey: Survey) -> Pairing | None:
         ]
         for one in alone
     ]
-    if not inputs or not all(rows):
+    if not inputs:
         return None
+    if not all(rows):
+        return _apart(part, chosen, survey.seed, whole, alone)
     mask = _long_mask(part, chosen, survey.seed, whole, alone, [found[0] for found in rows])
     labels = [] if path is None else [one[path][0] for one in alone]
     # labels that are made of the batch, such as places in it, are alike in batches of one
     told = path is not None and len(whole[path]) == len(chosen) and not all(_same(labels[0], x) for x in labels)  # fmt: skip
     if path is None or not told:
-        return Pairing(path="", count=len(chosen), mask=mask) if mask is not None else None
+        several = sum(_is_single(name, alone) for name in inputs) > 1
+        told = several or mask is not None
+        return Pairing(path="", count=len(chosen), mask=mask) if told else None
     mixed = [
         (place, found[0])
         for place, found in enumerate(rows)
@@ -130,6 +132,76 @@ def pairing_of(survey: Survey) -> Pairing | None:
     )
 
 
+def _collations(
+    part: Part, chosen: Sequence[int], seed: int
+) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]] | None:
+    """Return a batch of all samples and one of each; None where the collate function raises or is random."""
+    try:
+        whole, again = (collated(part, chosen, seed) for _ in range(2))
+        alone = [collated(part, [index], seed) for index in chosen]
+    except Exception:  # samples-valid and worker-delivery tell what a collate function raises
+        return None
+    if any(set(one) != set(whole) for one in alone):
+        return None
+    if any(not torch.equal(whole[name], again[name]) for name in whole):
+        return None
+    return whole, alone
+
+
+def _apart(
+    part: Part,
+    chosen: Sequence[int],
+    seed: int,
+    whole: dict[str, torch.Tensor],
+    alone: Sequence[dict[str, torch.Tensor]],
+) -> Pairing | None:
+    """Return the field whose rows belong to other samples than those of the fields beside it; None where there is none."""
+    rows = {name: _rows_of(whole[name], [one[name] for one in alone]) for name in whole}
+    found = {name: own for name, own in rows.items() if own and _is_single(name, alone)}
+    others = {
+        name: [
+            path for path in found if not all(a & b for a, b in zip(found[path], own, strict=True))
+        ]
+        for name, own in found.items()
+    }
+    beside = min(others, key=lambda name: len(others[name]), default="")
+    if not beside or not others[beside]:
+        return None
+    path = others[beside][0]
+    mixed = [
+        n for n, (a, b) in enumerate(zip(found[path], found[beside], strict=True)) if not a & b
+    ]
+    moved, returned = lines_like(part, chosen, seed, _reorders)
+    return Pairing(
+        path=path,
+        count=len(chosen),
+        beside=beside,
+        mixed=tuple(chosen[n] for n in mixed),
+        own=_shown(alone[mixed[0]][path][0]),
+        got=_shown(whole[path][min(found[beside][mixed[0]])]),
+        moved=moved,
+        returned=returned,
+    )
+
+
+def _rows_of(whole: torch.Tensor, alone: Sequence[torch.Tensor]) -> list[set[int]]:
+    """Return the rows of a batch that may hold each sample; empty where one of them is in none."""
+    if len(whole) != len(alone) or any(len(one) != 1 for one in alone):
+        return []
+    rows = [{n for n, row in enumerate(whole) if _holds(row, one[0])} for one in alone]
+    return rows if all(rows) else []
+
+
+def _is_single(name: str, alone: Sequence[dict[str, torch.Tensor]]) -> bool:
+    """Say whether a field differs between samples, and no other one holds the same: partners may be drawn from others."""
+    values = [one[name] for one in alone]
+    alike = all(_same(values[0], value) for value in values)
+    copied = any(
+        all(_same(one[name], one[path]) for one in alone) for path in alone[0] if path != name
+    )
+    return not alike and not copied
+
+
 def _long_mask(
     part: Part,
     chosen: Sequence[int],
@@ -145,35 +217,39 @@ def _long_mask(
     return replace(found, made=_line_of(part, chosen, seed, making_watcher(whole[found.path])))
 
 
-def labels_mixed(part: Part, found: Pairing) -> Finding:
-    """A collate function gives samples the labels of others."""
+def fields_mixed(part: Part, found: Pairing) -> Finding:
+    """A collate function gives samples the labels, or another field, of others."""
     collate: Any = part.plan.collate_fn
     collate = getattr(collate, "data_collator", collate)  # a Trainer wraps what it is given
     name = getattr(collate, "__name__", type(collate).__name__)
     place = sources.of_object(collate)
     first, moved = found.mixed[0], found.moved
     put = sources.assigned_name(moved) if moved is not None else ""
+    said = "field" if found.beside else "label"
     return violated(
-        "collate-mixes-labels",
-        f"{part.prefix}{name} gives {len(found.mixed)} of {found.count} samples a wrong label",
+        "collate-mixes-fields" if found.beside else "collate-mixes-labels",
+        f"{part.prefix}{name} gives {len(found.mixed)} of {found.count} samples a wrong {said}"
+        + (f": {found.path} of others" if found.beside else ""),
         culprits=(
             *((Culprit("call", put or moved.text, "reordered here", moved),) if moved else ()),
             Culprit("function", name, "collate function", place),
-            Culprit("dataset", f"{part.prefix}{found.path}", "labels", found.returned),
+            Culprit("dataset", f"{part.prefix}{found.path}", f"{said}s", found.returned),
         ),
         location=moved or place,
-        observed=f"sample {first} alone has the label {found.own}; its row in a batch of "
-            f"{found.count} has {found.got}",
-        cause="the labels are in a different order than the inputs, or shifted against them"
-        + (f": {put or 'what'} alone is reordered" if moved else ""),
-        because="rows were matched by their inputs, and the same samples were collated one by one"
+        observed=f"sample {first} alone has the {said} {found.own}; its row in a batch of "
+        f"{found.count} has {found.got}",
+        cause=f"{found.beside or 'the inputs'} and {found.path or 'the labels'} stand in different orders"
+        + (f": {put} is reordered" if put else ""),
+        because=f"rows were matched by {found.beside or 'their inputs'}, and the same samples were collated one by one"
         + (f"; the only line that changes an order is {line_ref(moved)}" if moved else ""),
-        fix=(f"use the same order for inputs and labels at {line_ref(moved)}: sort the list of "
-            "samples, then take both from it")
+        fix=(
+            f"use one order for all fields at {line_ref(moved)}: sort the list of samples, then take "
+            "every field from it"
+        )
         if moved
-        else f"build inputs and labels from one list of samples at {line_ref(place)}",
+        else f"build all fields from one list of samples at {line_ref(place)}",
         evidence={"samples": list(found.mixed)},
-    )  # fmt: skip
+    )
 
 
 def lines_like(

@@ -138,8 +138,8 @@ class Masking:
     [
         (Masking(1), "violated"),
         (Masking(1, pad=5), "suspicious"),  # what pads is an id, such as the end of a sequence
-        (Masking(0), "not-applicable"),
-        (Masking(0, everything=True), "not-applicable"),
+        (Masking(0), "passed"),
+        (Masking(0, everything=True), "passed"),
     ],
     ids=["too-long", "end-of-sequence", "right", "everything"],
 )
@@ -152,3 +152,59 @@ def test_a_mask_is_as_long_as_its_sample(collate: Masking, status: str) -> None:
             assert finding.code == "mask-too-long"
             assert finding.location is not None
             assert finding.location.text.endswith("# the mask")
+
+
+class Dialogues(torch.utils.data.Dataset[Any]):
+    """Three turns of a conversation each, of various lengths, with nothing that is a label."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(place)
+        lengths = torch.randint(2, 9, (3,), generator=generator).tolist()
+        return tuple(torch.randint(3, 50, (n,), generator=generator) for n in lengths)
+
+
+def padded(columns: Any) -> dict[str, torch.Tensor]:
+    batch = {}
+    for name, column in zip(("first", "answer", "reply"), columns, strict=True):
+        batch[name] = torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True)
+        batch[f"{name}_length"] = torch.tensor([len(turn) for turn in column])
+    return batch
+
+
+def sorted_together(items: list[Any]) -> dict[str, torch.Tensor]:
+    return padded(zip(*sorted(items, key=lambda turns: -len(turns[0])), strict=True))
+
+
+def sorted_apart(items: list[Any]) -> dict[str, torch.Tensor]:
+    first, answer, reply = zip(*items, strict=True)
+    answer = sorted(answer, key=len, reverse=True)
+    return padded((first, answer, reply))
+
+
+def with_negatives(items: list[Any]) -> dict[str, torch.Tensor]:
+    made = padded(zip(*items, strict=True))
+    return {**made, "other": made["answer"].roll(1, 0)}  # negatives: answers of other samples
+
+
+def ranked(items: list[Any]) -> dict[str, torch.Tensor]:
+    made = padded(zip(*items, strict=True))
+    return {**made, "order": made["first_length"].argsort()}  # of the batch, not of samples
+
+
+@pytest.mark.parametrize("collate", [sorted_together, with_negatives, ranked])
+def test_fields_in_one_order_are_no_finding(collate: Any) -> None:
+    contract = Contract(dataset=Dialogues(), loader={"batch_size": 6, "collate_fn": collate})
+    (finding,) = contract.check(["collate-pairing"]).findings
+    assert finding.status in ("passed", "not-applicable"), finding.summary
+
+
+def test_a_field_in_an_order_of_its_own_is_named() -> None:
+    contract = Contract(dataset=Dialogues(), loader={"batch_size": 6, "collate_fn": sorted_apart})
+    (finding,) = contract.check(["collate-pairing"]).findings
+    assert finding.code == "collate-mixes-fields"
+    assert "answer" in finding.summary
+    assert finding.location is not None
+    assert finding.location.text.startswith("answer = sorted(")
