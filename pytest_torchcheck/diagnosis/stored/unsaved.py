@@ -19,13 +19,13 @@ from ...objects import trees
 from ...objects.weak import by_class
 from ...runs.outputs import gap, outputs_of
 from ...runs.pieces import Piece, per_sample, pieces, plain
+from ...runs.variants.settling import other_statistics
 from ...state import seed_everything
 from ...verdicts import suspicious, violated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ...batches import Batch
     from ...findings import Location
     from ...runs.outputs import Outputs
     from ...subject import Subject
@@ -164,7 +164,7 @@ class _After:
 
 def _after(subject: Subject, model: nn.Module) -> _After:
     """Evaluate another batch, and run it in training mode; call it inside ``pristine``."""
-    other = _other(subject)
+    other = other_statistics(subject)
     evaluated = outputs_of(subject, model, other)
     before = {name: tensor.detach().clone() for name, tensor in _registered(model).items()}
     model.train()
@@ -219,15 +219,6 @@ def _train(
                 elif old[key] is not value:
                     vars(module)[key] = old[key]
         return _after(subject, model), saved, values
-
-
-def _other(subject: Subject) -> Batch:
-    """Return a batch with other statistics than the base one: some of its samples, or the same in another order."""
-    batch, symbol = subject.batch(), subject.source.batch_symbol
-    size = batch.sizes.get(symbol, 0) if symbol is not None else 0
-    if size < 4:
-        return subject.batch(1)
-    return subject.source.rows(batch, torch.arange((size + 1) // 2))
 
 
 _REGISTRIES = {"_parameters", "_buffers", "_modules", "training"}

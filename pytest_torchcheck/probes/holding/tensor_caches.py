@@ -140,7 +140,7 @@ def _is_anew(key: Any, given: set[int]) -> bool:
 def _dense(tensor: Tensor) -> bool:
     try:
         return tensor.untyped_storage() is not None
-    except (NotImplementedError, RuntimeError):  # sparse, or of a subclass without one
+    except Exception:  # sparse, or of a subclass of the user's that refuses torch's functions
         return False
 
 

@@ -11,6 +11,7 @@ from ...objects import trees
 from ...objects.held import names_in
 from ...record.modes import Observer
 from ...state import seed_everything
+from ...subject.errors import SubjectError
 from ..facts import copied
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from ...batches import Batch
     from ...subject import Subject
 
 _ROUNDS = 4
@@ -95,12 +97,39 @@ def settled(subject: Subject) -> Settled:
         return found
 
 
+def other_statistics(subject: Subject) -> Batch:
+    """Return a batch with other statistics than the base one: some of its samples, or the same in another order."""
+    batch, symbol = subject.batch(), subject.source.batch_symbol
+    size = batch.sizes.get(symbol, 0) if symbol is not None else 0
+    if size < 4:
+        return subject.batch(1)
+    return subject.source.rows(batch, torch.arange((size + 1) // 2))
+
+
 def quiet(model: nn.Module) -> None:
     """Set training mode, and evaluation for the modules that are torch's own."""
     model.train()
     for module in model.modules():
         if _is_torchs(module) and not any(True for _ in module.children()):
             module.eval()
+
+
+def follow_the_batch(subject: Subject, names: Iterable[str]) -> list[str]:
+    """Return the buffers that another batch changes in another way; the rest count steps, or follow a schedule.
+
+    Cost: 2 forwards.
+    """
+    after = []
+    for batch in (subject.batch(), other_statistics(subject)):
+        with subject.pristine() as model, torch.no_grad(), Quiet():
+            quiet(model)
+            seed_everything(subject.seed)
+            try:
+                subject.call(model, batch.clone())
+            except SubjectError:  # it takes no other batch: then they may all be statistics
+                return list(names)
+            after.append(_buffers(model))
+    return [name for name in names if not trees.same(after[0][name], after[1][name])]
 
 
 def outputs_with(subject: Subject, buffers: Tensors, *, train: bool) -> Tensors:

@@ -138,6 +138,32 @@ class FunctionalNorm(nn.Module):
         return self.head(F.dropout(h.relu(), p=0.3, training=self.training))
 
 
+class Annealed(Scaled):
+    """Multiplies a number with every step, whatever the batch, and reads it."""
+
+    rate = 1.01
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("heat", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.heat.mul_(self.rate)
+        return super().forward(x) * self.heat
+
+
+class Cooled(Annealed):
+    rate = 0.9
+
+
+class WarmsUp(Annealed):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.heat.add_(1)
+        return Scaled.forward(self, x) * (self.heat / 100).clamp(max=1)
+
+
 class Noisy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +211,20 @@ def test_statistics_that_do_not_settle_at_the_batch_are_named(
 
 
 @pytest.mark.parametrize(
-    "model", [Scaled, Assigned, Corrected, Counts, Spectral, Queue, FunctionalNorm, Noisy]
+    "model",
+    [
+        Annealed,
+        Cooled,
+        WarmsUp,
+        Scaled,
+        Assigned,
+        Corrected,
+        Counts,
+        Spectral,
+        Queue,
+        FunctionalNorm,
+        Noisy,
+    ],
 )
 def test_sound_statistics_and_noise_are_silent(model: type[nn.Module]) -> None:
     assert told(model) == []
