@@ -162,7 +162,12 @@ class LossWatch(Watch):
         self._makers: dict[int, tuple[weakref.ref[Tensor], Producer]] = {}
         self._whole: dict[int, tuple[weakref.ref[Tensor], Op]] = {}
         self._taint: dict[int, tuple[weakref.ref[Tensor], str]] = {}
-        self._losing = False
+        self._losing = self._inside = False
+
+    def inside(self, inputs: Iterable[Tensor]) -> None:
+        """Say that the forward computes its own loss: its inputs may be targets, what parameters make of them outputs."""
+        self._inside = True
+        self._taint |= {id(tensor): (weakref.ref(tensor), "target") for tensor in inputs}
 
     def between(self, outputs: Iterable[Tensor], targets: Iterable[Tensor]) -> None:
         """Say that the forward is over and the loss begins."""
@@ -198,7 +203,7 @@ class LossWatch(Watch):
                 if not inputs or not result.is_floating_point():
                     self._whole_made(bare, name, inputs, result)
                 self._made(bare, name, args, inputs, result)
-                if self._losing:
+                if self._losing or self._inside:
                     self._follow(bare, name, inputs, result)
 
     def _probable(self, bare: str, name: str, given: Tensor, result: Tensor) -> None:
@@ -275,10 +280,10 @@ class LossWatch(Watch):
         kinds = [self._kind(tensor) for tensor in inputs]
         found = {kind for kind in kinds if kind}
         if found:
-            self._taint[id(result)] = (
-                weakref.ref(result),
-                found.pop() if len(found) == 1 else "both",
-            )
+            kind = found.pop() if len(found) == 1 else "both"
+            if self._inside:
+                kind = "output" if result.requires_grad else "target"
+            self._taint[id(result)] = (weakref.ref(result), kind)
         if len(inputs) < 2 or (bare not in ELEMENTWISE and not name.startswith("F.")):
             return
         # what was picked by a target (a chosen action's value) is still an output
@@ -294,6 +299,8 @@ class LossWatch(Watch):
         joint = _broadcast(a.shape, b.shape)
         if joint is None:
             return  # not elementwise: class indices against logits
+        if self._inside and sorted((a.shape, b.shape), key=len) != [joint[:1], (joint[0], 1)]:
+            return  # one number of each sample against a row of them: anything else may be meant
         if name.startswith("F.") and not any(
             word in bare
             for word in ("mse", "l1", "huber", "binary", "kl_div", "margin", "poisson", "gaussian")

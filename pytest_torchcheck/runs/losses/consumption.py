@@ -151,6 +151,8 @@ class LossSight:
         self.watch = LossWatch(model)
         self._inputs = {id(t) for _, t in batch.input_leaves() if isinstance(t, torch.Tensor)}
         self._given: dict[str, tuple[torch.Tensor, int | None]] = {}
+        if subject.contract.loss == "output":
+            self.watch.inside(t for _, t in batch.input_leaves() if isinstance(t, torch.Tensor))
 
     def between(self, output: Any) -> None:
         """Say that the forward is over and the loss begins."""

@@ -63,6 +63,23 @@ def test_shapes_in_a_loss_of_the_models_own():
     ]
     hidden = regression(lambda p, y: (p[:, 0] - y).pow(2).mean())
     assert codes(hidden, "loss-shapes") == [("not-applicable", "")]
+    (finding,) = regression(lambda p, y: (p - 2 * y).abs().mean()).check(["loss-shapes"]).findings
+    assert (finding.status, finding.code) == ("violated", "loss-broadcast")
+    assert "(p - 2 * y)" in finding.location.text
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda p, y: (p - y[:, None]).abs().mean(),
+        lambda p, y: ((p - p[:, 0]) * (y[:, None] - y)).square().mean(),  # pairs, on purpose
+        lambda p, y: (p - y.mean()).square().mean() + (y[:, None] - y).square().mean(),
+        lambda p, y: (p[:, 0] * y).sum() / (1 + y.square().sum()),
+    ],
+    ids=["column", "pairs", "statistics", "products"],
+)
+def test_arithmetic_of_a_loss_of_the_models_own_that_is_meant(loss):
+    assert codes(regression(loss), "loss-shapes") == [("not-applicable", "")]
 
 
 class Penalised(nn.Module):
