@@ -290,6 +290,8 @@ def _advice(model: nn.Module, error: str, *, given: Any) -> str:
         return (
             f"inputs: {kind}.forward does not run on {code_of(as_spec_tree(given, 'inputs'))}{seen}"
         )
+    if error.startswith(("ImportError", "ModuleNotFoundError")):
+        return f"{kind}.forward does not run here: {error}. Install what it needs"
     if names == ("images",):
         return (
             f"inputs: {kind}.forward takes a list of images with their boxes{seen}. Write a contract "

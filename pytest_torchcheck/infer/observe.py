@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from ..contracts import Contract
+from ..objects import trees
 from ..promises import (
     Causal,
     Deterministic,
@@ -17,14 +21,17 @@ from ..promises import (
     Tied,
 )
 from ..specs import Mask, Tokens
+from ..state import isolated
 from ..text.units import format_bytes, format_flops
 from .code import code_of
+from .outcome import steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torch import nn
 
+    from ..batches import BatchSource
     from ..findings import Finding
     from ..specs import TensorSpec
 
@@ -75,7 +82,7 @@ def promises(
     """
     for promise, code in (
         *_ties(model),
-        *_of_axes(contract, output),
+        *_of_axes(contract, model, output),
         (Deterministic(), "Deterministic()"),
     ):
         name = CHECKS[type(promise)]
@@ -123,7 +130,9 @@ def _ties(model: nn.Module) -> Iterator[tuple[Promise, str]]:
             yield Tied(other, name), f'Tied("{other}", "{name}")'
 
 
-def _of_axes(contract: Contract, output: str | None) -> Iterator[tuple[Promise, str]]:
+def _of_axes(
+    contract: Contract, model: nn.Module, output: str | None
+) -> Iterator[tuple[Promise, str]]:
     """Yield what may hold along the axes of the inputs that are no batch."""
     source = contract.source
     if source is None:
@@ -139,11 +148,42 @@ def _of_axes(contract: Contract, output: str | None) -> Iterator[tuple[Promise, 
         names = {_key(path, base.arg_names(), base.kwargs): dim for path, dim in axes.items()}
         if None in names:
             continue
-        specs = {path: source.specs.get(path) for path in axes}
-        shape = None if output is None else output.split()
-        kept = None if shape is None else symbol in shape
-        place = shape.index(symbol) if shape and kept else 1
-        yield from _along(names, specs, kept=kept, place=place)
+        kinds = dict(zip(names, map(source.specs.get, axes), strict=True))
+        if output is None:  # several outputs, or none with a shape that is known
+            found = _following(contract, source, model, symbol)
+            if found is not None:
+                yield from _causal(names, kinds, *found)
+        else:
+            shape = output.split()
+            place = shape.index(symbol) if symbol in shape else None
+            if place is not None:
+                yield from _causal(names, kinds, None, place)
+            yield _permuted(names, place)
+        ids = next((n for n, spec in kinds.items() if isinstance(spec, Tokens)), None)
+        mask = next((n for n, spec in kinds.items() if isinstance(spec, Mask)), None)
+        if ids is not None and mask is not None:
+            code = f"PaddingInvariant(ids={code_of(ids)}, mask={code_of(mask)})"
+            yield PaddingInvariant(ids=ids, mask=mask), code
+
+
+def _following(
+    contract: Contract, source: BatchSource, model: nn.Module, symbol: str
+) -> tuple[tuple[int | str, ...], int] | None:
+    """Return the first floating output whose size follows a symbol, as its path, and along which axis."""
+    size = source.base(0).sizes[symbol]
+    if size - 1 < source.symbols[symbol].low:
+        return None
+    with isolated(), torch.no_grad():
+        model = copy.deepcopy(model).eval()
+        batches = (source.base(0), source.at(0, **{symbol: size - 1}))
+        seen = [trees.floats(contract.invoke(model, one)) for one in batches if one is not None]
+    for path, leaf in seen[0].items():
+        other = seen[-1].get(path, leaf)
+        shapes = zip(leaf.shape, other.shape, strict=False)
+        for place, pair in enumerate(shapes):
+            if pair == (size, size - 1):
+                return steps_of(path), place
+    return None
 
 
 def _key(path: str, positional: tuple[str, ...], keywords: Mapping[str, Any]) -> int | str | None:
@@ -153,34 +193,35 @@ def _key(path: str, positional: tuple[str, ...], keywords: Mapping[str, Any]) ->
     return positional.index(path) if path in positional else None
 
 
-def _along(
+def _causal(
     names: Mapping[Any, int],
-    specs: Mapping[str, TensorSpec | None],
-    *,
-    kept: bool | None,
+    kinds: Mapping[Any, TensorSpec | None],
+    output: tuple[int | str, ...] | None,
     place: int,
 ) -> Iterator[tuple[Promise, str]]:
+    """Yield the promise of causality for each input that is no mask."""
+    which = output[0] if output is not None and len(output) == 1 else output
+    for name, dim in names.items():
+        if isinstance(kinds[name], Mask):
+            continue
+        promise = Causal(dim=dim, input=name, output=which, output_dim=place)
+        given = {"dim": dim, "input": name, "output": which, "output_dim": place}
+        usual = {"dim": 1, "input": 0, "output": None, "output_dim": 1}
+        said = [f"{field}={code_of(v)}" for field, v in given.items() if v != usual[field]]
+        yield promise, f"Causal({', '.join(said)})"
+
+
+def _permuted(names: Mapping[Any, int], place: int | None) -> tuple[Promise, str]:
+    """Return the promise that the order of entries does not matter, or that the output follows it."""
     (first, dim), *others = names.items()
-    given = "" if first == 0 else f", input={code_of(first)}"
-    if not others and kept is not False:
-        said = f"dim={dim}{given}" + (f", output_dim={place}" if place != 1 else "")
-        said = "" if said == "dim=1" else said
-        yield Causal(dim=dim, input=first, output_dim=place), f"Causal({said})"
-    axes = f"dim={dim}{given}"
+    axes = f"dim={dim}" if first == 0 else f"dim={dim}, input={code_of(first)}"
     if others:
         axes = f"inputs={code_of(dict(names))}"
-    if kept is False:
-        yield PermutationInvariant(inputs=dict(names)), f"PermutationInvariant({axes})"
-    elif kept:
-        axes += f", output_dim={place}" if place != dim else ""
-        promise = PermutationEquivariant(inputs=dict(names), output_dim=place)
-        yield promise, f"PermutationEquivariant({axes})"
-    kinds = dict(zip(names, specs.values(), strict=True))
-    ids = next((n for n, spec in kinds.items() if isinstance(spec, Tokens)), None)
-    mask = next((n for n, spec in kinds.items() if isinstance(spec, Mask)), None)
-    if ids is not None and mask is not None:
-        code = f"PaddingInvariant(ids={code_of(ids)}, mask={code_of(mask)})"
-        yield PaddingInvariant(ids=ids, mask=mask), code
+    if place is None:
+        return PermutationInvariant(inputs=dict(names)), f"PermutationInvariant({axes})"
+    axes += f", output_dim={place}" if place != dim else ""
+    promise = PermutationEquivariant(inputs=dict(names), output_dim=place)
+    return promise, f"PermutationEquivariant({axes})"
 
 
 def ceilings(contract: Contract, *, runs: int) -> Iterator[Observed]:

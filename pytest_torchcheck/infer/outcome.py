@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch.nn.functional as F
 
+from ..objects import trees
 from ..specs import Floats, Labels, Probabilities, SpecError, UnitVectors
 
 if TYPE_CHECKING:
@@ -218,24 +219,16 @@ def _picked(name: str, function: Callable[..., Any], path: str, change: str = ""
         return Loss(code=f"F.{name}", function=function)
     if _SAFE.fullmatch(path) is None:
         raise SpecError(f"the output {path} has no simple name")
-    pick = _getter(path)
+    steps = steps_of(path)
 
     def loss(output: Any, targets: Any) -> Any:
-        chosen = pick(output)
+        chosen = trees.pick(output, steps)
         return function(chosen.movedim(-1, 1) if change else chosen, targets)
 
     return Loss(code=f"lambda output, targets: F.{name}({path}{change}, targets)", function=loss)
 
 
-def _getter(path: str) -> Callable[[Any], Any]:
-    steps = re.findall(r"\.([A-Za-z_]\w*)|\[(\d+)\]|\['([^']*)'\]", path)
-
-    def get(output: Any) -> Any:
-        for attribute, index, key in steps:
-            if attribute:
-                output = getattr(output, attribute)
-            else:
-                output = output[int(index)] if index else output[key]
-        return output
-
-    return get
+def steps_of(path: str) -> tuple[int | str, ...]:
+    """Return the attributes, indices and keys of a path such as ``output.logits`` or ``output[0]``."""
+    found = re.findall(r"\.([A-Za-z_]\w*)|\[(\d+)\]|\['([^']*)'\]", path)
+    return tuple(int(index) if index else attribute or key for attribute, index, key in found)

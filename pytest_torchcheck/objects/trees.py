@@ -340,11 +340,11 @@ def pick(value: Any, path: int | str | tuple[int | str, ...] | None) -> Any:
         return next(iter(found.values()))
     for step in path if isinstance(path, tuple) else (path,):
         try:
-            value = (
-                getattr(value, step)
-                if isinstance(step, str) and hasattr(value, step)
-                else value[step]
-            )
+            keyed = isinstance(value, Mapping) and step in value  # not the method "values", say
+            if isinstance(step, str) and not keyed and hasattr(value, step):
+                value = getattr(value, step)
+            else:
+                value = value[step]
         except (TypeError, LookupError):
             raise KeyError(
                 f"the output has no {step!r}; it holds {', '.join(tensors(value)) or 'no tensor'}"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pytest_torchcheck import Contract
 from pytest_torchcheck.infer import observe
 from pytest_torchcheck.promises import Causal
+from pytest_torchcheck.specs import Edges, Mask
 
 
 class ChannelsFirst(nn.Module):
@@ -43,6 +44,55 @@ def test_a_promise_names_the_axis_of_the_output() -> None:
     assert declared(ChannelsFirst, promises=[promise]).check(["causality"]).ok
     broken = declared(lambda: ChannelsFirst(both=True), promises=[promise])
     assert not broken.check(["causality"]).ok
+
+
+class Reader(nn.Module):
+    """Two outputs, of which the second has a position for each of the input's."""
+
+    def __init__(self, both: bool = False) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(3, 4, batch_first=True, bidirectional=both)
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        values, last = self.rnn(x * mask[..., None])
+        return {"last": last[0], "values": values}
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_promise_names_the_output_that_has_the_axis(both: bool) -> None:
+    contract = Contract(
+        model=lambda: Reader(both),
+        inputs={"x": "B T 3", "mask": Mask("B T")},
+        sizes={"T": (4, 9)},
+    )
+    found = list(observe.promises(contract, Reader(both), output=None, runs=1))
+    causal = [one.code for one in found if isinstance(one.value, Causal)]
+    assert causal == ([] if both else ['Causal(input="x", output="values")'])
+
+
+class Nodes(nn.Module):
+    """A graph layer, which may treat the first node apart."""
+
+    def __init__(self, apart: bool = False) -> None:
+        super().__init__()
+        self.node, self.apart = nn.Linear(3, 4), apart
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, target = edge_index
+        h = self.node(x).tanh().index_add(0, target, self.node(x)[source])
+        return torch.cat([2 * h[:1], h[1:]]) if self.apart else h
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_nodes_may_change_places_with_the_edges_that_name_them(apart: bool) -> None:
+    contract = Contract(
+        model=lambda: Nodes(apart),
+        inputs={"x": "N 3", "edge_index": Edges("2 E", nodes="N")},
+        sizes={"N": (4, 9), "E": (6, 12)},
+        batch_dim=None,
+    )
+    found = [one.code for one in observe.promises(contract, Nodes(), output="N 4", runs=1)]
+    assert ('PermutationEquivariant(dim=0, input="x")' in found) is not apart
 
 
 class Wide(nn.Module):
