@@ -239,7 +239,7 @@ CHECKS: tuple[Check, ...] = (
             "loss-weights",
             "The terms of a loss keep their weights in a larger batch, and its elements theirs under a mask.",
             needs=("loss",),
-            cost="1 F, shared; 5 backward passes through the loss only, up to 3 more for each mask",
+            cost="1 F, shared; 6 backward passes through the loss only, up to 3 more for each mask",
             axes="once",
         ),
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import torch
 
 from ...codes import loss as explain
 from ...probes.loss.weights import Reductions, crowding, reductions
@@ -16,9 +18,12 @@ if TYPE_CHECKING:
     from ...findings import Finding
     from ...subject import Subject
 
+_SAMPLES: Final = 3
+"""How many samples are repeated: five copies of a few are little beside a batch, also of large outputs."""
+
 
 def loss_weights(subject: Subject) -> Iterator[Finding]:
-    """Repeat the batch two, three and five times; count one element more in each mask among the targets.
+    """Repeat some samples two, three and five times; count one element more in each mask among the targets.
 
     The loss is called with one output of the model, and its gradient by this output is compared.
     Averaged terms give all copies of a sample together the gradient that it had alone, summed ones give it
@@ -39,18 +44,19 @@ def loss_weights(subject: Subject) -> Iterator[Finding]:
     if base is None or again is None or not base.finite or base.value != again.value:
         yield inconclusive("the loss has no finite gradient that repeats with the same seed")
         return
+    few, count = loss.cut(torch.arange(min(size, _SAMPLES)), axis), min(size, _SAMPLES)
     try:
-        found = reductions(loss, base, axis, size)
+        found = reductions(few, axis, count)
     except SubjectError:
         found = None  # batch-sizes judges what is refused
     if found is not None and found.averaged and found.summed:
-        yield explain.mixed_reductions(subject, loss, found, axis, size)
+        yield explain.mixed_reductions(subject, few, found, axis, count)
         return
     axes, tried = subject.source.axes(symbol), 0
     for path, target in loss.targets().items():
         if path in axes and not target.is_complex():
-            count, wrong = crowding(loss, base, path, target, axes[path])
-            tried += count
+            more, wrong = crowding(loss, base, path, target, axes[path])
+            tried += more
             if wrong is not None:
                 yield explain.mean_over_others(subject, loss, wrong)
                 return

@@ -38,12 +38,11 @@ class Reductions:
     summed: tuple[str, ...]
 
 
-def reductions(loss: LossOfOutput, base: Slopes, axis: int, size: int) -> Reductions | None:
-    """Repeat the batch, and see which gradients keep their sum over the copies, and which keep their size.
+def reductions(loss: LossOfOutput, axis: int, size: int) -> Reductions | None:
+    """Repeat the samples, and see which gradients keep their sum over the copies, and which keep their size.
 
     Args:
-        loss: Of the whole batch.
-        base: Its slopes.
+        loss: Of some samples.
         axis: Where the samples stand in every output.
         size: How many samples there are.
 
@@ -54,6 +53,9 @@ def reductions(loss: LossOfOutput, base: Slopes, axis: int, size: int) -> Reduct
     Raises:
         SubjectError: The loss refuses the repeated batch.
     """
+    base = loss.slopes()
+    if base is None or not base.finite:
+        return None
     repeated = {}
     for copies in _COPIES:
         many = loss.cut(torch.arange(size).repeat(copies), axis).slopes()
@@ -81,6 +83,8 @@ def reductions(loss: LossOfOutput, base: Slopes, axis: int, size: int) -> Reduct
             summed.append(path)
         if _apart(one, grows) > _PART * most:
             averaged.append(path)
+    if not averaged and not summed:
+        return None
     return Reductions(averaged=tuple(averaged), summed=tuple(summed))
 
 
