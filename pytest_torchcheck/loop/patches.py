@@ -52,7 +52,7 @@ def listening(
                 _wrap_everywhere(stack, name, handlers[kind])
         if "copy" in handlers and not _compiles():
             _wrap(stack, torch, "_foreach_copy_", handlers["copy"])
-            _wrap_inherited(stack, torch.Tensor, "copy_", handlers["copy"])
+            _wrap(stack, torch.Tensor, "copy_", handlers["copy"])
         stack.callback(register_optimizer_step_pre_hook(before_step).remove)
         if before_forward is not None:
             before = before_forward
@@ -89,14 +89,14 @@ _SCALER = {
 def _patched() -> Iterator[tuple[str, Any, str]]:
     """Yield kinds of events, and the owner and name of every function that is one."""
     yield "backward", torch.autograd, "backward"
-    for cls in _subclasses(torch.optim.Optimizer):
+    for cls in subclasses(torch.optim.Optimizer):
         if "zero_grad" in vars(cls):
             yield "zero-grad", cls, "zero_grad"
     yield "zero-grad", torch.nn.Module, "zero_grad"
-    for cls in _subclasses(LRScheduler):
+    for cls in subclasses(LRScheduler):
         if "step" in vars(cls):
             yield "scheduler-step", cls, "step"
-    for cls in _subclasses(torch.amp.GradScaler):
+    for cls in subclasses(torch.amp.GradScaler):
         for method, kind in _SCALER.items():
             if method in vars(cls):
                 yield kind, cls, method
@@ -106,7 +106,7 @@ def _patched() -> Iterator[tuple[str, Any, str]]:
         yield "convert", torch.nn.Module, method
 
 
-def _subclasses(cls: type) -> list[type]:
+def subclasses(cls: type) -> list[type]:
     """Return a class and all that derive from it."""
     found, stack = [], [cls]
     while stack:
@@ -117,40 +117,30 @@ def _subclasses(cls: type) -> list[type]:
     return found
 
 
+def _routed(original: Any, around: Around) -> Callable[..., Any]:
+    """Return a function that calls a handler in place of another one."""
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(original, args, kwargs)
+
+    return wrapper
+
+
 def _wrap(stack: contextlib.ExitStack, owner: Any, name: str, around: Around) -> None:
-    original = vars(owner)[name]
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(original, args, kwargs)
-
-    stack.callback(setattr, owner, name, original)
-    setattr(owner, name, wrapper)
-
-
-def _wrap_inherited(stack: contextlib.ExitStack, owner: Any, name: str, around: Around) -> None:
-    """Wrap a method that a class has from a base that cannot be written to."""
+    """Wrap a function, or a method; one of a base that cannot be written to in the class itself."""
     original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(original, args, kwargs)
-
     if name in vars(owner):
         stack.callback(setattr, owner, name, original)
     else:
         stack.callback(delattr, owner, name)
-    setattr(owner, name, wrapper)
+    setattr(owner, name, _routed(original, around))
 
 
 def _wrap_everywhere(stack: contextlib.ExitStack, name: str, around: Around) -> None:
     """Wrap a function of :mod:`torch.nn.utils` in every module that has imported it by its name."""
     original = getattr(torch.nn.utils, name)
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(original, args, kwargs)
-
+    wrapper = _routed(original, around)
     for module in list(sys.modules.values()):
         namespace = getattr(module, "__dict__", None)
         if isinstance(namespace, dict) and namespace.get(name) is original:

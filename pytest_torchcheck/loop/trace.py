@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +36,9 @@ class Event:
     name: str
     owner: int
     place: Location | None
+
+
+E = TypeVar("E", bound=Event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,10 +230,22 @@ class Trace:
             if event.kind in kinds and (step is None or event.step == step):
                 yield place, event
 
+    def each(self, kind: type[E], step: int | None = None) -> list[tuple[int, E]]:
+        """Return places and events of one class, of one step or of all."""
+        return [
+            (place, event)
+            for place, event in enumerate(self.events)
+            if isinstance(event, kind) and step in (None, event.step)
+        ]
+
+    def latest(self, kind: type[E], before: int) -> E | None:
+        """Return the last event of a class before a place, or None."""
+        return next((e for e in reversed(self.events[:before]) if isinstance(e, kind)), None)
+
     def optimizer_steps(self, step: int | None = None) -> list[OptimizerStep]:
         """Return the steps of optimizers."""
-        return [e for _, e in self.of("optimizer-step", step=step) if isinstance(e, OptimizerStep)]
+        return [event for _, event in self.each(OptimizerStep, step)]
 
     def backwards(self, step: int | None = None) -> list[Backward]:
         """Return the backward passes."""
-        return [e for _, e in self.of("backward", step=step) if isinstance(e, Backward)]
+        return [event for _, event in self.each(Backward, step)]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 def clips(trace: Trace) -> Iterator[Finding]:
     """A clipping that clips nothing, or the wrong thing."""
-    for place, event in trace.of("clip"):
-        if not isinstance(event, Clip) or not math.isfinite(event.limit):
+    for place, event in trace.each(Clip):
+        if not math.isfinite(event.limit):
             continue
         before = [e for e in trace.events[:place] if e.step == event.step]
         stepped = next((e for e in reversed(before) if isinstance(e, OptimizerStep)), None)

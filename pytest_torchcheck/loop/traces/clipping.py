@@ -35,17 +35,9 @@ def clipping_of(trace: Trace, limit: float) -> Clipping:
     """Compare the norm at every step with a threshold."""
     largest = 0.0
     clipped = 0
-    for place, step in trace.of("optimizer-step"):
-        if not isinstance(step, OptimizerStep):
-            continue
-        raw = max(
-            (
-                e.norm
-                for e in trace.events[:place]
-                if isinstance(e, Backward) and e.step == step.step
-            ),
-            default=0.0,
-        )
+    for place, step in trace.each(OptimizerStep):
+        passes = [e.norm for i, e in trace.each(Backward, step.step) if i < place]
+        raw = max(passes, default=0.0)
         largest = max(largest, raw)
         if not math.isfinite(raw) or raw <= limit:
             continue
@@ -54,7 +46,7 @@ def clipping_of(trace: Trace, limit: float) -> Clipping:
                 return Clipping(largest=largest, finding=rescaled)
             clipped += 1
             continue
-        clips = [e for e in trace.events if isinstance(e, Clip) and e.step == step.step]
+        clips = [event for _, event in trace.each(Clip, step.step)]
         return Clipping(largest=largest, finding=_unclipped(trace, step, raw, limit, clips))
     return Clipping(largest=largest, clipped=clipped)
 

@@ -12,7 +12,7 @@ from pytest_torchcheck.findings import Culprit, Finding
 
 from ...verdicts import suspicious, violated
 from ..replay import where_gradients_go_off, where_mode_is_left
-from ..trace import Forward, Mode, Trace
+from ..trace import Backward, Forward, Mode, Trace
 from .reseeding import reseeding_findings
 from .rounded_weights import rounding_findings
 from .wording import at, few
@@ -43,13 +43,10 @@ def training_forwards(trace: Trace) -> dict[int, list[Forward]]:
     """Return the forwards with gradients on that come before the last backward of each call."""
     found: dict[int, list[Forward]] = {}
     for number in range(trace.steps + 1):
-        passes = [place for place, _ in trace.of("backward", step=number)]
+        passes = [place for place, _ in trace.each(Backward, number)]
         if passes:
-            found[number] = [
-                e
-                for place, e in trace.of("forward", step=number)
-                if isinstance(e, Forward) and e.grad and place < passes[-1]
-            ]
+            forwards = trace.each(Forward, number)
+            found[number] = [e for place, e in forwards if e.grad and place < passes[-1]]
     return found
 
 
@@ -219,13 +216,8 @@ def _gradients_off(subject: Subject, trace: Trace) -> Iterator[Finding]:
 
 def _statistics(trace: Trace) -> Iterator[Finding]:
     """An evaluation in training mode moves running statistics."""
-    for _, event in trace.of("forward"):
-        if (
-            not isinstance(event, Forward)
-            or event.grad
-            or not event.statistics
-            or event.place is None
-        ):
+    for _, event in trace.each(Forward):
+        if event.grad or not event.statistics or event.place is None:
             continue
         function = event.place.function.rpartition(".")[2]
         if not _EVALUATES.search(function):

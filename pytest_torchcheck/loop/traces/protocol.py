@@ -41,9 +41,7 @@ def _zero_grad_between(trace: Trace) -> Iterator[Finding]:
         if not step.empty or step.cleared is None:
             continue
         cleared = trace.events[step.cleared]
-        backward = next(
-            (e for e in reversed(trace.events[: step.cleared]) if isinstance(e, Backward)), None
-        )
+        backward = trace.latest(Backward, step.cleared)
         yield violated(
             "zero-grad-before-step",
             f"{cleared.name}() clears the gradients between backward and {step.name}(): they "
@@ -80,12 +78,11 @@ def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
             f"; {others[0].name}() at {at(others[0].place)} does not reach them" if others else ""
         )
         passes = len(step.sources)
-        before = trace.events[: max(step.sources)]
         forward = next(
             (
                 e
-                for e in reversed(before)
-                if isinstance(e, Forward) and e.grad and e.step == latest.step
+                for place, e in reversed(trace.each(Forward, latest.step))
+                if e.grad and place < max(step.sources)
             ),
             None,
         )
@@ -120,12 +117,7 @@ def _step_before_backward(trace: Trace) -> Iterator[Finding]:
     """Every call of the step updates first and computes gradients afterwards."""
     wrong: list[tuple[OptimizerStep, Backward]] = []
     for number in range(trace.steps):
-        steps = [
-            (i, e)
-            for i, e in trace.of("optimizer-step", step=number)
-            if isinstance(e, OptimizerStep)
-        ]
-        passes = [(i, e) for i, e in trace.of("backward", step=number) if isinstance(e, Backward)]
+        steps, passes = trace.each(OptimizerStep, number), trace.each(Backward, number)
         if not steps or not passes or any(e.closure for _, e in steps):
             return
         if any(j < steps[0][0] for j, _ in passes):
@@ -180,9 +172,9 @@ def _loss_made_anew(subject: Subject, trace: Trace) -> Iterator[Finding]:
 
 def _leaks(trace: Trace) -> Iterator[Finding]:
     """A pass meant for one optimizer, and applied by it, is left in the gradients of another."""
-    places = list(trace.of("optimizer-step"))
+    places = trace.each(OptimizerStep)
     for place, step in places:
-        if not isinstance(step, OptimizerStep) or len(step.fresh) < 2 or step.closure:
+        if len(step.fresh) < 2 or step.closure:
             continue
         last = step.fresh[-1]
         for source in step.fresh[:-1]:
@@ -190,8 +182,7 @@ def _leaks(trace: Trace) -> Iterator[Finding]:
                 (
                     e
                     for i, e in places
-                    if isinstance(e, OptimizerStep)
-                    and e.owner != step.owner
+                    if e.owner != step.owner
                     and source < i < last
                     and i < place
                     and source in e.sources
@@ -297,8 +288,8 @@ def _scaled(trace: Trace) -> Iterator[Finding]:
 
 def _loads_itself(trace: Trace) -> Iterator[Finding]:
     """A network is given its own state: a target that never follows, or a best state that was never copied."""
-    for event in trace.events:
-        if not isinstance(event, LoadState) or not 0 < event.own == event.tensors:
+    for _, event in trace.each(LoadState):
+        if not 0 < event.own == event.tensors:
             continue
         kept, line = ("", None) if event.place is None else kept_as_it_is(event.place)
         keeps = Culprit("tensor", kept, "is kept without a copy", line)

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pytest_torchcheck.record.tracing import find_line, line_of
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject.optimizers import optimizers_of, schedulers_of
+
+from ..patches import subclasses
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -136,8 +139,6 @@ def _rate(optimizer: torch.optim.Optimizer) -> float:
 
 def _patched(watch: _Rates) -> list[tuple[Any, str, Any]]:
     """Tell the watch of optimizers that are made or loaded, and of schedulers that step; return what to put back."""
-    from torch.optim.lr_scheduler import LRScheduler
-
     done: list[tuple[Any, str, Any]] = []
 
     def after(cls: Any, name: str, tell: Any) -> None:
@@ -153,13 +154,7 @@ def _patched(watch: _Rates) -> list[tuple[Any, str, Any]]:
 
     after(torch.optim.Optimizer, "__init__", watch.made)
     after(torch.optim.Optimizer, "load_state_dict", watch.loaded)
-    classes, stack = [], [LRScheduler]
-    while stack:
-        cls = stack.pop()
-        stack += cls.__subclasses__()
-        if cls not in classes:
-            classes.append(cls)
-    for cls in classes:
+    for cls in subclasses(LRScheduler):
         for name in ("step", "__init__"):
             if name in vars(cls):
                 after(cls, name, lambda s: watch.scheduled(getattr(s, "optimizer", None)))

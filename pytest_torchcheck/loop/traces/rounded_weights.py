@@ -74,14 +74,11 @@ def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
 
 def rounding_findings(trace: Trace) -> Iterator[Finding]:
     """Yield a conversion that rounds trained weights; it may be meant where no evaluation runs in the narrow dtype."""
-    for place, event in trace.of("convert"):
-        if not isinstance(event, Convert) or not event.rounded:
+    for place, event in trace.each(Convert):
+        if not event.rounded:
             continue
-        evaluates = any(
-            isinstance(later, Forward) and not later.grad
-            for later in trace.events[place + 1 :]
-            if later.step == event.step
-        )
+        later = trace.each(Forward, event.step)
+        evaluates = any(i > place and not forward.grad for i, forward in later)
         make = violated if evaluates else suspicious
         yield make(
             "weights-rounded",
