@@ -5,10 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-import linecache
-import os
 import sys
-import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +13,24 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..findings import Location
 from ..record.modes import KernelObserver
-from ..sources import of_error, of_object, search, untaken_lines
+from ..sources import (
+    holds,
+    of_error,
+    of_line,
+    of_object,
+    own_nodes,
+    parsed,
+    search,
+    untaken_lines,
+)
 from .relations.jacobians import distance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from types import FrameType
+
+    from ..findings import Location
 
 _Function = torch.autograd.Function
 
@@ -71,15 +78,15 @@ def gradient_line(
         assigned: Follow a plain name to the line that assigns it; else the line of ``return`` itself.
     """
     found = method_of(function, *(("backward", "vjp") if method == "backward" else (method,)))
-    parsed = _parse(found)
-    if found is None or parsed is None:
+    own = _parse(found)
+    if found is None or own is None:
         return head(function, method)
-    tree, start, filename = parsed
+    tree, filename = own
     dead = untaken_lines(found)
     returns = [
         node
-        for node in _own_nodes(tree)
-        if isinstance(node, ast.Return) and node.value and start + node.lineno - 1 not in dead
+        for node in own_nodes(tree)
+        if isinstance(node, ast.Return) and node.value and node.lineno not in dead
     ]
     if not returns:
         return head(function, method)
@@ -91,11 +98,9 @@ def gradient_line(
         line = value.lineno
     if not assigned:
         line = last.lineno
-    elif isinstance(value, ast.Name) and (
-        made := _assigned(tree, value.id, last.lineno, {line - start + 1 for line in dead})
-    ):
+    elif isinstance(value, ast.Name) and (made := _assigned(tree, value.id, last.lineno, dead)):
         line = made
-    return _location(filename, start + line - 1, found.__qualname__)
+    return of_line(filename, line, found.__qualname__)
 
 
 def computing_lines(function: type | None, position: int | None, most: int = 4) -> list[Location]:
@@ -110,21 +115,19 @@ def computing_lines(function: type | None, position: int | None, most: int = 4) 
         most: How many at most.
     """
     found = method_of(function, "backward", "vjp")
-    parsed = _parse(found)
+    own = _parse(found)
     returned = gradient_line(function, position)
-    if found is None or parsed is None or returned is None:
+    if found is None or own is None or returned is None:
         return []
-    tree, start, filename = parsed
-    dead = {line - start + 1 for line in untaken_lines(found)}
+    tree, filename = own
+    dead = untaken_lines(found)
     statements = [
         n
-        for n in _own_nodes(tree)
+        for n in own_nodes(tree)
         if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return)
         and n.lineno not in dead
     ]
-    known = [
-        n for n in statements if n.lineno <= returned.line - start + 1 <= (n.end_lineno or n.lineno)
-    ]
+    known = [n for n in statements if holds(n, returned.line)]
     for node in known:  # grows as it is walked
         read = {
             n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
@@ -134,8 +137,7 @@ def computing_lines(function: type | None, position: int | None, most: int = 4) 
         ]
     lines = {n.lineno for n in known[1:] if _computes(n)}
     return [
-        _location(filename, start + line - 1, found.__qualname__)
-        for line in sorted(lines, reverse=True)[:most]
+        of_line(filename, line, found.__qualname__) for line in sorted(lines, reverse=True)[:most]
     ]
 
 
@@ -172,7 +174,7 @@ def error_line(function: type | None, error: BaseException) -> Location | None:
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if code.co_filename in files:
-            best = _location(code.co_filename, traceback.tb_lineno, code.co_qualname)
+            best = of_line(code.co_filename, traceback.tb_lineno, code.co_qualname)
         traceback = traceback.tb_next
     return best or of_error(error)
 
@@ -264,48 +266,30 @@ def _files(function: type | None) -> set[str]:
 def _own_line(frame: FrameType | None, files: set[str]) -> Location | None:
     while frame is not None:
         if frame.f_code.co_filename in files:
-            return _location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
+            return of_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
         frame = frame.f_back
     return None
 
 
-def _location(filename: str, line: int, function: str) -> Location:
-    text = linecache.getline(filename, line).strip()
-    return Location(file=os.path.abspath(filename), line=line, text=text, function=function)
-
-
-def _parse(method: Callable[..., Any] | None) -> tuple[ast.AST, int, str] | None:
-    if method is None:
+def _parse(method: Callable[..., Any] | None) -> tuple[ast.AST, str] | None:
+    """Return the tree of a method's own definition, with the line numbers of its file, and that file."""
+    found = None if method is None else parsed(method)
+    if found is None:
         return None
-    try:
-        lines, start = inspect.getsourcelines(method)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-        filename = inspect.getsourcefile(method)
-    except (OSError, TypeError, SyntaxError):
-        return None
-    definitions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
-    return (definitions[0] if definitions else tree), max(start, 1), filename or ""
+    definitions = [n for n in ast.walk(found[0]) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
+    return (definitions[0] if definitions else found[0]), found[1]
 
 
 def _definition(method: Callable[..., Any]) -> Location | None:
-    parsed = _parse(method)
-    if parsed is None or not isinstance(parsed[0], ast.FunctionDef):
+    own = _parse(method)
+    if own is None or not isinstance(own[0], ast.FunctionDef):
         return None
-    return _location(parsed[2], parsed[1] + parsed[0].lineno - 1, method.__qualname__)
-
-
-def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Walk a function's body in order, leaving out the functions defined inside it."""
-    for child in ast.iter_child_nodes(tree):
-        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
-            continue
-        yield child
-        yield from _own_nodes(child)
+    return of_line(own[1], own[0].lineno, method.__qualname__)
 
 
 def _assigned(tree: ast.AST, name: str, before: int, dead: Collection[int] = ()) -> int | None:
     lines = []
-    for node in _own_nodes(tree):
+    for node in own_nodes(tree):
         if getattr(node, "lineno", 0) in dead:
             continue
         if isinstance(node, ast.Assign):

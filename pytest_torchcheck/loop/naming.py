@@ -100,7 +100,7 @@ def iterator_lines(filename: str, name: str, given: Any) -> tuple[Location | Non
     scopes = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
     made: list[tuple[ast.AST, ast.Assign, frozenset[str]]] = []
     for scope in (n for n in sources.nodes(file) if isinstance(n, scopes)):
-        assigned = [n for n in _own_nodes(scope) if isinstance(n, ast.Assign)]
+        assigned = [n for n in sources.own_nodes(scope) if isinstance(n, ast.Assign)]
         for node in assigned:
             names = _copies(node, assigned)
             if _makes(node.value, kind) and (sources.holds(node, line) if line else name in names):
@@ -109,7 +109,7 @@ def iterator_lines(filename: str, name: str, given: Any) -> tuple[Location | Non
         return (sources.of_line(file, line) if line else None), None
     function, node, names = made[0]
     end = node.end_lineno or node.lineno
-    nodes = _own_nodes(function)
+    nodes = list(sources.own_nodes(function))
     copied = {id(n.value) for n in nodes if isinstance(n, ast.Assign)}
     readers = sorted(
         one.lineno
@@ -157,18 +157,6 @@ def _copies(node: ast.Assign, assigned: list[ast.Assign]) -> frozenset[str]:
         if other.lineno > node.lineno and ast.unparse(other.value) in names:
             names |= {ast.unparse(target) for target in other.targets}
     return frozenset(names)
-
-
-def _own_nodes(function: ast.AST) -> list[ast.AST]:
-    """Return the nodes of a function's body without those of functions and classes in it."""
-    found: list[ast.AST] = []
-    stack = list(ast.iter_child_nodes(function))
-    while stack:
-        node = stack.pop()
-        found.append(node)
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            stack += ast.iter_child_nodes(node)
-    return found
 
 
 def _makes(value: ast.expr, kind: str) -> bool:

@@ -124,7 +124,7 @@ def _declared_loader(tree: ast.Module, line: int) -> ast.expr | None:
             if not first <= line <= (node.end_lineno or node.lineno):
                 continue
             calls = [each for each in node.decorator_list if isinstance(each, ast.Call)]
-        elif isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or node.lineno):
+        elif isinstance(node, ast.Call) and sources.holds(node, line):
             calls = [node]
         else:
             continue

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
@@ -83,8 +82,7 @@ def _loaders(
     """Yield the calls of DataLoader, and the dicts of its arguments, that say in constants what this loader was told."""
     plan = part.plan
     for file in files_of(part, declared):
-        tree = sources.tree_of(file)
-        for node in ast.walk(tree) if tree is not None else ():
+        for node in sources.nodes(file):
             if isinstance(node, ast.Call) and sources.called(node) == "DataLoader":
                 told: dict[str, ast.expr] = said(node)
                 if any(k.arg is None for k in node.keywords):
@@ -121,28 +119,26 @@ def sampler_made(
     """
     name = type(sampler).__name__
     calls = [
-        (file, tree, node)
+        (file, node)
         for file in files_of(part, declared)
-        if (tree := sources.tree_of(file)) is not None
-        for node in ast.walk(tree)
+        for node in sources.nodes(file)
         if isinstance(node, ast.Call) and sources.called(node) == name
     ]
     if len(calls) > 1:
-        calls = [call for call in calls if _may_have_made(call[2], sampler, per_class)]
-    places = tuple(sources.of_line(file, call.lineno) for file, _, call in calls)
+        calls = [call for call in calls if _may_have_made(call[1], sampler, per_class)]
+    places = tuple(sources.of_line(file, call.lineno) for file, call in calls)
     if len(calls) != 1:
         return places if len(calls) <= _MOST else (), "", ()
-    file, tree, call = calls[0]
+    file, call = calls[0]
     given = _given(call)
     if not isinstance(given, ast.Name):
         return places, "" if given is None else ast.unparse(given)[:40], ()
-    around = _around(tree, call)
+    scope = sources.function_around(file, call.lineno) or sources.tree_of(file)
     lines = [
         node.lineno
-        for node in ast.walk(around)
+        for node in sources.own_nodes(scope)
         if isinstance(node, ast.Assign)
         and node.lineno < call.lineno
-        and _around(tree, node) is around
         and any(isinstance(t, ast.Name) and t.id == given.id for t in node.targets)
     ]
     return places, given.id, tuple(sources.of_line(file, line) for line in lines[-_MOST:])
@@ -170,17 +166,6 @@ def _may_have_made(call: ast.Call, sampler: Any, per_class: bool) -> bool:
     )
 
 
-def _around(tree: ast.Module, node: ast.expr | ast.stmt) -> ast.stmt | ast.Module:
-    """Return the innermost function that holds a node, else the module."""
-    holding = [
-        each
-        for each in ast.walk(tree)
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-        and each.lineno <= node.lineno <= (each.end_lineno or each.lineno)
-    ]
-    return max(holding, key=lambda each: each.lineno) if holding else tree
-
-
 def replaced_from_outside(
     part: Part, declared: Location | None
 ) -> Iterator[tuple[str, str, Location]]:
@@ -192,19 +177,16 @@ def replaced_from_outside(
     dataset = part.own
     called = _called_attributes(type(dataset)) & set(vars(dataset))
     for file in files_of(part, declared) if called else ():
-        tree = sources.tree_of(file)
-        if tree is None:
-            continue
-        for node in (each for each in ast.walk(tree) if isinstance(each, ast.Assign)):
+        for node in (each for each in sources.nodes(file) if isinstance(each, ast.Assign)):
             for target in node.targets:
                 if not isinstance(target, ast.Attribute) or target.attr not in called:
                     continue
-                if _is_dataset(tree, target.value, type(dataset).__name__):
+                if _is_dataset(file, target.value, type(dataset).__name__):
                     owner = ast.unparse(target.value)
                     yield target.attr, owner, sources.of_line(file, node.lineno)
 
 
-def _is_dataset(tree: ast.AST, owner: ast.expr, name: str) -> bool:
+def _is_dataset(file: str, owner: ast.expr, name: str) -> bool:
     """Say whether an object is ``something.dataset``, or a variable that was given a call of the dataset's class."""
     if isinstance(owner, ast.Attribute):
         return owner.attr == "dataset"
@@ -213,19 +195,16 @@ def _is_dataset(tree: ast.AST, owner: ast.expr, name: str) -> bool:
         and isinstance(node.value, ast.Call)
         and sources.called(node.value) == name
         and any(isinstance(t, ast.Name) and t.id == owner.id for t in node.targets)
-        for node in ast.walk(tree)
+        for node in sources.nodes(file)
     )
 
 
 def _called_attributes(cls: type) -> set[str]:
     """Return the attributes of ``self`` that ``__getitem__`` calls."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(cls, "__getitem__"))))  # noqa: B009
-    except (AttributeError, OSError, TypeError, SyntaxError):
-        return set()
+    found = sources.parsed(getattr(cls, "__getitem__", None))
     return {
         node.func.attr
-        for node in ast.walk(tree)
+        for node in (ast.walk(found[0]) if found is not None else ())
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and isinstance(node.func.value, ast.Name)

@@ -242,17 +242,9 @@ def _asks_itself(made: Delivery) -> tuple[str, str] | None:
     place = made.location
     if made.error_type != "RecursionError" or place is None:
         return None
-    tree = sources.tree_of(place.file)
-    for cls in ast.walk(tree) if tree is not None else ():
-        if not isinstance(cls, ast.ClassDef):
-            continue
-        for function in cls.body:
-            if (
-                not isinstance(function, ast.FunctionDef)
-                or function.name != "__getattr__"
-                or not function.lineno <= place.line <= (function.end_lineno or function.lineno)
-                or not function.args.args
-            ):
+    for cls in reversed(sources.around(place.file, place.line, ast.ClassDef)):
+        for function in sources.functions_around(place.file, place.line):
+            if function not in cls.body or function.name != "__getattr__" or not function.args.args:
                 continue
             own = function.args.args[0].arg
             for node in ast.walk(function):

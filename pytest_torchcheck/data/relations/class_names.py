@@ -261,7 +261,7 @@ def _calls(part: Part, name: str, declared: Location | None) -> tuple[Location, 
     found = [
         sources.of_line(file, node.lineno)
         for file in files_of(part, declared)
-        for node in ast.walk(sources.tree_of(file) or ast.Module(body=[], type_ignores=[]))
+        for node in sources.nodes(file)
         if isinstance(node, ast.Call)
         and (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) == name
     ]

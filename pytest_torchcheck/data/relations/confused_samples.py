@@ -188,12 +188,8 @@ class _Storing:
 def _key_names(file: str, line: int) -> list[str]:
     """Return the variables that are the key of the entry which a line stores."""
     keys: list[ast.expr] = []
-    tree = sources.tree_of(file)
-    for node in ast.walk(tree) if tree is not None else ():
-        if (
-            not line <= (getattr(node, "end_lineno", 0) or 0)
-            or getattr(node, "lineno", line + 1) > line
-        ):
+    for node in sources.nodes(file):
+        if not sources.holds(node, line):
             continue
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             keys.append(node.slice)

@@ -271,7 +271,7 @@ def lines_like(
     )
     found: dict[tuple[str, int], Location] = {}
     for file in {file for file, _ in ran}:
-        for node in ast.walk(sources.tree_of(file) or ast.Module(body=[], type_ignores=[])):
+        for node in sources.nodes(file):
             if isinstance(node, ast.expr) and wanted(node):
                 lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
                 code = next((ran[file, n] for n in lines if (file, n) in ran), None)

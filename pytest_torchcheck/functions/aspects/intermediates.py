@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...record.tracing import find_line
-from ...sources import of_line, tree_of
+from ...sources import nodes, of_line
 from ..lines import line_with, method_of
 from ..relations.experiments import aliases, held_tensors, saved_tensors
 from ..relations.jacobians import distance
@@ -120,7 +120,7 @@ def _saving(target: Target, count: int) -> tuple[list[str], Location | None]:
     calls = [
         (file, node)
         for file in files
-        for node in ast.walk(tree_of(file) or ast.Module(body=[], type_ignores=[]))
+        for node in nodes(file)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "save_for_backward"
