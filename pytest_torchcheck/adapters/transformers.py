@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from ..specs import Floats, Labels, Tokens
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 CLASS: Final = "transformers.modeling_utils:PreTrainedModel"
 WRAPPER: Final = "peft.peft_model:PeftModel"
 """A model with adapters of PEFT around it: what the base model says holds of it too."""
+SPECIAL: Final = ("pad_token_id", "bos_token_id", "eos_token_id")
 LENGTH: Final = 16
 """Longest drawn sequence: enough for every effect of position, and cheap."""
 
@@ -84,7 +85,8 @@ def _specs(declared: Declared) -> tuple[dict[str, TensorSpec], dict[str, Any]]:
     if model.main_input_name == "input_ids" and isinstance(vocab, int):
         longest = getattr(config, "max_position_embeddings", None) or LENGTH
         sizes["T"] = (2, max(2, min(LENGTH, longest)))
-        inputs["input_ids"] = Tokens("B T", vocab=vocab, special=_special(config), pad=None)
+        special = special_ids((getattr(config, name, None) for name in SPECIAL), vocab)
+        inputs["input_ids"] = Tokens("B T", vocab=vocab, special=special, pad=None)
     elif model.main_input_name == "pixel_values" and isinstance(
         getattr(config, "image_size", None), int
     ):
@@ -101,15 +103,11 @@ def _specs(declared: Declared) -> tuple[dict[str, TensorSpec], dict[str, Any]]:
     return {**inputs, **labels}, sizes
 
 
-def _special(config: Any) -> tuple[int, ...]:
-    """Return the ids that ordinary text does not contain."""
-    found: list[int] = []
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        value = getattr(config, name, None)
-        ids = value if isinstance(value, list) else [value]
-        found += [each for each in ids if isinstance(each, int) and 0 <= each < config.vocab_size]
-    few = tuple(dict.fromkeys(found))
-    return few if config.vocab_size > len(few) + 1 else ()
+def special_ids(named: Iterable[Any], vocab: int) -> tuple[int, ...]:
+    """Return the ids that ordinary text does not contain, of what a configuration says: ids, lists of ids, or None."""
+    ids = [each for value in named for each in (value if isinstance(value, list) else [value])]
+    few = tuple(dict.fromkeys(each for each in ids if type(each) is int and 0 <= each < vocab))
+    return few if vocab > len(few) + 1 else ()
 
 
 def _labels(cls: Any, config: Any, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:

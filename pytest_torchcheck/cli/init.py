@@ -7,19 +7,27 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from torch import nn
+
 from ..declared.limits import DeclarationError
 from ..infer import observe
 from ..infer.code import TOP, code_of, parse_specs, specs_used
 from ..infer.inference import Inferred, Uninferable, infer, with_batch
-from ..infer.target import LOSSES, TargetError, arguments_of, attribute, load, parse_target
+from ..infer.target import (
+    LOSSES,
+    TargetError,
+    arguments_of,
+    attribute,
+    load,
+    of_config,
+    parse_target,
+)
 from ..specs import SpecError
 from ..text.printable import message_of
 from . import DONE, CommandError
 
 if TYPE_CHECKING:
     import argparse
-
-    from torch import nn
 
     from ..contracts import Contract
     from ..infer.observe import Observed
@@ -142,7 +150,7 @@ class _File:
         return "\n".join(lines) + "\n"
 
     def _is_module(self) -> bool:
-        return not callable(self.inferred.model) or _is_built(self.inferred.model)
+        return isinstance(self.inferred.model, nn.Module)
 
     def _declaration(self) -> str:
         body = "".join(f"    {line}\n" for line in self._lines())
@@ -188,19 +196,9 @@ class _File:
         arguments = ", ".join(given)
         if len(arguments) > WIDTH - 40:
             arguments = "".join(f"\n        {argument}," for argument in given) + "\n    "
-        if _is_of_config(self.inferred.model):
+        if getattr(self.inferred.model, "func", None) is of_config:
             return f"{path}({path}.config_class({arguments}))"
         return f"{path}({arguments})"
-
-
-def _is_built(model: Any) -> bool:
-    from torch import nn
-
-    return isinstance(model, nn.Module)
-
-
-def _is_of_config(model: nn.Module | Any) -> bool:
-    return getattr(getattr(model, "func", None), "__name__", "") == "_of_config"
 
 
 def _comment(text: str) -> list[str]:

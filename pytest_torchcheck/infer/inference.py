@@ -9,7 +9,6 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import sources
@@ -21,7 +20,7 @@ from ..state import isolated
 from .code import code_of
 from .facts import facts_of
 from .options import Candidate, candidates, required
-from .outcome import Loss, Outcome, outcome_of
+from .outcome import Loss, Outcome, loss_of, outcome_of
 from .trial import copier, try_all
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ def infer(
     built = _built(model)
     make = copier(model) if isinstance(model, nn.Module) else model
     if inputs is None and loss in (None, "output"):
-        own = _of_contract(model, loss)
+        own = _of_contract(model)
         if own is not None:
             return own
     found = _given(inputs) if inputs is not None else [*_annotated(built), *_example(built)]
@@ -167,12 +166,8 @@ def with_batch(model: Any, batch: Any, *, loss: str | None = None) -> Inferred:
         name = "mse_loss" if targets.is_floating_point() else "cross_entropy"
     if made.loss is not None or name is None:  # an adapter has supplied it, or nothing asks for one
         return Inferred(model=model, batch=batch, because="the batch that was given")
-    written = Loss(code=f"F.{name}", function=getattr(F, name)) if name != "output" else None
     return Inferred(
-        model=model,
-        batch=batch,
-        loss=written or Loss(code='"output"', function="output"),
-        because="the batch that was given",
+        model=model, batch=batch, loss=loss_of(name), because="the batch that was given"
     )
 
 
@@ -192,7 +187,7 @@ def _built(model: Any) -> nn.Module:
     return made
 
 
-def _of_contract(model: Any, loss: str | None) -> Inferred | None:
+def _of_contract(model: Any) -> Inferred | None:
     """Return what a contract takes from an adapter that knows data and loss, or None."""
     try:
         made = Contract(model=model)
@@ -202,7 +197,6 @@ def _of_contract(model: Any, loss: str | None) -> Inferred | None:
         return None
     if made.batch is not None or made.source is None:
         return Inferred(model=model, because=f"the adapter {made.adapted.name!r}")
-    written = Loss(code='"output"', function="output") if made.loss == "output" else None
     try:
         batch, maker = made.source.base(0), _built(model)
         with isolated():
@@ -214,7 +208,7 @@ def _of_contract(model: Any, loss: str | None) -> Inferred | None:
         inputs=made.inputs,
         sizes=dict(made.sizes or {}),
         targets=made.targets,
-        loss=written,
+        loss=loss_of("output") if made.loss == "output" else None,
         because=f"the adapter {made.adapted.name!r}, from the model's configuration",
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from ..adapters.transformers import SPECIAL, special_ids
 from ..specs import Edges, Floats, Ints, Labels, Lengths, Mask, Positions, Tokens
 from .facts import Entry, Facts, entries, has_sequences
 
@@ -163,7 +164,7 @@ def _options(
 ) -> Iterator[Option]:
     """Yield what one argument may be, by its name first, then by the model's first layers."""
     low = name.lower().strip("_")
-    yield from _named(low, facts, entered)
+    yield from _named(low, facts)
     if low in TIMES or "mask" in low or low in ("lengths", "input_lengths"):
         return
     if low in IDS:
@@ -278,15 +279,10 @@ def _tokens(facts: Facts, entered: tuple[Entry, ...]) -> Iterator[Option]:
 
 
 def _special(facts: Facts, vocab: int) -> tuple[int, ...]:
-    """Return the ids that ordinary text does not contain."""
-    named = [facts.value(name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")]
-    few = tuple(
-        dict.fromkeys(i for i in named if isinstance(i, int) and 0 <= i < vocab and i is not True)
-    )
-    return few if vocab > len(few) + 1 else ()
+    return special_ids(map(facts.value, SPECIAL), vocab)
 
 
-def _named(name: str, facts: Facts, entered: tuple[Entry, ...]) -> Iterator[Option]:
+def _named(name: str, facts: Facts) -> Iterator[Option]:
     """Yield what an argument of this name usually is."""
     why = f"the name {name!r}"
     if name in TIMES:

@@ -36,6 +36,13 @@ class Loss:
     function: Any
 
 
+def loss_of(name: str, /) -> Loss:
+    """Return a loss by its name in ``torch.nn.functional``; ``output`` is the model's own."""
+    if name == "output":
+        return Loss(code='"output"', function="output")
+    return Loss(code=f"F.{name}", function=getattr(F, name))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What an output is trained by.
@@ -64,7 +71,7 @@ def outcome_of(found: Accepted, *, loss: str | None = None) -> Outcome | None:
     """
     first = found.runs[0].outputs
     if loss == "output" or (loss is None and _is_loss(found)):
-        return Outcome(loss=Loss(code='"output"', function="output"))
+        return Outcome(loss=loss_of("output"))
     several = [path for path in found.trains if path in first and first[path].ndim]
     if loss is None and len(several) > 1:
         return None  # a loss of one of them would leave what makes the others without a gradient
@@ -216,7 +223,7 @@ _SAFE: Final = re.compile(r"output(\.[A-Za-z_]\w*|\[\d+\]|\['[^']*'\])*")
 def _picked(name: str, function: Callable[..., Any], path: str, change: str = "") -> Loss:
     """Return a loss of the tensor at a path of the output."""
     if path == "output" and not change:
-        return Loss(code=f"F.{name}", function=function)
+        return loss_of(name)
     if _SAFE.fullmatch(path) is None:
         raise SpecError(f"the output {path} has no simple name")
     steps = steps_of(path)

@@ -145,7 +145,7 @@ def load(target: Target, *, folder: str | None = None) -> Any:
             "function that returns one"
         )
     if _is_configured(found) and not target.args and "config" not in target.kwargs:
-        return functools.partial(_of_config, found, dict(target.kwargs))
+        return functools.partial(of_config, found, dict(target.kwargs))
     _see_that_it_binds(target, found)
     return functools.partial(found, *target.args, **target.kwargs) if target.called else found
 
@@ -200,7 +200,7 @@ def _is_configured(found: Any) -> bool:
     return taken[:1] == ["config"]
 
 
-def _of_config(cls: Callable[..., Any], fields: Mapping[str, Any]) -> Any:
+def of_config(cls: Callable[..., Any], fields: Mapping[str, Any]) -> Any:
     """Build a model from its configuration's fields."""
     return cls(cls.config_class(**fields))  # type: ignore[attr-defined]
 
@@ -231,7 +231,7 @@ def arguments_of(target: Target, found: Any) -> dict[str, Any]:
     """Return what a model was built with: the call's arguments by name, defaults included."""
     if isinstance(found, functools.partial):
         found = found.func
-    if found is _of_config:
+    if found is of_config:
         return dict(target.kwargs)
     try:
         bound = inspect.signature(found).bind(*target.args, **target.kwargs)

@@ -1,4 +1,4 @@
-"""A step's memory over time, by category: a stacked picture as SVG (by hand) or PNG (matplotlib).
+"""A step's memory over time, by category: a stacked picture as SVG.
 
 The input is plain data, as :meth:`MemoryProfile.timeline_data` gives it and a finding's evidence
 keeps it.
@@ -13,8 +13,6 @@ from pytest_torchcheck.text.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-    from typing import BinaryIO
 
 # told apart without colour vision (Okabe and Ito), and in greys by their lightness
 COLOURS: Mapping[str, str] = {
@@ -114,57 +112,6 @@ def _draw_areas(
             ' style="stroke:currentColor;opacity:0.25"/>'
             f'<text x="{_LEFT - 6}" y="{level + 4:.1f}" text-anchor="end">{format_bytes(top * share)}</text>'
         )
-
-
-def timeline_png(
-    data: Mapping[str, Any], target: str | Path | BinaryIO, *, title: str = ""
-) -> None:
-    """Draw a timeline as PNG.
-
-    Args:
-        data: As for :func:`timeline_svg`.
-        target: A path, or a binary file to write to.
-        title: What is drawn.
-
-    Raises:
-        ImportError: matplotlib is missing; ``pip install "pytest-torchcheck[html]"`` brings it.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            'a PNG needs matplotlib: pip install "pytest-torchcheck[html]"; timeline_svg needs nothing'
-        ) from error
-    columns, series = _checked(data)
-    figure = Figure(figsize=(9, 3.75), layout="constrained")
-    axes = figure.subplots()
-    places = range(columns)
-    names = [name for name, _ in _stack(series, columns)]
-    axes.stackplot(
-        places,
-        [[value / 2**20 for value in series[name]] for name in names],
-        labels=[name.replace("_", " ") for name in names],
-        colors=[COLOURS.get(name, "#000000") for name in names],
-        step="post",
-    )
-    for phase, start, stop in data["phases"]:
-        axes.axvline(start, color="0.6", linewidth=0.6)
-        axes.text(
-            (start + stop) / 2,
-            1.01,
-            phase,
-            transform=axes.get_xaxis_transform(),
-            ha="center",
-            fontsize=8,
-        )
-    if "peak_column" in data:
-        axes.axvline(data["peak_column"], color="0.1", linestyle=":", linewidth=0.9)
-    axes.set(xlim=(0, columns - 1 or 1), ylabel="MiB", xticks=[])
-    axes.set_title(
-        title or f"at most {format_bytes(int(data.get('peak_bytes', 0)))}", pad=16, fontsize=9
-    )
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, frameon=False)
-    figure.savefig(target, format="png", dpi=120)
 
 
 def _checked(data: Mapping[str, Any]) -> tuple[int, dict[str, Sequence[int]]]:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import io
 import re
-import sys
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -12,7 +10,7 @@ from memory_zoo import MLP
 from pytest_torchcheck.findings import Finding
 from pytest_torchcheck.probes.memory import MemoryTracker, Timeline, build_profile
 from pytest_torchcheck.render.evidence import blocks
-from pytest_torchcheck.render.timeline import timeline_png, timeline_svg
+from pytest_torchcheck.render.timeline import timeline_svg
 
 DATA = {
     "columns": 4,
@@ -90,19 +88,6 @@ def test_data_that_does_not_fit_is_refused():
         timeline_svg({**DATA, "columns": 5, "series": {"activations": [1, 2, 3, 4]}})
     with pytest.raises(ValueError, match="at least one column"):
         timeline_svg({**DATA, "columns": 0, "series": {}})
-
-
-def test_a_png_is_drawn_where_matplotlib_is():
-    pytest.importorskip("matplotlib")
-    target = io.BytesIO()
-    timeline_png(DATA, target)
-    assert target.getvalue().startswith(b"\x89PNG")
-
-
-def test_a_png_without_matplotlib_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pytest-torchcheck\[html\]"):
-        timeline_png(DATA, io.BytesIO())
 
 
 def test_reports_show_the_timeline(profile):
