@@ -106,6 +106,14 @@ class Snapshot:
                 found.append((held, keys))
         return found
 
+    def stored(self) -> bool:
+        """Say whether an entry of a container is new or replaced, or an attribute bound to another object."""
+        return bool(self.filled()) or any(
+            held.value.__dict__.get(name, self) is not attributes.get(name, self)
+            for held, attributes in self._attributes
+            for name in {*held.value.__dict__, *attributes}
+        )
+
     def changed(self, held: Held) -> bool:
         """Say whether one array or container differs from what was taken."""
         for one, rows, copy in self.copies:

@@ -154,6 +154,8 @@ def samples_unchanged(subject: Subject) -> Iterator[Finding]:
             )
         elif again.fills and (other := in_data(confusing.find_confusion, part, seed=subject.seed)):
             yield confusing.confused(part, other)
+        elif again.ordered:
+            yield in_data(confusing.in_order, part, again, seed=subject.seed)
         elif (
             again.settles
             and not (part.evaluates or subject.contract.promised("RandomAugmentation"))

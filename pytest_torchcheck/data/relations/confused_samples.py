@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..contents import Held
     from ..describing import Sample
     from ..plan import Part
+    from .mutation import Rereading
 
 _PAIRS = 12
 
@@ -225,4 +226,28 @@ def confused(part: Part, found: Confusion) -> Finding:
         f"reads; both samples store {name}[{found.key}] at {line_ref(found.stored)}",
         fix=f"use a unique key at {line_ref(place)}: the whole path, or the index",
         evidence={"samples": [found.first, found.second]},
+    )
+
+
+def in_order(part: Part, again: Rereading, *, seed: int = 0) -> Finding:
+    """Samples that depend on which ones were read before them."""
+    first, last = again.indices[0], again.ordered[-1]
+    with put_back(part.dataset, again.indices) as snapshot:
+        run = functools.partial(read, part.dataset, first, seed + first)
+        place = find_line(run, lambda _f, event, _l: event != "call" and snapshot.stored())
+    name = (sources.assigned_name(place) if place is not None else "") or part.name
+    return violated(
+        "sample-by-order",
+        f"{part.prefix}sample {last} depends on which samples were read before it",
+        culprits=(dataset_culprit(part, name, "is decided by the first reading", place),),
+        location=place or sources.of_object(type(part.dataset)),
+        observed=f"{len(again.ordered)} of {len(again.indices)} samples are others when the same ones are "
+        "read in the opposite order, with the same seeds",
+        cause="a reading stores something that later readings use: each worker, which reads other "
+        "samples first, stores something else",
+        because=f"both orders started from the same state; {line_ref(place)} changes it"
+        if place is not None
+        else "both orders started from the same state",
+        fix="compute it once in __init__, over all samples, or from the sample alone",
+        evidence={"samples": list(again.ordered)},
     )

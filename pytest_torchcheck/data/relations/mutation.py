@@ -46,6 +46,7 @@ class Rereading:
         fills: Whether a container of the dataset got entries by the first readings, fewer than
             these are.
         settles: Whether something stored was changed by them, and another seed changed nothing.
+        ordered: Items that are others when all are read in the opposite order, from the same state.
         error: Item, type and message where an item can be read only once; None where all can.
         error_location: The user's line that raised then.
     """
@@ -60,6 +61,7 @@ class Rereading:
     buffer: Held | None = None
     fills: bool = False
     settles: bool = False
+    ordered: tuple[int, ...] = ()
     error: tuple[int, str] | None = None
     error_location: Location | None = None
 
@@ -85,9 +87,10 @@ def reread(part: Part, *, seed: int = 0, most: int = MOST_REREAD) -> Rereading:
         buffer = _buffer(snapshot.contents, kept[overwritten[0]]) if overwritten else None
         del kept
         filled = snapshot.filled()
+        stores = snapshot.stored() and not snapshot.contents.generators
         fills = any(len(keys) < len(indices) for _, keys in filled)
         try:
-            settles = read_under(part, indices, seed + _OTHER_SEED) == first and bool(filled)
+            steady = read_under(part, indices, seed + _OTHER_SEED) == first
             last = read_under(part, indices, seed)
         except ReadingError as error:
             changes = tuple(snapshot.changes())
@@ -99,9 +102,14 @@ def reread(part: Part, *, seed: int = 0, most: int = MOST_REREAD) -> Rereading:
                 error_location=sources.of_error(error.cause),
             )
         differing = tuple(i for i in indices if _paths(first[i], last[i]))
+        ordered: tuple[int, ...] = ()
         if differing:
             changes = tuple(snapshot.changes())
             held = _is_held(part, indices, seed, snapshot)
+        elif steady and stores:
+            snapshot.restore()
+            other = read_under(part, indices[::-1], seed)
+            ordered = tuple(i for i in indices if _paths(first[i], other[i]))
     return Rereading(
         indices=indices,
         differing=differing,
@@ -111,7 +119,8 @@ def reread(part: Part, *, seed: int = 0, most: int = MOST_REREAD) -> Rereading:
         overwritten=overwritten,
         buffer=buffer,
         fills=fills,
-        settles=settles,
+        settles=steady and bool(filled),
+        ordered=ordered,
         comparable=any(digest is not None for one in first.values() for _, digest in one),
     )
 
