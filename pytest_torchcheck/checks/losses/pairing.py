@@ -52,21 +52,7 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
     for tensor in leaves.values():
         tensor.requires_grad_(True)
 
-    made_by = ""
-
-    def slopes(targets: Any) -> dict[str, torch.Tensor] | None:
-        nonlocal made_by
-        seed_everything(subject.seed)
-        with torch.enable_grad():
-            # a loss may write to its targets: it is given its own
-            given = replace(batch, targets=targets).clone()
-            loss = subject.compute_loss(output, given)
-            if not loss.requires_grad or loss.dim():
-                return None
-            made_by = loss.grad_fn.name() if loss.grad_fn is not None else ""
-            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        return {p: trees.dense(g) for p, g in zip(leaves, found, strict=True) if g is not None}
-
+    slopes = _Gradients(subject, output, batch, leaves)
     seen = 0
     batch_dim = subject.contract.batch_dim
     try:
@@ -78,7 +64,9 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
             reached = ways[0]
             seen += len(reached)
             # one term for each position: a criterion of class indices, and nothing after it
-            if made_by.startswith("NllLoss") and _along_lines(reached, own[name].shape, batch_dim):
+            if slopes.last.startswith("NllLoss") and _along_lines(
+                reached, own[name].shape, batch_dim
+            ):
                 yield explain.spread_over(subject, output, batch, path, name, reached)
                 return
             if len(reached) < 2 or any(
@@ -98,6 +86,30 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
         yield passed(f"{seen} targets, changed one by one, affect outputs at the same offset")
     else:
         yield inconclusive("no change of a single target changed the gradient of an output")
+
+
+class _Gradients:
+    """Gives the loss's gradient by outputs that are leaves, for any targets, and knows which autograd node made the loss."""
+
+    def __init__(
+        self, subject: Subject, output: Any, batch: Batch, leaves: dict[str, torch.Tensor]
+    ) -> None:
+        self._subject, self._output, self._batch, self._leaves = subject, output, batch, leaves
+        self.last = ""
+
+    def __call__(self, targets: Any) -> dict[str, torch.Tensor] | None:
+        """Return the gradients by path; None where the loss is no scalar with a graph."""
+        seed_everything(self._subject.seed)
+        with torch.enable_grad():
+            # a loss may write to its targets: it is given its own
+            given = replace(self._batch, targets=targets).clone()
+            loss = self._subject.compute_loss(self._output, given)
+            if not loss.requires_grad or loss.dim():
+                return None
+            self.last = loss.grad_fn.name() if loss.grad_fn is not None else ""
+            found = torch.autograd.grad(loss, list(self._leaves.values()), allow_unused=True)
+        by_path = zip(self._leaves, found, strict=True)
+        return {path: trees.dense(slope) for path, slope in by_path if slope is not None}
 
 
 def _class_axes(leaf: torch.Tensor, target: torch.Tensor) -> list[int]:
