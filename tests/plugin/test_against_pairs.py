@@ -1,4 +1,4 @@
-"""Ten refactorings and ten silent changes between a commit and the checkout, through git and pytest."""
+"""Refactorings and silent changes between a commit and the checkout, through git and pytest: some of the unit tests' pairs."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ def load(path: Path) -> Any:
 
 
 PAIRS = load(HERE.parent / "unit" / "change" / "change_pairs.py")
+UNCHANGED = dict(list(PAIRS.UNCHANGED.items())[::4])
+CHANGED = dict(list(PAIRS.CHANGED.items())[::3])
 
 
 def module_of(name: str) -> str:
@@ -45,7 +47,7 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_every_pair_of_versions_is_judged_as_it_should_be(tmp_path: Path) -> None:
+def test_pairs_of_versions_are_judged_as_it_should_be(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     (repo / "nets").mkdir(parents=True)
     (repo / "tests").mkdir()
@@ -54,20 +56,22 @@ def test_every_pair_of_versions_is_judged_as_it_should_be(tmp_path: Path) -> Non
     )
     (repo / ".gitignore").write_text("__pycache__\n", encoding="utf-8")
     (repo / "nets" / "__init__.py").touch()
-    for name in (*PAIRS.UNCHANGED, *PAIRS.CHANGED):
+    for name in (*UNCHANGED, *CHANGED):
         (repo / "nets" / module_of(name)).write_text(HEAD + PAIRS.BLOCK, encoding="utf-8")
         imported = f"from nets.{module_of(name)[:-3]} import net\n"
         (repo / "tests" / f"test_{module_of(name)}").write_text(imported, encoding="utf-8")
     git(repo, "init", "-q", "-b", "main")
     git(repo, "add", ".")
     git(repo, "commit", "-q", "-m", "first")
-    for name, replacements in PAIRS.UNCHANGED.items():
+    for name, replacements in UNCHANGED.items():
         text = HEAD + PAIRS.edited(replacements)
         (repo / "nets" / module_of(name)).write_text(text, encoding="utf-8")
-    for name, (replacements, *_) in PAIRS.CHANGED.items():
+    for name, (replacements, *_) in CHANGED.items():
         text = HEAD + PAIRS.edited(replacements)
         (repo / "nets" / module_of(name)).write_text(text, encoding="utf-8")
-    git(repo, "add", "nets/eps.py")  # a staged change counts as one that is not
+    git(
+        repo, "add", f"nets/{module_of(next(iter(CHANGED)))}"
+    )  # a staged change counts as one that is not
     before = git(repo, "status", "--porcelain"), (repo / ".git" / "index").read_bytes()
     report = tmp_path / "report.json"
     done = subprocess.run(
@@ -83,9 +87,9 @@ def test_every_pair_of_versions_is_judged_as_it_should_be(tmp_path: Path) -> Non
     for one in json.loads(report.read_text(encoding="utf-8"))["contracts"]:
         file = one["node"].partition("::")[0]
         found[Path(file).name.removeprefix("test_")] = one["findings"]
-    for name in PAIRS.UNCHANGED:
+    for name in UNCHANGED:
         assert [f["code"] for f in found[module_of(name)]] == ["held"], name
-    for name, (_, code, blamed, line) in PAIRS.CHANGED.items():
+    for name, (_, code, blamed, line) in CHANGED.items():
         (finding,) = [f for f in found[module_of(name)] if f["status"] == "violated"]
         assert finding["code"] == code, name
         assert finding["culprits"][0]["name"] == blamed, name

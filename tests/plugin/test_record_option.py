@@ -36,7 +36,7 @@ def test_records_are_written_compared_and_written_again(pytester: pytest.Pyteste
     assert (small[:16], wide) == ("TestGroup.small-", "wide.json")
     pytester.runpytest_inprocess(*GIVEN).assert_outcomes(passed=2)
     pytester.makepyfile(test_nets=NETS.replace("FACTOR", "1.001"))
-    changed = pytester.runpytest_subprocess(*GIVEN, "-n2")
+    changed = pytester.runpytest_inprocess(*GIVEN)
     changed.assert_outcomes(failed=2)
     changed.stdout.fnmatch_lines(["*outputs changed since golden*first in last (Linear)*"])
     pytester.runpytest_subprocess(*GIVEN, "-n2", "--torchcheck-write-record").assert_outcomes(
