@@ -239,8 +239,8 @@ class Ledger:
             lines = summary(reports, self.tallies(), verbosity=self.config.get_verbosity())
             for text, markup in lines:
                 terminalreporter.write_line(text, **markup)
-            for text in slowest(self._spent(), self.settings.durations):
-                terminalreporter.write_line(text)
+        for text in slowest(self._spent(), self.settings.durations):
+            terminalreporter.write_line(text)
         for path in self._wanted():
             if path not in self.unwritten:
                 shown = printable(os.path.relpath(path))

@@ -23,7 +23,7 @@ def test_the_slowest_checks_are_listed_in_seconds_and_steps(pytester: pytest.Pyt
         "--torchcheck-checks=backward,mode-flags,gradients-exist",
         "--torchcheck-durations=2",
     )
-    result = pytester.runpytest("--torchcheck", *arguments)
+    result = pytester.runpytest("-q", "--torchcheck", *arguments)  # as pytest's own list
     lines = [str(line) for line in result.outlines]
     start = next(n for n, line in enumerate(lines) if line.startswith("slowest checks:"))
     listed = [line for line in lines[start + 1 : start + 4] if "::net::" in line]

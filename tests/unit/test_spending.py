@@ -9,7 +9,8 @@ from torch import nn
 
 from pytest_torchcheck import Contract, DeclarationError, promises, spending
 from pytest_torchcheck.catalogue import catalogue
-from pytest_torchcheck.runner import cases, ordered
+from pytest_torchcheck.late import Late
+from pytest_torchcheck.runner import Runner, cases, ordered
 
 
 def contract(**fields):
@@ -27,6 +28,26 @@ def test_every_check_has_an_estimate() -> None:
     estimates = {name: spending.estimated_steps(check) for name, check in catalogue().items()}
     assert all(0 <= steps <= 300 for steps in estimates.values())
     assert estimates["backward"] > estimates["mode-flags"]
+
+
+def test_what_the_import_of_a_check_takes_is_not_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Late] = []
+    now = [0.0]
+    resolved = Late.function.fget  # type: ignore[attr-defined]
+
+    def imported(late: Late) -> object:
+        now[0] += 0.0 if late in seen else 1000.0  # seconds, when it is first asked for
+        seen.append(late)
+        return resolved(late)
+
+    monkeypatch.setattr(Late, "function", property(imported))
+    monkeypatch.setattr("pytest_torchcheck.runner.running.time.perf_counter", lambda: now[0])
+    runner = Runner(contract())
+    first = next(case for case in cases(runner.contract) if case.check.name == "mode-flags")
+    assert runner.run(first)[0].status == "passed"
+    assert seen
+    assert runner.seconds == 0.0
+    runner.close()
 
 
 def test_a_budget_leaves_out_what_no_longer_fits_and_keeps_what_is_declared(
