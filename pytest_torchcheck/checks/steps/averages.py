@@ -27,6 +27,8 @@ _AVERAGED = 1e-5
 _PAIRS = 4
 """How many copies are followed, the largest first."""
 _STEPS = 3
+_UNIT = 2e-6
+"""By how much rounding lets a unit vector of float32 depart from length 1."""
 _OPPOSITE = -0.9
 """Cosine below which a copy moves away from the weights; for an average that follows them it is
 near 1."""
@@ -70,10 +72,12 @@ def averages_follow(subject: Subject) -> Iterator[Finding]:
     now = dict(subject.model.named_buffers())
     first = {n: now[n].detach().clone() for n in {*statistics, *statistics.values()}}
     last: dict[str, torch.Tensor] = {}
+    astray = {n: _off_length(t) for n, t in first.items()}
 
     def look(_: int, model: nn.Module) -> None:
         tensors = _state(model)
         last.update({name: tensors[name].detach().clone() for name in first if name in tensors})
+        astray.update({name: max(astray[name], _off_length(last[name])) for name in last})
         for pair in followed:
             if pair.name in tensors and pair.source in tensors:
                 pair.note(tensors)
@@ -98,6 +102,15 @@ def averages_follow(subject: Subject) -> Iterator[Finding]:
     } if moved else {}  # fmt: skip
     if kept and any(_is_read(subject, name) for name in kept):
         yield explain.stale(subject, kept, next(iter(moved)))
+        return
+    shrunk = {
+        name: astray[name]
+        for name, source in statistics.items()
+        if name in last and source in last and not torch.equal(last[source], first[source])
+        and astray[source] < _UNIT and astray[name] > 10 * _UNIT
+    }  # fmt: skip
+    if shrunk and _is_read(subject, next(iter(shrunk)), scaled=True):
+        yield explain.shortened(subject, shrunk, statistics)
     elif moved:
         yield passed(
             f"{len(moved)} copies of trained weights move towards them, or not against them"
@@ -124,13 +137,19 @@ def _statistics(model: nn.Module, pairs: dict[str, str]) -> dict[str, str]:
     return found
 
 
-def _is_read(subject: Subject, name: str) -> bool:
-    """Say whether an output in evaluation or training changes with a buffer."""
+def _off_length(tensor: torch.Tensor) -> float:
+    """Return how far the length of a vector is from 1; infinite for what is no vector."""
+    return abs(float(tensor.double().norm()) - 1.0) if tensor.dim() == 1 else float("inf")
+
+
+def _is_read(subject: Subject, name: str, *, scaled: bool = False) -> bool:
+    """Say whether an output in evaluation or training changes with a buffer, or with its length alone."""
     for train in (False, True):
         outputs = []
-        for shift in (0.0, 1.0):
+        for changed in (False, True):
             with subject.pristine() as model, torch.no_grad():
-                dict(model.named_buffers())[name].add_(shift)
+                buffer = dict(model.named_buffers())[name]
+                buffer.mul_(0.5 if changed else 1.0) if scaled else buffer.add_(float(changed))
                 model.train(train)
                 seed_everything(subject.seed)
                 outputs.append(subject.call(model, subject.batch().clone()))

@@ -74,6 +74,29 @@ def stale(subject: Subject, kept: Mapping[str, str], average: str) -> Finding:
     )
 
 
+def shortened(subject: Subject, shrunk: Mapping[str, float], pairs: Mapping[str, str]) -> Finding:
+    """Explain unit vectors that an average takes in, and that are no unit vectors then.
+
+    Args:
+        subject: Whose step.
+        shrunk: By buffer of the average, how far its length departs from 1.
+        pairs: By buffer of the average, the buffer of the trained module that it was copied from.
+    """
+    name = max(shrunk, key=lambda name: shrunk[name])
+    place = where_changed(subject, name)
+    return violated(
+        "average-statistics",
+        f"{name} is an average of unit vectors, and no unit vector itself",
+        culprits=[Culprit("buffer", each, "is averaged", place) for each in shrunk],
+        location=place,
+        observed=f"its length departs from 1 by {shrunk[name]:.3g} within 3 steps, that of {pairs[name]} by rounding",
+        cause="the mean of vectors of different directions is shorter than they are",
+        because=f"each step keeps {pairs[name]} at length 1, and the output changes with the length of {name}",
+        fix="copy such buffers after each update (spectral norm's vectors, for one), and average parameters only",
+        evidence={"lengths": dict(shrunk)},
+    )
+
+
 def pushed_away(wrong: dict[str, float], source: str, name: str, place: Location | None) -> Finding:
     """A copy of the weights that every update moves away from them."""
     return violated(

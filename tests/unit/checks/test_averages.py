@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -111,9 +112,13 @@ def test_buffers_count_as_copies() -> None:
 class Averaged(nn.Module):
     """Trains ``net``; what answers in evaluation, and how the average runs in training, is chosen."""
 
-    def __init__(self, *, answers: str = "slow", teaches: bool = False) -> None:
+    def __init__(
+        self, *, answers: str = "slow", teaches: bool = False, last: Any = nn.Identity
+    ) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
+        self.net = nn.Sequential(
+            nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4), last()
+        )
         self.slow = copy.deepcopy(self.net).requires_grad_(False)
         self.answers, self.teaches = answers, teaches
 
@@ -180,3 +185,43 @@ def test_an_average_that_runs_in_training_gathers_its_own_statistics() -> None:
 
 def test_an_average_that_nothing_reads_needs_no_statistics() -> None:
     assert averages(untouched, answers="net").status == "passed"
+
+
+class Direction(nn.Module):
+    """Projects on a direction that follows the data, a vector of length 1."""
+
+    def __init__(self, *, normalises: bool = False) -> None:
+        super().__init__()
+        self.normalises = normalises
+        self.register_buffer("axis", F.normalize(torch.tensor([1.0, 2.0, -1.0, 0.5]), dim=0))
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.axis.copy_(F.normalize(self.axis + x.square().mean(0), dim=0))
+        axis = F.normalize(self.axis, dim=0) if self.normalises else self.axis
+        return x + (x @ axis)[:, None] * axis
+
+
+def average_and_normalise(model):
+    for slow, fast in zip(model.slow.buffers(), model.net.buffers(), strict=True):
+        mean = fast if slow.dtype == torch.long else slow.lerp(fast, 0.5)
+        slow.copy_(F.normalize(mean, dim=0) if mean.shape == (4,) else mean)
+
+
+def test_an_average_of_unit_vectors_is_no_unit_vector() -> None:
+    found = averages(average_buffers, last=Direction)
+    assert (found.status, found.code) == ("violated", "average-statistics")
+    assert [c.name for c in found.culprits] == ["slow.4.axis"]
+    assert found.location is not None
+    assert "slow.copy_(" in found.location.text
+
+
+@pytest.mark.parametrize("update", [copy_buffers, average_and_normalise])
+def test_unit_vectors_that_are_copied_or_normalised_again_pass(update) -> None:
+    assert averages(update, last=Direction).status == "passed"
+
+
+def test_directions_of_which_no_output_reads_the_length_may_be_averaged() -> None:
+    made = averages(average_buffers, last=lambda: Direction(normalises=True))
+    assert made.status == "passed", str(made)
