@@ -100,7 +100,8 @@ CHECKS: tuple[Check, ...] = (
             "cached-steps",
             "Step by step with its cache, a causal model gives what it gives in one call.",
             promise="Causal",
-            cost="none where the forward takes no cache; else 7 short F, and 1 F in float64",
+            cost="none where the forward takes no cache, 1 F shared with mode-agreement where a class of the "
+            "model asks for its mode; else 7 short F, and 1 F in float64",
         ),
     ),
     *family(

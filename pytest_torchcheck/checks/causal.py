@@ -12,7 +12,9 @@ from .. import promises
 from ..codes import behaviour as explain
 from ..declared.names import UnknownNameError
 from ..objects import trees
-from ..runs.variants.cached import arguments, run, ways_of
+from ..runs.facts import forward_facts
+from ..runs.variants.cached import arguments, calls, run, ways_of
+from ..runs.variants.settling import asking_for_mode, settled
 from ..runs.variants.woken import promise_woken
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from ..subject import Subject
 
 _FEWEST = 4
+_SAME, _OTHER = 1e-4, 1e-3
+"""Relative difference of single values up to which rounding, and from which something else, parts two modes."""
 _ROUNDED = 1e-5
 """What a norm or softmax that casts to float32 in between makes of it."""
 
@@ -232,7 +236,10 @@ def _only(tensor: torch.Tensor, dim: int, position: int) -> torch.Tensor:
 
 
 def cached_steps(subject: Subject) -> Iterator[Finding]:
-    """Give the last two positions one by one, with the cache of the call before, and compare with one call."""
+    """Give the last two positions one by one, with the cache of the call before, and compare with one call.
+
+    A model that takes its steps by itself in eval mode is compared with its one call in train mode.
+    """
     for promise in subject.contract.promised("Causal"):
         assert isinstance(promise, promises.Causal)
         yield _cached(subject, promise)
@@ -241,7 +248,10 @@ def cached_steps(subject: Subject) -> Iterator[Finding]:
 def _cached(subject: Subject, promise: promises.Causal) -> Finding:
     names = arguments(subject.model)
     if not names:
-        return not_applicable("no optional argument of the forward takes a cache")
+        return _own_steps(subject, promise) or not_applicable(
+            "no optional argument of the forward takes a cache, and eval mode takes no other steps "
+            "than train mode"
+        )
     batch = subject.batch()
     found = find_input(batch, promise.input)
     if found is None or found[1].dim() <= promise.dim or found[1].shape[promise.dim] < _FEWEST:
@@ -265,6 +275,34 @@ def _cached(subject: Subject, promise: promises.Causal) -> Finding:
     if gaps[way]:
         return explain.cache_differs(subject, promise, batch, path, way, gaps[way])
     return passed(f"two steps with {way.name} give what one call gives")
+
+
+def _own_steps(subject: Subject, promise: promises.Causal) -> Finding | None:
+    """Compare the steps that a model takes by itself in eval mode with its one call in train mode.
+
+    Where both read the past, the first position is the same in both and later ones are not, and where
+    a module that train mode calls once is called for each position, the steps are what differs.
+    """
+    if not (subject.has_modes and asking_for_mode(subject.model)):
+        return None
+    seen, facts, futures = settled(subject), forward_facts(subject), _futures(subject, promise)
+    if seen.random or seen.moving or seen.written or not isinstance(futures, _Futures):
+        return None
+    base, dim = futures.base, promise.output_dim
+    path = next((p for p, t in facts.outputs.items() if trees.same(t, base)), "")
+    whole, length = seen.quiet.get(path, base), base.shape[dim]
+    if whole.shape != base.shape or not facts.steady or futures.after[0].same or length < _FEWEST:
+        return None
+    first, last = (
+        trees.worst(whole.narrow(dim, t, 1), base.narrow(dim, t, 1))
+        / max(trees.scale(whole), 1e-30)
+        for t in (0, length - 1)
+    )
+    if first > _SAME or last <= _OTHER:
+        return None
+    once, often = (calls(subject, train=train) for train in (True, False))
+    stepped = [name for name, count in once.items() if count == 1 and often[name] >= length]
+    return explain.steps_differ(subject, promise, stepped[0], last) if stepped else None
 
 
 def _gap(

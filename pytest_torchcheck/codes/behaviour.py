@@ -67,11 +67,18 @@ unrepeated_batch = One("diagnosis.outputs.unrepeated:unrepeated_batch", "seed-ig
 unrepeated_build = One("diagnosis.outputs.unrepeated:unrepeated_build", "seed-ignored")
 
 cache_differs = One("diagnosis.outputs.causal:differs", "cache-differs")
+steps_differ = One("diagnosis.outputs.causal:steps_differ", "cache-differs")
 growing_statistics = One("diagnosis.outputs.modes:growing", "statistics-grow")
 modes_differ = One("diagnosis.outputs.modes:modes", "modes-differ", doubtful=True)
 statistics_biased = One("diagnosis.outputs.modes:differ", "statistics-biased")
 
 ENTAILS = (
+    rule(
+        "cached-steps/cache-differs",
+        "mode-agreement/modes-differ",
+        "model",
+        "the modes differ by the steps that eval mode takes",
+    ),
     rule(
         "eval-determinism/* mode-flags/mode-stuck",
         f"{COMPARED} seeding/*",

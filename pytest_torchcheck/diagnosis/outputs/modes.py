@@ -64,9 +64,9 @@ def differ(subject: Subject, names: list[str], distance: float) -> Finding:
 
 def modes(subject: Subject, distance: float) -> Finding:
     """Explain outputs that differ between the modes for no reason that torch's layers give."""
+    copy = subject.batch().clone()
 
     def training() -> Any:
-        copy = subject.batch().clone()
         seed_everything(subject.seed)
         with torch.no_grad(), Quiet():
             quiet(subject.model)

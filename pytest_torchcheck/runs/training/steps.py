@@ -258,10 +258,8 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
 
         exact = subject.kernel_exact and subject.contract.optimizer is not None
         while step < STEPS:
-            rate = max(
-                (float(g["lr"]) for o in optimizers for g in o.param_groups if "lr" in g),
-                default=math.nan,
-            )
+            groups = [g for o in optimizers for g in o.param_groups if g.get("lr") is not None]
+            rate = max((float(g["lr"]) for g in groups), default=math.nan)
             if rate == 0.0 and not schedulers and (step or subject.contract.train_step is None):
                 warmed = _raise_rates(optimizers) or warmed
             seed_everything(subject.seed + step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import torch
 
 from ...state import seed_everything
 from ...subject.errors import SubjectError
+from .settling import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,3 +131,21 @@ def last_step(
 
 def _item(output: Any, key: int | str) -> Any:
     return getattr(output, key, None) if isinstance(key, str) and not isinstance(output, Mapping) else output[key]  # fmt: skip
+
+
+def calls(subject: Subject, *, train: bool) -> Counter[str]:
+    """Count the calls of each module in one forward, in eval mode or in quiet training mode."""
+    found: Counter[str] = Counter()
+    with subject.pristine() as model, torch.no_grad():
+        quiet(model) if train else model.eval()
+        handles = [
+            module.register_forward_pre_hook(lambda _module, _args, name=name: found.update([name]))
+            for name, module in model.named_modules()
+        ]
+        try:
+            seed_everything(subject.seed)
+            subject.call(model, subject.batch().clone())
+        finally:
+            for handle in handles:
+                handle.remove()
+    return found

@@ -124,3 +124,63 @@ def test_a_cache_that_is_continued_passes(model: type[nn.Module], output: Any, i
 
 def test_a_model_without_a_cache_is_not_judged() -> None:
     assert verdict(WithoutCache, None)[0] == "not-applicable"
+
+
+class OwnSteps(nn.Module):
+    """Trains on whole sequences; in eval mode it goes step by step, or reads them in some other way."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.tokens, self.layer = nn.Embedding(11, 8), nn.GRU(8, 8, batch_first=True)
+        self.head, self.how = nn.Linear(8, 11), how
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids)
+        if self.training or self.how == "window":
+            reach = x if self.training else torch.cat([x[:, :1], 0.5 * x[:, 1:]], 1)
+            reach = self.placed(reach, 0) if "counts" in self.how else reach
+            return self.head(self.layer(reach)[0])
+        state, steps, given = None, [], x[:, :1]
+        for position in range(ids.shape[1]):
+            given = given if self.how == "free-running" else x[:, position, None]
+            if self.how == "counts anew":
+                given = self.placed(given, 0)
+            elif self.how == "counts on":
+                given = self.placed(given, position)
+            y, last = self.layer(given, state)
+            state = None if self.how == "forgets" else last
+            steps.append(self.head(y))
+            if self.how == "free-running":
+                given = self.tokens(steps[-1].argmax(-1))
+        return torch.cat(steps, 1)
+
+    def placed(self, x: torch.Tensor, start: int) -> torch.Tensor:
+        places = torch.arange(start, start + x.shape[1])
+        return x + places[:, None] / 8
+
+
+def own_steps(how: str) -> Any:
+    torch.manual_seed(0)
+    made = Contract(
+        model=lambda: OwnSteps(how), batch=((IDS,), IDS), promises=(promises.Causal(),),
+        loss=lambda output, targets: F.cross_entropy(output.flatten(0, 1), targets.flatten()),
+    )  # fmt: skip
+    (found,) = made.check(["cached-steps"]).findings
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "line"), [("forgets", "def forward"), ("counts anew", "places = torch.arange(start")]
+)
+def test_steps_of_eval_mode_that_part_from_the_one_call_of_training_are_found(
+    how: str, line: str
+) -> None:
+    found = own_steps(how)
+    assert (found.status, found.code) == ("violated", "cache-differs")
+    assert "the first position is the same" in found.observed
+    assert line in found.location.text
+
+
+@pytest.mark.parametrize("how", ["right", "counts on", "free-running", "window"])
+def test_steps_that_continue_and_modes_that_differ_otherwise_are_not_blamed(how: str) -> None:
+    assert own_steps(how).status == "not-applicable"
