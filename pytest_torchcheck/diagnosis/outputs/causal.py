@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -77,7 +78,7 @@ def steps_differ(subject: Subject, promise: Causal, module: str, gap: float) -> 
         with subject.pristine() as model, torch.no_grad(), Quiet():
             quiet(model) if train else model.eval()
             seed_everything(subject.seed)
-            traces.append(record(lambda given=batch: subject.call(subject.model, given), model))
+            traces.append(record(partial(subject.call, model, batch), model))
     whole, steps = traces
     with subject.pristine() as model:
         keys = [step.key for step in steps.steps]

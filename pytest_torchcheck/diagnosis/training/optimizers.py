@@ -328,7 +328,7 @@ def _rate_of(subject: Subject, names: list[str]) -> float | None:
             float(group["lr"])
             for optimizer in optimizers_of(subject.make_optimizer(model))
             for group in optimizer.param_groups
-            if "lr" in group and wanted.intersection(map(id, group["params"]))
+            if group.get("lr") is not None and wanted.intersection(map(id, group["params"]))
         ]
     return max(rates, default=None)
 

@@ -260,7 +260,7 @@ def _rate_of(made: Any, *, meant: bool = False) -> float:
         max(float(group["lr"]), float(group.get("initial_lr", 0.0)) if meant else 0.0)
         for optimizer in optimizers_of(made)
         for group in optimizer.param_groups
-        if "lr" in group
+        if group.get("lr") is not None
     ]
     return max(rates, default=math.nan)
 

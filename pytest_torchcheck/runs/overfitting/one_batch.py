@@ -232,7 +232,8 @@ def follow(optimizer: torch.optim.Optimizer, losses: list[float], now: float) ->
     """Raise the learning rate while the loss falls, lower it when it rises."""
     if losses and losses[-1:] != [now]:
         for group in optimizer.param_groups:
-            group["lr"] *= _FASTER if now < losses[-1] else _SLOWER
+            if group.get("lr") is not None:  # an optimizer may choose its rate by itself
+                group["lr"] *= _FASTER if now < losses[-1] else _SLOWER
 
 
 def remaining(losses: list[float] | tuple[float, ...], floor: Floor) -> float:

@@ -324,3 +324,25 @@ def test_a_lost_count_decides_and_a_hidden_state_may_start_anew(
     (found,) = contract.check(["resume"]).findings
     assert found.status == status, str(found)
     assert named in str(found)
+
+
+class Rateless(torch.optim.SGD):
+    """Chooses its rate by itself, and says so by None."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.param_groups[0]["lr"] = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad, alpha=0.1)
+
+
+def test_an_optimizer_without_a_rate_is_followed() -> None:
+    made = Contract(
+        model=Net, batch=((torch.randn(8, 6),), torch.arange(8) % 3), loss=F.cross_entropy,
+        optimizer=lambda model: Rateless(model.parameters()),
+    )  # fmt: skip
+    found = made.check(["resume", "weights-update", "overfit"]).findings
+    assert {f.status for f in found} <= {"passed", "inconclusive"}, list(map(str, found))
