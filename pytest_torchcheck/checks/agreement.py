@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..codes import behaviour as explain
 from ..runs.facts import forward_facts
-from ..runs.variants.settling import asking_for_mode, follow_the_batch, gap, outputs_with, settled
+from ..runs.variants.settling import asking_for_mode, gap, outputs_with, running_away, settled
 from ..verdicts import inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
         yield inconclusive("the forward draws random numbers of its own")
         return
     growing = [n for n, ratio in seen.ratios.items() if abs(ratio) > _GROWTH]
-    if growing and (growing := follow_the_batch(subject, growing)):
+    if growing and (growing := running_away(subject, growing, _GROWTH)):
         yield explain.growing_statistics(subject, growing, seen.ratios[growing[0]])
         return
     if seen.moving:

@@ -210,8 +210,7 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
         fix = "write to the parameter in place, under torch.no_grad(): .copy_(), .clamp_(), .mul_()"
         place = line
     elif len(gradless) + len(zero) == len(names):
-        word = "no gradient" if gradless else "a gradient of zero"
-        cause = f"it has {word}, so no optimizer can change it"
+        cause = f"it has {'no gradient' if gradless else 'a gradient of zero'}, so no optimizer can change it"
         because = f"its gradient is {'None' if gradless else 'zero'}"
         fix = "make the loss depend on it first (gradients-exist names the cut)"
         place = sources.of_parameter(subject.model, names[0])
@@ -234,8 +233,10 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
     elif own:
         place, cause, because, fix = _own_step_cause(subject, names, made, first)
     else:
-        size, norm = made.sizes.get(names[0], 0.0), first.stats[names[0]].norm
-        cause = "the update is smaller than half a unit in the last place of the weight"
+        small = next(n for n in names if n not in gradless and n not in zero)
+        size, norm = made.sizes.get(small, 0.0), first.stats[small].norm
+        cause = f"the update of {small} is smaller than half a unit in the last place of the weight"
+        cause += f"; {len(gradless + zero)} others get no gradient" * bool(gradless + zero)
         because = f"gradient norm {norm:.3g}, largest weight {size:.3g}, learning rate {own_rate}"
         fix = "raise the learning rate, or keep the weights in a wider dtype"
         place = optimizer_line(subject) or sources.of_parameter(subject.model, names[0])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _ROUNDS = 4
 _LINEAR = 1e-3
+_FOLLOWED = 4
 
 Tensors = dict[str, torch.Tensor]
 
@@ -116,22 +117,46 @@ def quiet(model: nn.Module) -> None:
             module.eval()
 
 
-def follow_the_batch(subject: Subject, names: Iterable[str]) -> list[str]:
-    """Return the buffers that another batch changes in another way; the rest count steps, or follow a schedule.
+def running_away(subject: Subject, names: Iterable[str], growth: float) -> list[str]:
+    """Return the buffers that move away by themselves, and whose change another batch decides.
 
-    Cost: 2 forwards.
+    An average of what another average gives grows for as long as that one still moves: each buffer is
+    followed with all others held. What every batch changes alike counts steps, or follows a schedule.
+
+    Args:
+        subject: Whose model.
+        names: The buffers whose changes grew; the first few are followed.
+        growth: Ratio of one change to the change before, from which on a buffer grows.
     """
-    after = []
-    for batch in (subject.batch(), other_statistics(subject)):
-        with subject.pristine() as model, torch.no_grad(), Quiet():
-            quiet(model)
+    found = []
+    for name in list(names)[:_FOLLOWED]:
+        try:
+            alone = _alone(subject, name, subject.batch(), _ROUNDS)
+            ratio = _ratio(alone)
+            if ratio is None or abs(ratio) <= growth:
+                continue
+            other = _alone(subject, name, other_statistics(subject), 1)
+        except SubjectError:  # it takes no such batch: then nothing is known
+            continue
+        if not trees.same(alone[0], other[0]):
+            found.append(name)
+    return found
+
+
+def _alone(subject: Subject, name: str, batch: Batch, rounds: int) -> list[torch.Tensor]:
+    """Return the values of a buffer after each call of one batch, all other buffers put back before it."""
+    states = []
+    with subject.pristine() as model, torch.no_grad(), Quiet():
+        quiet(model)
+        start = _buffers(model)
+        for _ in range(rounds):
+            for other, buffer in model.named_buffers():
+                if other != name and other in start and buffer.shape == start[other].shape:
+                    buffer.copy_(start[other])
             seed_everything(subject.seed)
-            try:
-                subject.call(model, batch.clone())
-            except SubjectError:  # it takes no other batch: then they may all be statistics
-                return list(names)
-            after.append(_buffers(model))
-    return [name for name in names if not trees.same(after[0][name], after[1][name])]
+            subject.call(model, batch.clone())
+            states.append(_buffers(model)[name].double())
+    return states
 
 
 def outputs_with(subject: Subject, buffers: Tensors, *, train: bool) -> Tensors:
@@ -177,20 +202,25 @@ def _buffers(model: nn.Module) -> Tensors:
 
 def _follow(found: Settled, name: str, states: list[torch.Tensor]) -> None:
     """Note the limit of a buffer whose changes shrink, or grow, by one factor."""
-    if len({tuple(s.shape) for s in states}) > 1:
+    ratio = _ratio(states)
+    if ratio is None:
         return
+    found.ratios[name] = ratio
+    if abs(ratio) < 1.0 - _LINEAR:
+        found.limits[name] = states[-1] + (states[-1] - states[-2]) * ratio / (1.0 - ratio)
+
+
+def _ratio(states: list[torch.Tensor]) -> float | None:
+    """Return the factor from one change to the next; None where there is no single one."""
+    if len({tuple(s.shape) for s in states}) > 1:
+        return None
     first, second = states[-2] - states[-3], states[-1] - states[-2]
     size = float(first.square().sum())
     if size == 0.0:
-        found.limits[name] = states[-1]
-        found.ratios[name] = 0.0
-        return
+        return 0.0
     ratio = float((first * second).sum()) / size
     error = float((second - ratio * first).norm()) / max(float(second.norm()), 1e-30)
-    if error <= _LINEAR or abs(ratio) < _LINEAR:
-        found.ratios[name] = ratio
-        if abs(ratio) < 1.0 - _LINEAR:
-            found.limits[name] = states[-1] + second * ratio / (1.0 - ratio)
+    return ratio if error <= _LINEAR or abs(ratio) < _LINEAR else None
 
 
 class Quiet(Observer):

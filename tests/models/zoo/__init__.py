@@ -45,10 +45,19 @@ TRUE: dict[str, dict[str, str]] = {
         "input-ignored": "the codebook starts at zero",
         "overfit-stuck": "the codebook starts at zero",
     },
+    "torch_geometric.heterogeneous": {
+        "grad-none": "the last layer's output for items is not used, nor are its skips",
+        "grad-zero": "the same",
+        "weight-static": "the same",
+    },
     "transformers.esm": {"grad-none": "the contact head is built and not called"},
     "transformers.funnel": {
         "grad-zero": "the last block reads the class token, whose positions are masked",
         "weight-static": "the same",
+    },
+    "transformers.ibert": {
+        "grad-none": "the bias of a quantised norm is read through .data",
+        "weight-static": "the gradient of the positions is exactly zero",
     },
     "vector_quantize.LatentQuantize": {"grad-none": "its values are behind a detach()"},
 }

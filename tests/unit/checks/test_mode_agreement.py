@@ -164,6 +164,23 @@ class WarmsUp(Annealed):
         return Scaled.forward(self, x) * (self.heat / 100).clamp(max=1)
 
 
+class Chained(nn.Module):
+    """Scales by an average of averages, in both modes: each moves faster for as long as the one before it moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+        for number in range(4):
+            self.register_buffer(f"size{number}", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size = x.detach().abs().max()
+        for number in range(4):
+            average = self.get_buffer(f"size{number}")
+            size = average.lerp_(size, 0.05) if self.training else average
+        return self.head(x) / size
+
+
 class Noisy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -214,6 +231,7 @@ def test_statistics_that_do_not_settle_at_the_batch_are_named(
     "model",
     [
         Annealed,
+        Chained,
         Cooled,
         WarmsUp,
         Scaled,
