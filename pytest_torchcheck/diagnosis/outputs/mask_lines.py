@@ -53,6 +53,15 @@ def leaking_line(
     masked = not_hidden(base, found.op, place, kept=found.kept, length=length, side=side)
     if masked is not None:
         return masked
+    if (index := _index_maker(base, found.op)) is not None and side == "right":
+        name = sources.assigned_name(index.location) if index.location is not None else ""
+        return replace(
+            place,
+            location=index.location,
+            cause=f"the index {name or index.name} selects a position that must not be read",
+            settings=(Culprit("call", found.op.name, "selects by it", found.op.location),),
+            fix="keep the index in front of it: the last real position of a sample is length - 1",
+        )
     settings = masks_of(base, found.op, subject.model)
     place = replace(place, settings=settings)
     for operand in reversed(found.operands):
@@ -73,6 +82,23 @@ def leaking_line(
                 settings=settings,
             )
     return place
+
+
+_SELECTING = ("__getitem__", "gather", "index_select", "take_along_dim")
+
+
+def _index_maker(trace: Trace, op: Op) -> Op | None:
+    """Return what computed the index, from an input, by which an operation selects; a range that counts samples is none."""
+    if op.name.rpartition(".")[2] not in _SELECTING:
+        return None
+    step = next((step for step in trace.steps if step.op is op), None)
+    for place in reversed(step.operands if step is not None else ()):
+        values, maker = trace.values[place].values, trace.makers.get(place)
+        if values is None or maker is None or values.dtype != torch.int64:
+            continue
+        if maker.operands and maker.op.location not in (None, op.location):
+            return maker.op
+    return None
 
 
 def masks_of(trace: Trace, op: Op, model: torch.nn.Module) -> tuple[Culprit, ...]:
