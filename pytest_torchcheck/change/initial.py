@@ -1,4 +1,4 @@
-"""Initial weights of two versions: the same values, other draws of the same distribution, or another distribution."""
+"""Initial values of two versions: the same, other draws of the same distribution, or others."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .numbers import NARROW
 from .sketch import Sketch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _SIGMAS = 6.0
 _FEW = 30  # elements below which a sample says little of a distribution
@@ -19,7 +20,7 @@ _FEW = 30  # elements below which a sample says little of a distribution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialChange:
-    """One parameter that is initialised otherwise.
+    """One parameter or buffer that has other initial values.
 
     Attributes:
         name: Its name.
@@ -34,28 +35,37 @@ def compare_initial(
     old: Mapping[str, Mapping[str, Any]],
     new: Mapping[str, Mapping[str, Any]],
     names: Mapping[str, str],
+    drawn: Callable[[str], bool],
 ) -> tuple[list[InitialChange], int]:
-    """Compare the parameters of two models built under one seed; see :func:`~.snapshot.initial`.
+    """Compare parameters and buffers of two models built under one seed; see :func:`~.snapshot.initial`.
 
     Another order of drawing gives other values of the same distribution, which is no change.
 
     Args:
         old: Of the reference.
         new: Of the model as it is.
-        names: New names of renamed parameters.
+        names: New names of renamed ones.
+        drawn: Says whether one has other values under another seed.
 
     Returns:
         The changed ones, and how many of both versions have the same values.
     """
     found, same = [], 0
-    for name, then in old.items():
-        now = new.get(names.get(name, name))
+    for before, then in old.items():
+        name = names.get(before, before)
+        now = new.get(name)
         if now is None or list(then["shape"]) != list(now["shape"]):
             continue
         if then["digest"] == now["digest"]:
             same += 1
-        elif fact := _otherwise(then, now):
-            found.append(InitialChange(name=names.get(name, name), fact=fact))
+            continue
+        fact = _otherwise(then, now)
+        if not fact and "values" in then:
+            gap = _sketch(then).gap(_sketch(now))
+            if gap > NARROW and not drawn(name):
+                fact = f"values differ by {gap:.2g} of the largest magnitude"
+        if fact:
+            found.append(InitialChange(name=name, fact=fact))
     return found, same
 
 
@@ -75,9 +85,7 @@ def _otherwise(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     count = math.prod(then["shape"])
     if count < _FEW:
         return ""
-    error = math.sqrt(
-        1 / count
-    )  # of the logarithm of a deviation, twice 1 / (2 n); uniform ones have less
+    error = math.sqrt(1 / count)  # of the log of a deviation, twice 1 / (2 n); less if uniform
     if abs(math.log(now["std"] / then["std"])) > _SIGMAS * error:
         return f"standard deviation {then['std']:.4g}, now {now['std']:.4g} ({count} values)"
     spread = math.hypot(then["std"], now["std"]) / math.sqrt(count)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ..batches import Batch
-from ..findings import Location
 from ..probes.recorded.operations import narrow
+from ..subject import Subject
 from . import snapshot
 from .initial import InitialChange, compare_initial
-from .numbers import ALLOWED, NARROW, Difference, Verdict, differences, noise_differs
+from .numbers import ALLOWED, NARROW, Verdict, differences, of_noise
 from .running import Outcome, Way, noise, run
 from .snapshot import ways
 from .state import Loading, StateChange, compare_state, find_loading
@@ -19,27 +21,13 @@ from .traces import trace
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..subject import Subject
     from .running import Load
     from .version import Version
 
 COSTLIER: Final = 1.2
 """A cost that grew by more than this factor is a change; reordered operations move a peak a little."""
-SEEDS: Final = 24
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostChange:
-    """A cost that grew.
-
-    Attributes:
-        name: ``parameters``, ``FLOPs`` or ``peak bytes``.
-        old, new: Before and now.
-    """
-
-    name: str
-    old: int
-    new: int
+STEEPER: Final = 0.5
+"""A power by which a cost grows is a change when it rises by this much."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,12 +39,13 @@ class Judgement:
         loading: How old weights get into the model.
         verdicts: What each way of running came to; empty where nothing could be run.
         batches: The batches of the runs.
-        initial: Parameters that are initialised otherwise.
-        same_initial: How many have the same values.
-        costs: Costs that grew.
+        initial: Parameters and buffers that have other initial values.
+        same_initial: How many have the same ones.
+        costs: Every cost before and now, by its name.
+        dearer: Names of those that grew too much.
+        cost_lines: Lines that hold memory at the peak, then and now; see :func:`~.snapshot.costs`.
         undecided: By category, why it could not be compared.
-        cost_lines: Lines that hold memory at the peak, those whose share grew most first.
-        notes: What else a reader may want to know.
+        notes: What else a reader may want to know, each once.
     """
 
     state: StateChange
@@ -65,10 +54,11 @@ class Judgement:
     batches: list[Batch] = field(default_factory=list)
     initial: list[InitialChange] = field(default_factory=list)
     same_initial: int = 0
-    costs: list[CostChange] = field(default_factory=list)
+    costs: dict[str, tuple[float, float]] = field(default_factory=dict)
+    dearer: list[str] = field(default_factory=list)
+    cost_lines: tuple[Sequence[Any], Sequence[Any]] = ((), ())
     undecided: dict[str, str] = field(default_factory=dict)
-    cost_lines: list[Location] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
 
     @property
     def changed(self) -> list[Verdict]:
@@ -111,46 +101,43 @@ def judge(
 
 
 def judge_initial(found: Judgement, subject: Subject, then: Mapping[str, Any]) -> None:
-    """Compare initial weights with those of :func:`~.snapshot.initial`."""
+    """Compare initial values with those of :func:`~.snapshot.initial`."""
     if not subject.contract.is_factory or not then:
         found.undecided["init"] = "the contract holds a module that is built already, under no seed"
         return
+
+    @functools.cache
+    def elsewhere() -> Mapping[str, Any]:
+        """Return the initial values under another seed."""
+        dtype = None if subject.dtype is None else str(subject.dtype).removeprefix("torch.")
+        made = Subject(
+            subject.contract, device=str(subject.device), dtype=dtype, seed=subject.seed + 1
+        )
+        with contextlib.closing(made) as other:
+            return snapshot.initial(other.model)
+
+    def drawn(name: str) -> bool:
+        return bool(elsewhere()[name]["digest"] != now[name]["digest"])
+
     now = snapshot.initial(subject.model)
-    found.initial, found.same_initial = compare_initial(then, now, found.state.renames)
+    names = found.state.renames
+    found.initial, found.same_initial = compare_initial(then, now, names, drawn)
 
 
 def judge_costs(found: Judgement, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
     """Compare what :func:`~.snapshot.costs` returns; what neither version could measure is undecided."""
-    for key, name in (
-        ("parameters", "parameters"),
-        ("flops", "FLOPs"),
-        ("peak_bytes", "peak bytes"),
-    ):
-        old, new = then.get(key), now.get(key)
-        if old is None or new is None:
-            why = now["error"] or then["error"]
-            found.undecided["cost"] = f"memory and FLOPs could not be measured: {why}"
-        elif new > COSTLIER * old:
-            found.costs.append(CostChange(name=name, old=old, new=new))
-        elif old > COSTLIER * new:
-            found.notes.append(f"{name} fell from {old} to {new}")
-    found.cost_lines = _grown(now.get("lines", ()), then.get("lines", ()))
-
-
-def _grown(now: Sequence[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]) -> list[Location]:
-    """Return the lines whose bytes at the peak grew, the most first; a line is known again by its text and function."""
-    before: dict[tuple[str, str], int] = {}
-    for one in then:
-        key = (one["function"], one["text"])
-        before[key] = before.get(key, 0) + one["bytes"]
-    grown = [
-        (one["bytes"] - before.get((one["function"], one["text"]), 0), index)
-        for index, one in enumerate(now)
-        if one["line"]
-    ]
-    ranked = sorted((pair for pair in grown if pair[0] > 0), key=lambda pair: (-pair[0], pair[1]))
-    keys = ("file", "line", "text", "function")
-    return [Location(**{key: now[index][key] for key in keys}) for _, index in ranked]
+    if why := now["error"] or then["error"]:
+        found.undecided["cost"] = f"memory and FLOPs could not be measured: {why}"
+    for part in ("counts", "growth"):
+        for name, new in now[part].items():
+            old = then[part].get(name)
+            if old is None or new is None:
+                continue
+            found.costs[name] = old, new
+            if new >= old + STEEPER if part == "growth" else new > old * COSTLIER:
+                found.dearer.append(name)
+    found.dearer = [name for name in found.dearer if not name.endswith(" peak bytes")]
+    found.cost_lines = then["lines"], now["lines"]
 
 
 def _batches(found: Judgement, subject: Subject, then: list[dict[str, Any]]) -> list[Batch]:
@@ -168,10 +155,7 @@ def _batches(found: Judgement, subject: Subject, then: list[dict[str, Any]]) -> 
             return []
         else:
             made.append(_received(sent, subject))
-            found.notes.append(
-                "the batches are those that the reference declares; the contract draws others now"
-            )
-    found.notes = list(dict.fromkeys(found.notes))
+            found.notes["the batches are the reference's; the contract draws others now"] = None
     return made
 
 
@@ -220,26 +204,15 @@ def _verdict(
         return Verdict(way=way, standing="rounding", differences=first)
     gap = max(one.gap for one in left)
     if gap <= NARROW and narrow(trace(subject, batch, load, wide, seed=subject.seed)):
-        found.notes.append(
-            "the model computes in float32 inside, so that changes below 1e-5 are taken for rounding"
-        )
-        found.notes = list(dict.fromkeys(found.notes))
+        found.notes["the model computes in float32, where a change below 1e-5 is rounding"] = None
         return Verdict(way=way, standing="rounding", differences=first)
     return Verdict(way=wide, standing="changed", differences=left)
 
 
 def _drawn(found: Judgement, subject: Subject, old: Version, way: Way, load: Load) -> Verdict:
     """Compare runs that draw other random numbers by how far training mode is from evaluation mode."""
-    found.notes.append(
-        "training mode draws other random numbers, so that its runs are compared by their spread alone"
-    )
-    found.notes = list(dict.fromkeys(found.notes))
+    found.notes["training mode draws other random numbers; only its spread is compared"] = None
     if way.batch:
         return Verdict(way=way, standing="drawn")
-    then, now = old.noise(SEEDS), noise(subject, found.batches[0], load, SEEDS)
-    if not noise_differs(then, now):
-        return Verdict(way=way, standing="drawn")
-    before, after = (sum(each) / len(each) for each in (then, now))
-    fact = f"its mean squared distance from evaluation mode is {after:.3g} of the output's, was {before:.3g}"
-    one = Difference(kind="output", name="output", gap=abs(after - before), fact=fact)
-    return Verdict(way=way, standing="changed", differences=(one,))
+    left = of_noise(old.noise(), noise(subject, found.batches[0], load))
+    return Verdict(way=way, standing="changed" if left else "drawn", differences=left)

@@ -138,6 +138,13 @@ class Edits:
                 found += self.inside(file, start, start + len(lines) - 1)
         return found
 
+    def of_function(self, place: Location) -> list[Edit]:
+        """Return the edits within the function around a line; none where that is a method."""
+        found = sources.function_around(place.file, place.line)
+        if found is None or "." in place.function:
+            return []
+        return self.inside(place.file, found.lineno, found.end_lineno or found.lineno)
+
     def of_files(self, files: Iterable[str]) -> list[Edit]:
         """Return the edits of some files."""
         return [self._edit(file, block) for file in files for block in self.blocks(file)]

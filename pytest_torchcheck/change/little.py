@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ..objects import trees
-from .sketch import Sketch, sketch
+from .sketch import Sketch, sketch, without_fill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ _ZERO: Final = 0.02  # of what is initialised with zeros
 def little(tensor: torch.Tensor) -> Sketch:
     """Describe a tensor by its digest, its largest magnitude, three signed sums and three elements."""
     whole = sketch(tensor)
-    flat = trees.dense(tensor).detach().cpu().reshape(-1)
+    flat = without_fill(trees.dense(tensor).detach().cpu().reshape(-1))
     wide = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
     wide = wide.double()
     count = max(wide.numel(), 1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from ..findings import Location
     from .running import Outcome, Way
     from .sketch import Sketch
 
@@ -18,6 +20,10 @@ NARROW: Final = 1e-5
 
 _SMALL: Final = 1e-4
 """Share of the largest magnitude of their kind below which gradients are measured by that magnitude."""
+_SPREAD: Final = 1e-3
+"""Share of the distance from evaluation mode that is rounding."""
+_STILL: Final = 1e-8
+"""Squared distance, over the mean square, that is rounding."""
 _STEPS: Final = 1e-5
 _OF_STEPS: Final = 100
 """Least relative difference of updates that counts, and times what is allowed elsewhere: the first step of Adam
@@ -39,12 +45,14 @@ class Difference:
         name: Its path or name.
         gap: Largest difference over largest magnitude; inf where they cannot be compared.
         fact: What was measured, as a clause.
+        line: The user's line that raised.
     """
 
     kind: Kind
     name: str
     gap: float
     fact: str = ""
+    line: Location | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +88,9 @@ def differences(
         allowed: Relative difference that does not count; at 0.0 other bits do.
     """
     if old.error or new.error:
-        if old.error.partition(":")[0] == new.error.partition(":")[0] and bool(old.error) == bool(
-            new.error
-        ):
+        if old.error:  # nothing that worked is lost
             return ()
-        if old.error:  # it raised then and runs now: nothing that worked is lost
-            return ()
-        return (Difference(kind="error", name="", gap=float("inf"), fact=new.error),)
+        return (Difference(kind="error", name="", gap=float("inf"), fact=new.error, line=new.line),)
     found: list[Difference] = []
     paths = [p for p in (*old.outputs, *old.others) if p not in new.outputs and p not in new.others]
     more = [p for p in (*new.outputs, *new.others) if p not in old.outputs and p not in old.others]
@@ -154,19 +158,21 @@ def _named(
     return found
 
 
-def noise_differs(old: list[float], new: list[float]) -> bool | None:
-    """Say whether training mode is farther from, or nearer to, evaluation mode than it was; None where unknown.
+def of_noise(
+    old: Mapping[str, Sequence[float]], new: Mapping[str, Sequence[float]]
+) -> tuple[Difference, ...]:
+    """Compare two results of :func:`~.running.noise`, at six standard errors.
 
-    Means over seeds are compared at six standard errors.
+    The model's output decides; modules only say where, since a refactoring may move what draws.
     """
-    if len(old) < 3 or len(new) < 3:
-        return None
-    (mean, error), (other, other_error) = _mean(old), _mean(new)
-    spread = (error**2 + other_error**2) ** 0.5
-    return bool(abs(mean - other) > 6 * spread + 1e-6 * max(mean, other))
-
-
-def _mean(values: list[float]) -> tuple[float, float]:
-    mean = sum(values) / len(values)
-    variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
-    return mean, (variance / len(values)) ** 0.5
+    found = []
+    for name, (before, error) in old.items():
+        after, other = new.get(name, (before, error))
+        gap = abs(after - before)
+        if gap > 6 * math.hypot(error, other) + _SPREAD * max(before, after) + _STILL:
+            fact = f"differs from evaluation mode by {after:.3g} of its mean square, by {before:.3g} before"
+            kind: Kind = "module" if name else "output"
+            found.append(Difference(kind=kind, name=name or "output", gap=gap, fact=fact))
+    if not any(one.kind == "output" for one in found):
+        return ()
+    return tuple(sorted(found, key=lambda one: KINDS.index(one.kind)))

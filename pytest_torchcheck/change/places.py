@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import sources
+from ..findings import Location
 from . import snapshot
+from .numbers import ALLOWED
 from .traces import parting, trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
-    from ..findings import Location
     from ..probes.recorded.operations import Step, Trace
     from ..subject import Subject
     from .judge import Judgement
     from .lines import Edit, Edits
     from .numbers import Verdict
     from .version import Version
-
-ALLOWED = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +30,16 @@ class Place:
 
     Attributes:
         module: Qualified name of the module; empty for the model itself.
-        cls: Name of its class.
-        operation: The operation whose result differs, empty where none was found.
-        called: The line of that operation.
+        cls: Name of its class; empty where no module is known.
+        step: The operation whose result differs, None where none was found.
         line: The line to look at: of the edit, else of the operation.
         edit: The edit that explains it, None where no edit of the project's files does.
-        sure: Whether the edit is that of the operation's or the module's own line.
+        sure: Whether the edit is that of a line that ran, or that made the module.
     """
 
     module: str = ""
     cls: str = ""
-    operation: str = ""
-    called: Location | None = None
+    step: Step | None = None
     line: Location | None = None
     edit: Edit | None = None
     sure: bool = False
@@ -57,99 +54,141 @@ def of_numbers(
     """
     model, load = subject.model, found.loading.load
     assert load is not None
+    first = verdict.differences[0]
     if old is None:
         parted = next((one.name for one in verdict.differences if one.kind == "module"), None)
         return Place() if parted is None else of_module(model, parted, edits)
-    if verdict.differences[0].kind == "error":
-        return Place(edit=_only(edits, model, ""), cls=type(model).__name__)
-    batch = found.batches[verdict.way.batch]
-    mine = trace(subject, batch, load, verdict.way, seed=subject.seed)
+    if first.kind == "error":
+        return _of_line(model, "", first.line, edits)
+    mine = trace(subject, found.batches[verdict.way.batch], load, verdict.way, seed=subject.seed)
     theirs = old.trace(verdict.way)
-    if verdict.differences[0].kind == "structure":
+    if first.kind == "structure":
         step, before = _recast(mine, theirs), None
     else:
         step, before = parting(mine, theirs, ALLOWED), parting(theirs, mine, ALLOWED)
-    if step is None:
-        module = verdict.differences[0].name.rpartition(".")[0]
-        if verdict.differences[0].kind not in ("gradient", "statistics"):
-            module = ""
-        return of_module(model, module, edits)
-    return _of_step(model, step, before, edits)
+    if step is not None:
+        return _of_step(model, step, before, edits)
+    owned = first.kind in ("gradient", "statistics")
+    return of_module(model, first.name.rpartition(".")[0] if owned else "", edits, around=True)
 
 
 def _of_step(model: nn.Module, step: Step, before: Step | None, edits: Edits) -> Place:
-    module, own = step.op.module, _module(model, step.op.module)
+    """Find the edit that explains an operation: of its line, its module's or the old one's, else one around these."""
+    module, called = step.op.module, step.op.location
+    own = _module(model, module)
     made = sources.of_parameter(model, module) if module else None
-    called = step.op.location
     written = own is not None and sources.is_own_class(type(own))
-    if not written and (edit := edits.at(made)) is not None:
-        return _place(model, module, step, edit.new, edit, sure=True)
     around = module if written else module.rpartition(".")[0]  # whose forward holds the line
-    if (edit := edits.at(called)) is not None:
-        return _place(model, around, step, edit.new, edit, sure=True)
-    if written and (edit := edits.at(made)) is not None:
-        return _place(model, module, step, edit.new, edit, sure=True)
+    lines = [(called, around), (made, module)]
+    tried = [(edits.at(line), name) for line, name in (lines if written else reversed(lines))]
     if before is not None and (there := before.op.location) is not None:
-        edit = edits.before(there.file, there.line)
+        tried.append((edits.before(there.file, there.line), around))
+    for edit, name in tried:
         if edit is not None:
-            return _place(model, around, step, edit.new, edit, sure=True)
-    found = _edits_of(edits, model, module)
-    if len(found) == 1:
-        return _place(model, module, step, found[0].new, found[0], sure=False)
-    return _place(model, module, step, called or made, next(iter(found), None), sure=False)
+            return _place(model, name, edit.new, edit, sure=True, step=step)
+    callers = [edit for line in step.callers if (edit := edits.at(line)) is not None]
+    holder, found = _edits_of(edits, model, module)
+    if called is not None and (nearer := edits.of_function(called)):
+        holder, found = module, nearer
+    found = [edit for edit in callers if edit in found] or found or callers
+    if not found:
+        return _place(model, module, called or made, None, step=step)
+    calls = found[0] in callers and not edits.of_class(type(own))
+    return _place(model, holder if calls else module, found[0].new, found[0], step=step)
 
 
 def _place(
     model: nn.Module,
     module: str,
-    step: Step,
     line: Location | None,
     edit: Edit | None,
     *,
-    sure: bool,
+    sure: bool = False,
+    step: Step | None = None,
 ) -> Place:
     own = _module(model, module)
-    cls = step.op.module_class if own is None else type(own).__name__
-    return Place(
-        module=module, cls=cls, operation=step.op.name, called=step.op.location, line=line, edit=edit,
-        sure=sure,
-    )  # fmt: skip
+    cls = type(own).__name__ if own is not None else step.op.module_class if step else ""
+    return Place(module=module, cls=cls, step=step, line=line, edit=edit, sure=sure)
 
 
-def of_module(model: nn.Module, name: str, edits: Edits) -> Place:
+def _of_line(
+    model: nn.Module, name: str, line: Location | None, edits: Edits, *, around: bool = True
+) -> Place:
+    """Find the edit of a line of a module, else the first one of its class, or of a module around it.
+
+    Args:
+        model: The model.
+        name: The module.
+        line: The line.
+        edits: The edits.
+        around: Whether the place is the module whose class was edited, and not the one named.
+    """
+    if (edit := edits.at(line)) is not None:
+        return _place(model, name, edit.new, edit, sure=True)
+    holder, found = _edits_of(edits, model, name)
+    if not found:
+        return _place(model, name, line, None)
+    return _place(model, holder if around else name, found[0].new, found[0])
+
+
+def of_module(model: nn.Module, name: str, edits: Edits, *, around: bool = False) -> Place:
     """Find the edit that explains a change of a module, or of what it holds."""
-    own = _module(model, name)
     made = sources.of_parameter(model, name) if name else None
-    if (edit := edits.at(made)) is not None:
-        return Place(module=name, cls=type(own).__name__, line=edit.new, edit=edit, sure=True)
-    edit = _only(edits, model, name)
-    return Place(
-        module=name, cls=type(own).__name__ if own is not None else "",
-        line=edit.new if edit is not None else made, edit=edit,
-    )  # fmt: skip
+    return _of_line(model, name, made, edits, around=around)
 
 
-def of_entry(model: nn.Module, name: str, edits: Edits) -> Place:
-    """Find the edit that explains a change of a parameter or buffer; one that the model no longer has too."""
-    made = sources.of_parameter(model, name)
+def of_entry(
+    model: nn.Module, name: str, edits: Edits, was: Mapping[str, Any] | None = None
+) -> Place:
+    """Find the edit that explains a change of a parameter or buffer.
+
+    Args:
+        model: The model.
+        name: The entry.
+        edits: The edits.
+        was: The line of the reference that made an entry which the model no longer has.
+    """
     module = name.rpartition(".")[0]
-    cls = type(_module(model, module)).__name__
-    if (edit := edits.at(made)) is not None:
-        return Place(module=module, cls=cls, line=edit.new, edit=edit, sure=True)
-    return of_module(model, module, edits)
+    gone = None if was is None else edits.before(was["file"], was["line"])
+    if gone is not None:
+        return _place(model, module, gone.new, gone, sure=True)
+    made = sources.of_parameter(model, name)
+    if edits.at(made) is None:
+        return of_module(model, module, edits)
+    return _of_line(model, module, made, edits)
 
 
-def of_costs(model: nn.Module, lines: Sequence[Location], edits: Edits) -> Place:
-    """Find the edit of the lines that hold more memory, or of what runs more often."""
-    for line in lines:
-        if (edit := edits.at(line)) is not None:
-            return Place(line=edit.new, edit=edit, sure=True)
-    for module in (name for name, _ in model.named_modules()):
-        own = _module(model, module)
-        if own is not None and (found := edits.of_class(type(own))):
-            return Place(module=module, cls=type(own).__name__, line=found[0].new, edit=found[0])
-    edit = _only(edits, model, "")
-    return Place(line=edit.new if edit else None, edit=edit)
+def of_costs(
+    model: nn.Module,
+    now: Sequence[Mapping[str, Any]],
+    then: Sequence[Mapping[str, Any]],
+    edits: Edits,
+) -> Place:
+    """Find the edit of the line whose memory at the peak grew most, else one of what runs.
+
+    Args:
+        model: The model.
+        now: Its lines that hold memory, with their bytes.
+        then: Those of the reference; a line is known again by its function and its old text.
+        edits: The edits.
+    """
+    before: dict[tuple[str, str], int] = {}
+    for one in then:
+        key = (one["function"], one["text"])
+        before[key] = before.get(key, 0) + one["bytes"]
+    grown: list[tuple[int, int, Edit]] = []
+    for one in now:
+        place = Location(**{key: one[key] for key in ("file", "line", "text", "function")})
+        if (edit := edits.at(place)) is not None:
+            more = one["bytes"] - before.get((one["function"], edit.was), 0)
+            grown.append((more, -len(grown), edit))
+    if grown and max(grown)[0] > 0:
+        edit = max(grown)[2]
+        return Place(line=edit.new, edit=edit, sure=True)
+    for module, _ in model.named_modules():
+        if found := edits.of_class(type(_module(model, module))):
+            return _place(model, module, found[0].new, found[0])
+    return _of_line(model, "", None, edits)
 
 
 def _module(model: nn.Module, name: str) -> nn.Module | None:
@@ -159,23 +198,19 @@ def _module(model: nn.Module, name: str) -> nn.Module | None:
         return None
 
 
-def _only(edits: Edits, model: nn.Module, name: str) -> Edit | None:
-    return next(iter(_edits_of(edits, model, name)), None)
+def _edits_of(edits: Edits, model: nn.Module, name: str) -> tuple[str, list[Edit]]:
+    """Return the innermost module around one, or itself, whose class was edited, and these edits.
 
-
-def _edits_of(edits: Edits, model: nn.Module, name: str) -> list[Edit]:
-    """Return the edits of the class of a module, else of the innermost one around it that has any, else of their files.
-
-    Edits of files count only where there is one alone.
+    Where no class was, those of the model's files count if there is one alone.
     """
     parts = name.split(".") if name else []
     for depth in range(len(parts), -1, -1):
-        module = _module(model, ".".join(parts[:depth]))
-        found = edits.of_class(type(module)) if module is not None else []
-        if found:
-            return found
+        around = ".".join(parts[:depth])
+        module = _module(model, around)
+        if module is not None and (found := edits.of_class(type(module))):
+            return around, found
     rest = edits.of_files(snapshot.files_of(model))
-    return rest if len(rest) == 1 else []
+    return "", rest if len(rest) == 1 else []
 
 
 def _recast(mine: Trace, theirs: Trace) -> Step | None:

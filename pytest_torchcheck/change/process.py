@@ -228,9 +228,9 @@ class OldContract:
         """Record one way of running it."""
         return trace_of_plain(self._ask("trace", way=asdict(way)))
 
-    def noise(self, seeds: int) -> list[float]:
-        """Return how far training mode is from evaluation mode, by seed."""
-        found: list[float] = self._ask("noise", seeds=seeds)
+    def noise(self) -> dict[str, list[float]]:
+        """Return how far training mode is from evaluation mode."""
+        found: dict[str, list[float]] = self._ask("noise")
         return found
 
     def _ask(self, what: str, **given: Any) -> Any:

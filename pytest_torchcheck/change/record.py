@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -12,17 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
 
 from ..objects import trees
 from ..storage.files import write_whole
 from ..subject.errors import SubjectError
 from .little import line_of, little, sketch_of, start_of, weights
-from .running import Outcome, Way, batch_for, prepared, run
+from .running import SEEDS, Outcome, Way, batch_for, noise, prepared, run, watched
 from .snapshot import batches, costs, loading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from ..batches import Batch
@@ -34,8 +32,8 @@ FORMAT: Final = 1
 _EVALUATION: Final = ("outputs", "loss", "gradients", "updates", "modules")
 _TRAINING: Final = ("outputs", "loss", "buffers")
 _SECTIONS: Final = (
-    "torchcheck record", "contract", "made", "rounding", "costs", "inputs", "state", "start", "buffers",
-    "evaluation", "training", "drawn",
+    "torchcheck record", "contract", "made", "rounding", "costs", "growth", "inputs", "state", "start",
+    "buffers", "evaluation", "training", "drawn",
 )  # fmt: skip
 
 
@@ -69,14 +67,15 @@ def make(subject: Subject, name: str) -> dict[str, Any]:
         double, evaluation = False, own
     if evaluation.error:
         raise SubjectError("forward", RuntimeError(evaluation.error))
-    training = observe(subject, batch, load, Way(train=True, double=double))
+    training, spread = steady(subject, batch, load, Way(train=True, double=double))
     measured = costs(subject)
     return {
         "torchcheck record": FORMAT,
         "contract": name,
         "made": surroundings(subject),
         "rounding": rounding(evaluation, own) if double else None,
-        "costs": {key: measured.get(key) for key in ("parameters", "flops", "peak_bytes")},
+        "costs": measured["counts"],
+        "growth": measured["growth"],
         "inputs": {path: _lines(leaf) for path, leaf in batch.leaves()},
         "state": state,
         "start": start,
@@ -85,7 +84,9 @@ def make(subject: Subject, name: str) -> dict[str, Any]:
             "dtypes": {path: one.dtype for path, one in own.outputs.items()},
             **_plain(evaluation, _EVALUATION),
         },
-        "training": None if training.drew or training.error else _plain(training, _TRAINING),
+        "training": None
+        if training.error
+        else {"noise": _short(spread), **_plain(training, _TRAINING)},
         "drawn": {str(i): _drawn(subject, drawn, load, double) for i, drawn in enumerate(more, 1)},
     }
 
@@ -95,6 +96,10 @@ def _drawn(subject: Subject, batch: Batch, load: Load, double: bool) -> dict[str
     outcome = run(subject, batch, load, Way(double=double), seed=subject.seed, describe=little)
     inputs = {path: _lines(leaf) for path, leaf in batch.leaves()}
     return {"inputs": inputs, "error": outcome.error, **_plain(outcome, ("outputs", "loss"))}
+
+
+def _short(spread: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    return {name: [float(f"{value:.6g}") for value in pair] for name, pair in spread.items()}
 
 
 def surroundings(subject: Subject) -> dict[str, Any]:
@@ -129,33 +134,41 @@ def _lines(leaf: Any) -> Any:
     return line_of(little(leaf)) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
 
 
+def steady(
+    subject: Subject, batch: Batch, load: Load, way: Way
+) -> tuple[Outcome, dict[str, list[float]]]:
+    """Run a model in training mode and leave out what random numbers decide.
+
+    Returns:
+        The outcome, and how far each module is from evaluation mode; see :func:`~.running.noise`.
+    """
+    one = run(subject, batch, load, way, seed=subject.seed, describe=little)
+    if one.error:
+        return one, {}
+    spread = noise(subject, batch, load, double=way.double, seeds=SEEDS if one.drew else 1)
+    if not one.drew:
+        return one, spread
+    two = run(subject, batch, load, way, seed=subject.seed + 1, describe=little)
+
+    def both(part: str) -> dict[str, Sketch]:
+        found, again = getattr(one, part), getattr(two, part)
+        return {name: s for name, s in found.items() if name in again and s.same(again[name])}
+
+    same = one.loss is not None and two.loss is not None and one.loss.same(two.loss)
+    left = dataclasses.replace(
+        one, outputs=both("outputs"), buffers=both("buffers"), gradients={},
+        loss=one.loss if same else None,
+    )  # fmt: skip
+    return left, spread
+
+
 def observe(subject: Subject, batch: Batch, load: Load, way: Way) -> Outcome:
     """Run a model in one way and describe it in little, with what its modules return and a step adds."""
     modules: dict[str, Sketch] = {}
-    with _watched(subject.model, modules):
+    with watched(subject.model, modules, little):
         outcome = run(subject, batch, load, way, seed=subject.seed, describe=little)
     updates = {} if way.train or outcome.error else _updates(subject, batch, load, way)
     return dataclasses.replace(outcome, modules=modules, updates=updates)
-
-
-@contextlib.contextmanager
-def _watched(model: nn.Module, into: dict[str, Sketch]) -> Iterator[None]:
-    """Keep the first floating tensor that each module returns first, in the order in which they return."""
-    names = {id(module): name for name, module in model.named_modules() if name}
-
-    def left(module: nn.Module, args: Any, output: Any) -> None:
-        name = names.get(id(module))
-        if name is None or name in into:
-            return
-        first = next(iter(trees.floats(output).values()), None)
-        if first is not None:
-            into[name] = little(first)
-
-    handle = register_module_forward_hook(left)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _updates(subject: Subject, batch: Batch, load: Load, way: Way) -> dict[str, Sketch]:
@@ -181,18 +194,18 @@ def _updates(subject: Subject, batch: Batch, load: Load, way: Way) -> dict[str, 
 
 def rounding(reference: Outcome, own: Outcome) -> float:
     """Return how far outputs and loss in the model's own precision are from those in float64, relatively."""
-    gaps = [one.gap(as_wide(own.outputs[path])) for path, one in reference.outputs.items()
-            if path in own.outputs]  # fmt: skip
-    if reference.loss is not None and own.loss is not None:
-        gaps.append(reference.loss.gap(as_wide(own.loss)))
+    pairs = [(one, own.outputs.get(path)) for path, one in reference.outputs.items()]
+    pairs += [] if reference.loss is None else [(reference.loss, own.loss)]
+    gaps = [one.gap(as_wide(two, one)) for one, two in pairs if two is not None]
     return float(f"{max((gap for gap in gaps if math.isfinite(gap)), default=0.0):.2g}")
 
 
-def as_wide(one: Sketch) -> Sketch:
-    """Return a sketch under the dtype that it would have in a run in float64."""
-    wide = {"complex64": "complex128"}.get(one.dtype, "float64")
+def as_wide(one: Sketch, reference: Sketch) -> Sketch:
+    """Return what a model gave in its own precision under the dtype that a run in float64 gave, where that is wider."""
     narrow = one.dtype in ("float32", "float16", "bfloat16", "complex64")
-    return dataclasses.replace(one, dtype=wide, digest="own precision") if narrow else one
+    if not narrow or reference.dtype not in ("float64", "complex128"):
+        return one
+    return dataclasses.replace(one, dtype=reference.dtype, digest="own precision")
 
 
 def _plain(outcome: Outcome, parts: tuple[str, ...]) -> dict[str, Any]:
@@ -233,7 +246,7 @@ def _section(name: str, value: Any, depth: int) -> str:
     start = f"{' ' * depth}{json.dumps(name)}: "
     if (
         isinstance(value, dict)
-        and name not in ("made", "costs", "other outputs", "dtypes")
+        and name not in ("made", "costs", "growth", "other outputs", "dtypes")
         and value
     ):
         inner = ",\n".join(_section(k, v, depth + 1) for k, v in value.items())
@@ -277,7 +290,17 @@ def read(path: Path) -> dict[str, Any] | None:
     missing = [name for name in _SECTIONS if name not in found]
     if missing:
         raise RecordError(f"{shown} lacks {missing[0]!r}")
-    for name in ("made", "costs", "inputs", "state", "start", "buffers", "evaluation", "drawn"):
+    for name in (
+        "made",
+        "costs",
+        "growth",
+        "inputs",
+        "state",
+        "start",
+        "buffers",
+        "evaluation",
+        "drawn",
+    ):
         if not isinstance(found[name], dict):
             raise RecordError(f"{name!r} of {shown} must be an object; it is {found[name]!r:.40}")
     return dict(found)

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from .. import verdicts
+from ..probes.recorded.operations import narrow
 from ..subject import Subject
 from . import record, report, snapshot
 from .judge import Judgement, judge_costs, judge_initial
 from .lines import Edits
 from .little import kind_of, line_of, little, sketch_of, weights
-from .numbers import ALLOWED, Difference, Verdict, differences
+from .numbers import ALLOWED, Difference, Verdict, differences, of_noise
 from .running import Way, run
 from .state import compare_state, find_loading
+from .traces import trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..batches import Batch
     from ..findings import Finding
-    from .running import Load, Outcome
+    from .running import Outcome
 
 WIDER: Final = 64
 """Times the recorded rounding that other processors, threads and versions of torch may differ by."""
@@ -154,35 +156,42 @@ def judge_record(subject: Subject, then: Mapping[str, Any], *, exact: bool) -> J
         if name in entries
     }
     judge_initial(found, subject, initial)
-    now = snapshot.costs(subject)
-    if then["made"]["torch"] != record.surroundings(subject)["torch"]:
-        now = {"parameters": now["parameters"], "error": "another version of torch measured them"}
-    judge_costs(found, {**now, "lines": ()}, {**then["costs"], "error": "not in the record"})
+    _judge_costs(found, subject, then)
     found.batches = snapshot.batches(subject)
     if loading.load is None:
         found.undecided["outputs"] = "the recorded weights do not fit the model as it is"
         return found
     buffers = {name: line_of(little(b)) for name, b in subject.model.named_buffers()}
     exact = exact and all(buffers.get(n, line) == line for n, line in then["buffers"].items())
-    for train in (False, True):
-        recorded = then["training" if train else "evaluation"]
-        if recorded is not None:
-            outcome = record.outcome_of(recorded)
-            found.verdicts.append(
-                _verdict(subject, found, then, outcome, loading.load, train=train, exact=exact)
-            )
+    found.verdicts.append(_evaluation(subject, found, then, exact=exact))
+    if then["training"] is not None:
+        found.verdicts.append(_training(subject, found, then, exact=exact))
     for index, batch in enumerate(found.batches[1:], 1):
         drawn = then["drawn"].get(str(index))
         same = None if drawn is None else _other_inputs(batch, drawn["inputs"])
         if same is None:
-            found.notes.append(f"drawn batch {index} is not the recorded one, and was not compared")
+            found.notes[f"drawn batch {index} is not the recorded one, and was not compared"] = None
         elif not drawn["error"]:
-            allowed = _allowed(subject, then, exact=exact and same)
             way = Way(batch=index, double=then["rounding"] is not None)
             here = run(subject, batch, loading.load, way, seed=subject.seed, describe=little)
             was = record.outcome_of(drawn)
-            found.verdicts.append(_standing(way, was, here, found, allowed))
+            found.verdicts.append(
+                _standing(subject, found, way, was, here, then, exact=exact and same)
+            )
     return found
+
+
+def _judge_costs(found: Judgement, subject: Subject, then: Mapping[str, Any]) -> None:
+    """Compare costs, where another version of torch measured them the parameters alone."""
+    now, error, known = snapshot.costs(subject), "", {**then["costs"]}
+    growth = then["growth"]
+    if then["made"]["torch"] != record.surroundings(subject)["torch"]:
+        found.notes[f"torch {then['made']['torch']} measured the recorded FLOPs and bytes"] = None
+        now = {**now, "error": ""}
+        known, growth = {"parameters": known["parameters"]}, {}
+    elif "peak bytes" not in known:
+        error = "not in the record"
+    judge_costs(found, now, {"counts": known, "growth": growth, "lines": (), "error": error})
 
 
 def _entry(name: str, text: str) -> dict[str, Any]:
@@ -193,28 +202,40 @@ def _entry(name: str, text: str) -> dict[str, Any]:
     return {"shape": list(shape), "dtype": dtype, "digest": f"of {name}", "line": None}
 
 
-def _verdict(
-    subject: Subject,
-    found: Judgement,
-    then: Mapping[str, Any],
-    was: Outcome,
-    load: Load,
-    *,
-    train: bool,
-    exact: bool,
+def _evaluation(
+    subject: Subject, found: Judgement, then: Mapping[str, Any], *, exact: bool
 ) -> Verdict:
-    """Compare one mode in float64, then in the model's own precision where the device is of the same kind."""
-    batch, double = found.batches[0], then["rounding"] is not None
-    way = Way(train=train, double=double)
+    """Compare evaluation mode in float64, then in the model's own precision on a device of the same kind."""
+    batch, load = found.batches[0], found.loading.load
+    assert load is not None
+    was, way = record.outcome_of(then["evaluation"]), Way(double=then["rounding"] is not None)
     now = record.observe(subject, batch, load, way)
-    verdict = _standing(way, was, now, found, _allowed(subject, then, exact=exact))
-    if verdict.standing == "changed" or train or not double:
+    verdict = _standing(subject, found, way, was, now, then, exact=exact)
+    if verdict.standing == "changed" or not way.double:
         return verdict
     own = record.observe(subject, batch, load, Way())
     left = _recast(then["evaluation"]["dtypes"], own)
     if then["made"]["device"] == subject.device.type:
         left += _own_differences(was, own, _allowed(subject, then, exact=False))
     return Verdict(way=Way(), standing="changed", differences=left) if left else verdict
+
+
+def _training(
+    subject: Subject, found: Judgement, then: Mapping[str, Any], *, exact: bool
+) -> Verdict:
+    """Compare training mode: what random numbers decide by its distance from evaluation mode alone."""
+    batch, load = found.batches[0], found.loading.load
+    assert load is not None
+    was = record.outcome_of(then["training"])
+    way = Way(train=True, double=then["rounding"] is not None)
+    now, spread = record.steady(subject, batch, load, way)
+    if not now.error and (left := of_noise(then["training"]["noise"], spread)):
+        return Verdict(way=way, standing="changed", differences=left)
+    steady = set(was.outputs) & set(now.outputs)
+    was, now = (
+        dataclasses.replace(one, outputs={p: one.outputs[p] for p in steady}) for one in (was, now)
+    )
+    return _standing(subject, found, way, was, now, then, exact=exact)
 
 
 def _allowed(subject: Subject, then: Mapping[str, Any], *, exact: bool) -> float:
@@ -224,9 +245,22 @@ def _allowed(subject: Subject, then: Mapping[str, Any], *, exact: bool) -> float
     return ALLOWED if exact else WIDER * max(float(then["rounding"]), _epsilon(subject))
 
 
-def _standing(way: Way, was: Outcome, now: Outcome, found: Judgement, allowed: float) -> Verdict:
-    renames = found.state.renames
-    left = differences(was, now, renames, allowed)
+def _standing(
+    subject: Subject,
+    found: Judgement,
+    way: Way,
+    was: Outcome,
+    now: Outcome,
+    then: Mapping[str, Any],
+    *,
+    exact: bool,
+) -> Verdict:
+    """Compare a run with the recorded one; one that computes in a narrower dtype inside has that dtype's rounding."""
+    batch, load, renames = found.batches[way.batch], found.loading.load, found.state.renames
+    assert load is not None
+    left = differences(was, now, renames, _allowed(subject, then, exact=exact))
+    if left and way.double and narrow(trace(subject, batch, load, way, seed=subject.seed)):
+        left = differences(was, now, renames, _allowed(subject, then, exact=False))
     if left:
         return Verdict(way=way, standing="changed", differences=left)
     left = differences(was, now, renames)
@@ -251,8 +285,8 @@ def _own_differences(was: Outcome, own: Outcome, allowed: float) -> tuple[Differ
     """
     narrow = dataclasses.replace(
         own, gradients={}, buffers={}, updates={},
-        outputs={path: record.as_wide(one) for path, one in own.outputs.items()},
-        loss=None if own.loss is None else record.as_wide(own.loss),
+        outputs={p: record.as_wide(s, was.outputs.get(p, s)) for p, s in own.outputs.items()},
+        loss=None if own.loss is None else record.as_wide(own.loss, was.loss or own.loss),
     )  # fmt: skip
     return differences(was, narrow, {}, allowed)
 

@@ -13,7 +13,7 @@ from . import CHANGES, places
 from .lines import Edits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from ..findings import Finding
     from ..subject import Subject
@@ -94,7 +94,7 @@ def findings(
     if held:
         told = f"beside {shown}: {'; '.join(held)}"
         notes = {"notes": list(found.notes)} if found.notes else {}
-        yield verdicts.passed(told, evidence=notes)
+        yield verdicts.passed(told, evidence={"costs": _told(found, found.costs), **notes})
 
 
 def is_changed(found: Judgement, category: str) -> bool:
@@ -106,7 +106,7 @@ def is_changed(found: Judgement, category: str) -> bool:
             return bool(found.changed)
         case "init":
             return bool(found.initial)
-    return bool(found.costs)
+    return bool(found.dearer)
 
 
 def _unchanged(found: Judgement, category: str) -> str:
@@ -119,9 +119,9 @@ def _unchanged(found: Judgement, category: str) -> str:
             return "the state dict has the same entries"
         case "init":
             return (
-                "initial weights are those of the same seed"
+                "initial values are those of the same seed"
                 if found.same_initial
-                else "initial weights are alike"
+                else "initial values are alike"
             )
         case "cost":
             return "costs are alike"
@@ -171,17 +171,22 @@ def _declare(category: str) -> str:
     )
 
 
-def _at(place: Place) -> str:
-    if place.module:
-        return f"first in {place.module} ({place.cls})"
-    return f"first in {place.cls}" if place.cls else ""
-
-
-def _on(place: Place) -> str:
-    called = place.called
-    if called is None or (place.line is not None and place.line.line == called.line):
+def _at(place: Place, kind: str) -> str:
+    """Return the module of a place; that of an output or a loss is the first one whose result differs."""
+    if not place.cls:
         return ""
-    return f" on line {called.line}"
+    name = f"{place.module} ({place.cls})" if place.module else place.cls
+    first = place.step is not None or kind not in ("error", "gradient", "statistics", "update")
+    return f", first in {name}" if first else f", in {name}"
+
+
+def _because(place: Place, found: Judgement, beside: Beside) -> str:
+    if place.step is None:
+        total, changed = len(found.verdicts), len(found.changed)
+        return f"{changed} of {total} runs on the {beside.weights} weights changed"
+    called = place.step.op.location
+    on = f" on line {called.line}" if called is not None and called != place.line else ""
+    return f"both versions have what {place.step.op.name}{on} reads, and its result differs"
 
 
 def _percent(gap: float) -> str:
@@ -202,30 +207,21 @@ def _outputs(subject: Subject, found: Judgement, beside: Beside) -> Finding:
     subject_ = f"{what} {measured}" if first.kind != "error" else f"it raises now: {measured}"
     total, changed = len(found.verdicts), len(found.changed)
     culprits = []
-    if place.module or place.cls:
-        culprits = [
-            Culprit(
-                kind="module", name=place.module or place.cls, detail=place.cls, location=place.line
-            )
-        ]
-    because = (
-        f"all that {place.operation}{_on(place)} reads is there in both versions, its result is not"
-        if place.operation
-        else f"{changed} of {total} runs on the {beside.weights} weights changed"
-    )
+    if place.cls:
+        name = place.module or place.cls
+        culprits = [Culprit(kind="module", name=name, detail=place.cls, location=place.line)]
     known = _texts(place, beside)
     kinds = list(dict.fromkeys(d.kind for v in found.changed for d in v.differences))
     noun = {
         "loss": "the loss", "gradient": "gradients", "statistics": "running statistics", "update": "updates",
     }.get(first.kind, "outputs")  # fmt: skip
-    where = _at(place)
     return verdicts.violated(
         "outputs-changed",
-        f"{noun} changed since {beside.shown}{f', {where}' if where else ''}",
+        f"{noun} changed since {beside.shown}{_at(place, first.kind)}",
         culprits=culprits,
         location=place.line or (place.edit.new if place.edit else None),
         observed=f"{subject_} ({way}{f'; {sizes}' if sizes else ''}); {changed} of {total} runs changed",
-        because=because,
+        because=_because(place, found, beside),
         fix=beside.meant("outputs"),
         cause=known["cause"],
         evidence={
@@ -246,7 +242,7 @@ def _state(subject: Subject, found: Judgement, beside: Beside) -> Finding:
         *change.reshaped,
         *change.recast,
     ]
-    place = places.of_entry(subject.model, names[0], beside.edits)
+    place = places.of_entry(subject.model, names[0], beside.edits, change.made.get(names[0]))
     how = {
         "renamed": "it loads once its entries are renamed",
         "partly": "it loads with strict=False only",
@@ -282,43 +278,49 @@ def _initial(subject: Subject, found: Judgement, beside: Beside) -> Finding:
     count = len(found.initial)
     return verdicts.violated(
         "initial-weights-changed",
-        f"{first.name} is initialised otherwise than at {beside.shown}",
+        f"{first.name} has other initial values than at {beside.shown}",
         culprits=[
             Culprit(kind="parameter", name=one.name, detail=one.fact)
             for one in found.initial[:_MOST]
         ],
         location=place.line,
         observed=f"{first.name}: {first.fact}"
-        + (f"; {count - 1} other parameters changed too" if count > 1 else ""),
+        + (f"; {count - 1} more changed too" if count > 1 else ""),
         cause=known["cause"],
-        because=f"both were built under one seed; {found.same_initial} parameters have the same values",
+        because=f"both were built under one seed; {found.same_initial} others have the same values",
         fix=beside.meant("init"),
         evidence=known.get("evidence", {}),
     )
 
 
 def _cost(subject: Subject, found: Judgement, beside: Beside) -> Finding:
-    told = [
-        f"{one.name} {_size(one.name, one.old)}, now {_size(one.name, one.new)} "
-        f"({one.new / one.old:.2f} times)"
-        if one.old
-        else f"{one.name} 0, now {one.new}"
-        for one in found.costs
-    ]
-    place = places.of_costs(subject.model, found.cost_lines, beside.edits)
+    told = list(_told(found, found.dearer).items())
+    place = places.of_costs(subject.model, *found.cost_lines, beside.edits)
     known = _texts(place, beside)
     return verdicts.violated(
         "cost-changed",
-        f"a training step costs more than at {beside.shown}: {told[0]}",
+        f"a training step costs more than at {beside.shown}: {' '.join(told[0])}",
         culprits=[Culprit(kind="call", name="training step")],
         location=place.line,
-        observed="; ".join(told),
+        observed="; ".join(map(" ".join, told)),
         cause=known["cause"],
-        because="both were measured on one batch, without rounding: the same on every machine",
+        because="both were counted on one batch, without a clock: the same on every machine",
         fix=beside.meant("cost"),
-        evidence=known.get("evidence", {}),
+        evidence={**known.get("evidence", {}), "costs": _told(found, found.costs)},
     )
 
 
-def _size(name: str, value: int) -> str:
-    return format_bytes(value) if name == "peak bytes" else f"{value:,}"
+def _told(found: Judgement, names: Iterable[str]) -> dict[str, str]:
+    """Return costs before and now, by name."""
+    told = {}
+    for name in names:
+        old, new = found.costs[name]
+        if " with " in name:  # the power of a symbol
+            symbol = name.rpartition(" ")[2]
+            told[name] = f"grow as {symbol}^{new:g}, grew as {symbol}^{old:g}"
+            continue
+        before, now = (
+            format_bytes(int(value)) if "bytes" in name else f"{value:,}" for value in (old, new)
+        )
+        told[name] = f"{before}, now {now}" + (f" ({new / old:.2f} times)" if old else "")
+    return told

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+import math
+import statistics
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from .. import sources
+from ..findings import Location
 from ..objects import trees
 from ..state import seed_everything
 from ..subject.errors import SubjectError
@@ -18,16 +22,19 @@ from ..text.printable import message_of
 from .sketch import Sketch, digest_of, sketch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ..batches import Batch
-    from ..findings import Location
     from ..subject import Subject
 
     Load = Callable[[nn.Module], None]
 
+_Kept = TypeVar("_Kept")
+
 JITTER: Final = 0.05  # of the root mean square of a parameter
 FROM_ZERO: Final = 0.02  # of a parameter that is zero throughout
+SEEDS: Final = 24  # over which the noise of training mode is averaged at least
+MOST_SEEDS: Final = 240
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +73,7 @@ class Outcome:
         randomness: Digest of torch's random state after the run.
         drew: Whether the run drew random numbers of torch.
         error: What it raised, with the phase; empty where it came to its end.
-        line: The user's line that raised it, as plain data.
+        line: The user's line that raised it.
     """
 
     outputs: Mapping[str, Sketch]
@@ -77,7 +84,7 @@ class Outcome:
     randomness: str
     drew: bool
     error: str = ""
-    line: dict[str, Any] | None = None
+    line: Location | None = None
     modules: Mapping[str, Sketch] = field(default_factory=dict)
     updates: Mapping[str, Sketch] = field(default_factory=dict)
 
@@ -88,25 +95,20 @@ class Outcome:
             "loss": None if self.loss is None else self.loss.plain(),
             "gradients": _plain(self.gradients), "buffers": _plain(self.buffers),
             "randomness": self.randomness, "drew": self.drew, "error": self.error,
-            "line": self.line,
+            "line": line_of(self.line),
         }  # fmt: skip
 
     @classmethod
     def of_plain(cls, data: Mapping[str, Any]) -> Outcome:
         """Rebuild an outcome from :meth:`plain`."""
-        return cls(
-            outputs={k: Sketch.of_plain(v) for k, v in data["outputs"].items()},
-            others=data["others"],
-            loss=None if data["loss"] is None else Sketch.of_plain(data["loss"]),
-            gradients={
-                k: None if v is None else Sketch.of_plain(v) for k, v in data["gradients"].items()
-            },
-            buffers={k: Sketch.of_plain(v) for k, v in data["buffers"].items()},
-            randomness=data["randomness"],
-            drew=data["drew"],
-            error=data["error"],
-            line=data["line"],
-        )
+        made: dict[str, Any] = {
+            part: {k: None if v is None else Sketch.of_plain(v) for k, v in data[part].items()}
+            for part in ("outputs", "gradients", "buffers")
+        }
+        loss, line = data["loss"], data["line"]
+        made["loss"] = None if loss is None else Sketch.of_plain(loss)
+        made["line"] = None if line is None else Location(**line)
+        return cls(**{**data, **made})
 
 
 def _plain(sketches: Mapping[str, Sketch | None]) -> dict[str, Any]:
@@ -165,7 +167,7 @@ def run(
         except SubjectError as raised:
             cause = raised.error
             error = f"{raised.phase}: {type(cause).__name__}: {message_of(cause)}"
-            line = line_of(sources.of_error(cause))
+            line = sources.of_error(cause)
             if raised.phase == "loss" and not way.train:
                 error = ""  # such as a loss that a model returns in training mode alone
         after = _randomness()
@@ -187,39 +189,91 @@ def run(
         )
 
 
-def noise(subject: Subject, batch: Batch, load: Load, seeds: int) -> list[float]:
-    """Return how far training mode is from evaluation mode, once for each of some seeds.
+@contextlib.contextmanager
+def watched(
+    model: nn.Module, into: dict[str, _Kept], describe: Callable[[torch.Tensor], _Kept]
+) -> Iterator[None]:
+    """Keep the first floating tensor that each module returns first, in the order in which they return."""
+    names = {id(module): name for name, module in model.named_modules() if name}
+
+    def left(module: nn.Module, args: Any, output: Any) -> None:
+        name = names.get(id(module))
+        if name is None or name in into:
+            return
+        first = next(iter(trees.floats(output).values()), None)
+        if first is not None:
+            into[name] = describe(first)
+
+    handle = register_module_forward_hook(left)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def noise(
+    subject: Subject, batch: Batch, load: Load, *, double: bool = True, seeds: int = SEEDS
+) -> dict[str, list[float]]:
+    """Return how far training mode is from evaluation mode.
+
+    Args:
+        subject: The model.
+        batch: What it is given.
+        load: Loads the weights into it.
+        double: Whether to run in float64.
+        seeds: How many of torch's seeds to average over: 1, or so many at least, up to
+            :data:`MOST_SEEDS` until the distance of the model's output is known to a twentieth.
 
     Returns:
-        The mean squared difference of the first floating output, relative to its mean square;
-        nothing where there is no such output, or where the run raises.
+        For each module, and ``""`` for the model, in the order in which they return: the mean squared
+        difference of the first floating tensor that it returns first, relative to its mean square, and the
+        standard error of that mean. A module without such a tensor is left out, and every one where a run
+        raises.
     """
-    found = []
-    for index in range(seeds):
-        pair = []
-        for train in (False, True):
-            with prepared(subject, load, Way(train=train), subject.seed + index) as model:
+    found: dict[str, list[float]] = {}
+    for index in range(MOST_SEEDS if seeds > 1 else 1):
+        if index >= seeds and index % seeds == 0 and _is_known(found.get("", ())):
+            break
+        calm: dict[str, torch.Tensor] = {}
+        noisy: dict[str, torch.Tensor] = {}
+        for train, into in ((False, calm), (True, noisy)):
+            way = Way(train=train, double=double)
+            with (
+                prepared(subject, load, way, subject.seed + index) as model,
+                watched(model, into, lambda t: trees.dense(t).double()),
+            ):
                 try:
-                    output = subject.call(model, batch.clone())
+                    output = subject.call(model, batch_for(batch, way))
                 except SubjectError:
-                    return []
-                first = next(iter(trees.floats(output).values()), None)
-                if first is None:
-                    return []
-                pair.append(trees.dense(first).double())
-        calm, noisy = pair
-        if calm.shape != noisy.shape or not calm.numel():
-            return []
-        size = float(calm.abs().square().mean()) or 1.0
-        found.append(float((noisy - calm).abs().square().mean()) / size)
-    return found
+                    return {}
+            whole = next(iter(trees.floats(output).values()), None)
+            if whole is not None:
+                into[""] = trees.dense(whole).double()
+        for name, two in noisy.items():
+            one = calm.get(name)
+            if one is not None and one.shape == two.shape and one.numel():
+                size = float(one.abs().square().mean()) or 1.0
+                found.setdefault(name, []).append(float((two - one).abs().square().mean()) / size)
+    if not found.get(""):
+        return {}
+    return {
+        name: [statistics.fmean(values), _standard_error(values)]
+        for name, values in found.items()
+        if len(values) == len(found[""])
+    }
+
+
+def _is_known(values: Sequence[float]) -> bool:
+    return not values or _standard_error(values) <= statistics.fmean(values) / 20
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def line_of(place: Location | None) -> dict[str, Any] | None:
     """Return a place as plain data."""
-    if place is None:
-        return None
-    return {"file": place.file, "line": place.line, "text": place.text, "function": place.function}
+    return None if place is None else asdict(place)
 
 
 def _backward(subject: Subject, output: Any, batch: Batch) -> torch.Tensor | None:

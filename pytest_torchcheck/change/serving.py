@@ -50,7 +50,7 @@ class Served:
             self._load = snapshot.loading(snapshot.weights(self.subject))
             self._batches = snapshot.batches(self.subject)
         if request["ask"] == "noise":
-            return noise(self.subject, self._batches[0], self._load, request["seeds"])
+            return noise(self.subject, self._batches[0], self._load)
         way = Way(**request["way"])
         batch, seed = self._batches[way.batch], self.subject.seed
         if request["ask"] == "outcome":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 MOST: Final = 16384
 """Elements of a tensor that are kept; of a larger one, those at fixed places drawn once for its size."""
+_FILL: Final = 1e4
+"""Least magnitude of a masking constant."""
+_ABOVE: Final = 1e3
+"""Times the largest other magnitude that a masking constant is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +31,8 @@ class Sketch:
         dtype: Its dtype, such as ``float32``.
         digest: 64-bit hash of its bytes, as hexadecimal digits; the same on every machine of one
             byte order.
-        scale: Largest finite magnitude.
-        values: Up to :data:`MOST` of its elements, flat.
+        scale: Largest finite magnitude of its elements, see :func:`without_fill`.
+        values: Up to :data:`MOST` of these, flat.
     """
 
     shape: tuple[int, ...]
@@ -79,14 +84,32 @@ def sketch(tensor: torch.Tensor) -> Sketch:
     """Describe a tensor in little; what is kept is a copy on the CPU."""
     values = trees.dense(tensor).cpu().contiguous()
     flat = values.reshape(-1)
-    kept = flat if flat.numel() <= MOST else flat[_places(flat.numel())]
+    near = without_fill(flat)
+    kept = near if near.numel() <= MOST else near[_places(near.numel())]
     return Sketch(
         shape=tuple(tensor.shape) if not tensor.is_nested else tuple(values.shape),
         dtype=str(tensor.dtype).removeprefix("torch."),
         digest=digest_of(flat),
-        scale=trees.scale(tensor),
+        scale=trees.scale(near),
         values=kept.clone(),
     )
+
+
+def without_fill(values: torch.Tensor) -> torch.Tensor:
+    """Return values with a masking constant, such as -1e9, brought near the others.
+
+    Beside it no change of the others would count. It is what two elements or more have, within a
+    hundredth, that is a thousand times as large as all others; its logarithm takes its place.
+    """
+    if not values.is_floating_point() or not values.numel():
+        return values
+    size = values.abs().double()
+    top = trees.scale(size)
+    fill = size.isfinite() & (size > 0.99 * top)
+    rest = trees.scale(size[~fill])
+    if top < max(_FILL, _ABOVE * rest) or not rest or int(fill.sum()) < 2:
+        return values
+    return torch.where(fill, values.sign().double() * rest * math.log10(top), values.double())
 
 
 def _places(size: int) -> torch.Tensor:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from .. import sources
+from ..measure.growth import grow, growth_sizes
 from ..measure.steps import StepFailed, track
+from ..objects import trees
 from ..probes.memory.fake import Unmeasurable
 from ..subject.errors import SubjectError
 from ..text.printable import message_of
-from .running import Outcome, Way, line_of, move_weights, run
+from .running import Way, line_of, move_weights, run
 from .sketch import sketch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import nn
 
@@ -25,6 +29,10 @@ if TYPE_CHECKING:
 
 DRAWN: Final = 3
 """Batches of other sizes, beside the base batch."""
+_SIZES: Final = 4
+"""Sizes of a symbol at which costs are measured: what a square is told by."""
+_LONG_S: Final = 5.0
+"""A step on fake tensors that takes longer on the processor is not repeated to find how its costs grow."""
 
 
 def batches(subject: Subject) -> list[Batch]:
@@ -57,14 +65,20 @@ def state_of(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def initial(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Return the sketch of every floating parameter as it is after building, with mean and deviation in float64."""
+    """Return the sketch of every saved real tensor after building, with mean and deviation in float64.
+
+    A buffer that is not saved is not among them: outputs show its change.
+    """
     found = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point() or not parameter.numel():
+    saved = model.state_dict()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name not in saved or not tensor.numel() or not trees.computable(tensor.data):
             continue
-        wide = parameter.detach().double()
+        if tensor.is_complex():
+            continue
+        wide = tensor.detach().double()
         spread = float(wide.std(correction=0))
-        found[name] = {**sketch(parameter).plain(), "mean": float(wide.mean()), "std": spread}
+        found[name] = {**sketch(tensor).plain(), "mean": float(wide.mean()), "std": spread}
     return found
 
 
@@ -89,34 +103,46 @@ def loading(state: dict[str, torch.Tensor], strict: bool = True) -> Callable[[nn
 
 
 def costs(subject: Subject) -> dict[str, Any]:
-    """Return parameters, FLOPs and peak bytes of a training step at the base batch; ``error`` where unmeasurable."""
-    model = subject.model
+    """Return what a training step costs at the base batch, and how that grows.
+
+    Returns:
+        ``counts``: parameters, FLOPs and peak bytes, those of each phase too; ``growth``: the powers of
+        each symbol by which FLOPs and peak bytes grow; ``lines``: those that hold memory at the peak; and
+        ``error``: why all but the parameters could not be measured, else empty.
+    """
+    parameters = sum(p.numel() for p in subject.model.parameters())
     found: dict[str, Any] = {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "error": "",
-    }
+        "counts": {"parameters": parameters}, "growth": {}, "lines": [], "error": "",
+    }  # fmt: skip
+    start = time.process_time()
     try:
         measured = track(subject, fake=True, step="training", repeats=1, flops=True)
     except (StepFailed, Unmeasurable, SubjectError) as error:
         return {**found, "error": message_of(error)}
+    took = time.process_time() - start
     profile = measured.profile
+    found["counts"] |= {"FLOPs": measured.flops, "peak bytes": profile.peak_bytes}
+    found["counts"] |= {f"{name} peak bytes": size for name, size in profile.by_phase.items()}
     lines = sorted(profile.by_line.items(), key=lambda pair: -pair[1])[:40]
-    found |= {
-        "flops": measured.flops,
-        "peak_bytes": profile.peak_bytes,
-        "by_phase": dict(profile.by_phase),
-        "lines": [{**(line_of(place) or {}), "bytes": size} for place, size in lines],
-    }
+    found["lines"] = [{**asdict(place), "bytes": n} for place, n in lines if place.line]
+    return found if took > _LONG_S else {**found, "growth": _growth(subject)}
+
+
+def _growth(subject: Subject) -> dict[str, float]:
+    """Return the powers by which FLOPs and memory grow, at a few sizes of each symbol that has a range."""
+    found = {}
+    known = subject.contract.source
+    for symbol in known.symbols if known is not None else ():
+        sizes = growth_sizes(subject.contract, symbol)[-_SIZES:]
+        if len(sizes) < _SIZES:
+            continue
+        try:
+            law = grow(subject, symbol, sizes=sizes)
+        except (StepFailed, Unmeasurable, SubjectError):
+            continue
+        found[f"FLOPs with {symbol}"] = round(law.flops_power, 1)
+        found[f"peak bytes with {symbol}"] = round(law.power, 1)
     return found
-
-
-def outcomes(
-    subject: Subject, drawn: list[Batch], load: Callable[[nn.Module], None]
-) -> Iterator[tuple[Way, Outcome]]:
-    """Run a model in every way, in its own precision."""
-    for way in ways(len(drawn)):
-        yield way, run(subject, drawn[way.batch], load, way, seed=subject.seed)
 
 
 def describe(subject: Subject) -> dict[str, Any]:
@@ -129,17 +155,12 @@ def describe(subject: Subject) -> dict[str, Any]:
         "initial": initial(subject.model) if subject.contract.is_factory else {},
         "weights": state,
         "batches": [plain_batch(batch) for batch in drawn],
-        "runs": [outcome.plain() for _, outcome in outcomes(subject, drawn, load)],
+        "runs": [
+            run(subject, drawn[way.batch], load, way, seed=subject.seed).plain()
+            for way in ways(len(drawn))
+        ],
         "costs": costs(subject),
-        "files": files_of(subject.model),
-        "loss": _lines_of(subject.contract.loss),
     }
-
-
-def _lines_of(function: Any) -> dict[str, Any] | None:
-    """Return where a function of the user's is defined."""
-    place = sources.of_user_object(function) if callable(function) else None
-    return line_of(place)
 
 
 def files_of(model: nn.Module) -> list[str]:
@@ -162,9 +183,9 @@ def plain_batch(batch: Batch) -> dict[str, Any]:
         path: sketch(leaf).digest if isinstance(leaf, torch.Tensor) else repr(type(leaf))
         for path, leaf in batch.leaves()
     }
-    trees = {"args": list(batch.args), "kwargs": dict(batch.kwargs), "targets": batch.targets}
-    plain = all(is_plain(tree) for tree in trees.values())
-    return {"digests": digests, "trees": trees if plain else None, "sizes": dict(batch.sizes)}
+    sent = {"args": list(batch.args), "kwargs": dict(batch.kwargs), "targets": batch.targets}
+    plain = all(is_plain(tree) for tree in sent.values())
+    return {"digests": digests, "trees": sent if plain else None, "sizes": dict(batch.sizes)}
 
 
 def is_plain(value: Any) -> bool:

@@ -31,6 +31,7 @@ class StateChange:
         renames: Old names by which new entries of the same shape go; the same initial values prefer
             a pair.
         sure: Whether every pair of :attr:`renames` has the same initial values.
+        made: By old name, the line that made it, as plain data, where it is known.
     """
 
     removed: tuple[str, ...] = ()
@@ -39,6 +40,7 @@ class StateChange:
     recast: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)
     sure: bool = False
+    made: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def any(self) -> bool:
@@ -82,6 +84,7 @@ def compare_state(old: Entries, new: Entries) -> StateChange:
         },
         renames=renames,
         sure=sure,
+        made={name: old[name]["line"] for name in removed},
     )
 
 

@@ -9,10 +9,11 @@ import torch
 from ..findings import Location
 from ..objects import trees
 from ..probes.positions.spread import origin
-from ..probes.recorded.operations import Snapshot, Step, Trace, record
+from ..probes.recorded.operations import Snapshot, Step, Trace, differing, record
 from ..probes.recorded.watch import Op
 from ..subject.errors import SubjectError
 from .running import Way, batch_for, line_of, prepared
+from .sketch import without_fill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -130,14 +131,16 @@ class _Values:
             if not _near(mine, signature, self.allowed):
                 continue
             assert other.values is not None
-            if other.shape != wanted.shape or _close(wanted.values, other.values, self.allowed):
+            if other.shape != wanted.shape or not bool(
+                differing(wanted.values, other.values, self.allowed).any()
+            ):
                 return True
         return False
 
 
 def _signature(values: torch.Tensor) -> tuple[float, ...]:
     """Return numbers that do not depend on shape and order: how many are finite, their norm, their sum and extremes."""
-    dense = trees.dense(values)
+    dense = without_fill(trees.dense(values))
     flat = (torch.view_as_real(dense) if dense.is_complex() else dense).reshape(-1).double()
     finite = flat[flat.isfinite()]
     if not finite.numel():
@@ -152,8 +155,3 @@ def _near(one: tuple[float, ...], two: tuple[float, ...], allowed: float) -> boo
         return False
     scale = max(one[1], two[1]) * max(one[0], 1.0) ** 0.5
     return all(abs(a - b) <= allowed * scale for a, b in zip(one[1:], two[1:], strict=True))
-
-
-def _close(one: torch.Tensor, two: torch.Tensor, allowed: float) -> bool:
-    gap = trees.worst(one, two)
-    return gap <= allowed * max(trees.scale(one), trees.scale(two))

@@ -44,5 +44,5 @@ class Version(Protocol):
     def trace(self, way: Way) -> Trace:
         """Record one way of running it."""
 
-    def noise(self, seeds: int) -> list[float]:
+    def noise(self) -> dict[str, list[float]]:
         """Return what :func:`~.running.noise` returns."""

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ... import sources
 from .recording import Recorder
 from .watch import Op, readable, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ...findings import Location
     from .values import Call, Value
 
 LIMIT_BYTES = 512 * 2**20
@@ -34,12 +36,21 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation. Operands and results are places in :attr:`Trace.values`; numbers are arguments that are no tensors."""
+    """One operation.
+
+    Attributes:
+        op: Its name, line and module.
+        operands: Places of what it read in :attr:`Trace.values`.
+        results: Places of what it made.
+        numbers: Its arguments that are no tensors.
+        callers: The user's lines that led to its own line, the nearest first.
+    """
 
     op: Op
     operands: tuple[int, ...]
     results: tuple[int, ...]
     numbers: tuple[float, ...] = ()
+    callers: tuple[Location, ...] = ()
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -103,6 +114,7 @@ class _Tracer(Recorder):
         self._snapshots: list[Snapshot] = []
         self._places: dict[int, int] = {}
         self._order: dict[int, Call] = {}
+        self._callers: dict[int, tuple[Location, ...]] = {}
         self._alive: list[Value] = []
         super().__init__(module)
 
@@ -114,6 +126,17 @@ class _Tracer(Recorder):
             self._alive.append(value)  # an id is reused once its object is gone
             self._snapshots.append(self._copy(value.tensor))
         return place
+
+    def op(self, name: str, location: Location | None = None) -> Op:
+        """Make the next operation and keep the lines that led to it."""
+        made = super().op(name, location)
+        lines = [
+            sources.of_line(code.co_filename, frame.f_lineno, code.co_qualname)
+            for frame in self.frames()
+            if sources.rank((code := frame.f_code).co_filename) == 2
+        ]
+        self._callers[made.index] = tuple(lines[1:])
+        return made
 
     def seen(self, value: Value) -> None:
         """Copy what the run was given."""
@@ -134,6 +157,7 @@ class _Tracer(Recorder):
                 operands=tuple(self.place(value) for value in call.inputs),
                 results=tuple(self.place(value) for value in call.outputs),
                 numbers=tuple(_numbers_in((call.args, call.kwargs))),
+                callers=self._callers.get(call.op.index, ()),
             )
             trace.steps.append(step)
             trace.makers.update(dict.fromkeys(step.results, step))

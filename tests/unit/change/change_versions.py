@@ -51,8 +51,8 @@ class Here:
     def trace(self, way: Way) -> Trace:
         return trace_of_plain(self._ask("trace", way=way))
 
-    def noise(self, seeds: int) -> list[float]:
-        found: list[float] = self._ask("noise", seeds=seeds)
+    def noise(self) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = self._ask("noise")
         return found
 
     def _ask(self, what: str, way: Way | None = None, **given: Any) -> Any:

@@ -115,6 +115,93 @@ def test_layers_declared_in_another_order_draw_other_weights_of_the_same_kind(
     assert list(found) == ["held"], "\n".join(map(str, found.values()))
 
 
+MASKED = """
+class Norm(nn.Module):
+    def __init__(self, eps=1e-6):
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x):
+        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
+
+
+class Pointer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = Norm()
+        self.key = nn.Linear(6, 6)
+        self.register_buffer("places", torch.linspace(0, 1, 6))
+
+    def forward(self, x):
+        keys = self.key(self.norm(x)) + self.places
+        scores = keys @ x.mT
+        blocked = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return scores.masked_fill(blocked, -1e9)
+
+
+net = Contract(model=Pointer, inputs="B T 6", sizes={"B": (2, 5), "T": (4, 10)})
+"""
+
+
+def masked(old: str, new: str) -> str:
+    assert old in MASKED
+    return MASKED.replace(old, new)
+
+
+def test_masking_constants_in_outputs_hide_no_change(tmp_path: Path) -> None:
+    found = compare(tmp_path, MASKED, masked("eps=1e-6", "eps=1e-4"))["outputs-changed"]
+    assert "first in norm (Norm)" in found.summary
+    assert found.location is not None
+    assert found.location.text == "def __init__(self, eps=1e-4):"
+
+
+def test_another_masking_constant_is_found(tmp_path: Path) -> None:
+    found = compare(tmp_path, MASKED, masked("-1e9", "-1e8"))
+    assert found["outputs-changed"].location is not None
+    assert "-1e8" in found["outputs-changed"].location.text
+
+
+def test_a_saved_constant_with_other_values_is_found(tmp_path: Path) -> None:
+    found = compare(tmp_path, MASKED, masked("linspace(0, 1, 6)", "linspace(0, 1, 7)[:6]"))
+    assert found["initial-weights-changed"].culprits[0].name == "places"
+    assert found["initial-weights-changed"].location is not None
+    assert "linspace(0, 1, 7)" in found["initial-weights-changed"].location.text
+
+
+def test_the_same_constant_in_other_words_is_none(tmp_path: Path) -> None:
+    again = masked("torch.linspace(0, 1, 6)", "torch.arange(6) / 5")
+    assert list(compare(tmp_path, MASKED, again)) == ["held"]
+
+
+def test_the_line_that_calls_a_module_with_other_input_is_named(tmp_path: Path) -> None:
+    found = compare(tmp_path, MASKED, masked("self.key(self.norm(x))", "self.norm(self.key(x))"))
+    assert found["outputs-changed"].summary.endswith("first in Pointer")
+    assert found["outputs-changed"].location is not None
+    assert "self.norm(self.key(x))" in found["outputs-changed"].location.text
+
+
+def test_memory_that_grows_with_a_higher_power_is_found(tmp_path: Path) -> None:
+    line = "x = x + 0 * (x[..., None] - x[..., None, :]).sum(-1)"
+    was = small(
+        ('inputs="B 5"', 'inputs="B 5 T", sizes={"B": (1, 4), "T": (4, 10)}'),
+        ("(x)))", "(x.mT)))"),
+    )
+    now = was.replace("        return", f"        {line}\n        return")
+    found = compare(tmp_path, was, now)["cost-changed"]
+    assert "peak bytes with T grow as T^2, grew as T^1" in found.observed
+    assert found.location is not None
+    assert found.location.text == line
+
+
+def test_an_entry_that_is_gone_has_the_line_that_made_it(tmp_path: Path) -> None:
+    was = small(
+        ("        self.head", "        self.extra = nn.Parameter(torch.ones(4))\n        self.head")
+    )
+    found = compare(tmp_path, was, SMALL)["state-changed"]
+    assert found.evidence["was"] == "self.extra = nn.Parameter(torch.ones(4))"
+    assert found.evidence["now"] == "(removed)"
+
+
 def test_a_detached_branch_is_found_by_its_gradients_alone(tmp_path: Path) -> None:
     found = compare(tmp_path, SMALL, small(("self.inner(x))", "self.inner(x)).detach()")))
     assert "gradient" in found["outputs-changed"].summary

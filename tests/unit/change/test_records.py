@@ -10,8 +10,9 @@ import torch
 from change_pairs import BLOCK, CHANGED, UNCHANGED, edited
 from change_versions import load
 from torch import nn
+from torch.nn import functional as F
 
-from pytest_torchcheck import Contract
+from pytest_torchcheck import Contract, Labels
 from pytest_torchcheck.change import little
 from pytest_torchcheck.change.recorded import against_record
 from pytest_torchcheck.subject import Subject
@@ -50,7 +51,7 @@ def test_a_refactoring_agrees_with_its_record(tmp_path: Path, name: str) -> None
     assert list(found) == ["held"], "\n".join(map(str, found.values()))
 
 
-@pytest.mark.parametrize("name", [name for name in CHANGED if name != "dropout default"])
+@pytest.mark.parametrize("name", CHANGED)
 def test_a_silent_change_differs_from_its_record(tmp_path: Path, name: str) -> None:
     replacements, code, blamed, _ = CHANGED[name]
     found = both(tmp_path, BLOCK, edited(replacements))
@@ -100,6 +101,85 @@ def test_a_loss_of_precision_that_float64_hides_is_found(tmp_path: Path) -> None
     path = tmp_path / "net.json"
     compare(net(), path)
     assert compare(net(narrow=True), path)["outputs-changed"].status == "violated"
+
+
+class Cast(nn.Module):
+    """Computes in bfloat16 whatever it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            hidden = self.last(torch.relu(self.first(x)))
+        return hidden.float()
+
+
+def test_a_model_that_rounds_in_float64_too_agrees_with_its_record(tmp_path: Path) -> None:
+    path = tmp_path / "net.json"
+    contract = Contract(
+        model=Cast, inputs="B 6", loss=F.cross_entropy, targets=Labels("B", classes=3)
+    )
+    compare(contract, path)
+    assert list(compare(contract, path)) == ["held"]
+
+    def elsewhere(data: dict[str, Any]) -> None:
+        for line in data["evaluation"]["outputs"].values():
+            shake(line, 1e-4)  # bfloat16 rounds by 4e-3
+
+    edit(path, elsewhere)
+    assert list(compare(contract, path)) == ["held"]
+
+
+class Noisy(nn.Module):
+    """Statistics before dropout, and dropout."""
+
+    def __init__(self, rate: float, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6, momentum=momentum)
+        self.drop, self.last = nn.Dropout(rate), nn.Linear(6, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.drop(self.norm(x)))
+
+
+def noisy(rate: float, momentum: float = 0.1) -> Contract:
+    return Contract(model=lambda: Noisy(rate, momentum), inputs="B 6", sizes={"B": 8})
+
+
+@pytest.mark.parametrize(("was", "now"), [(0.1, 0.3), (0.0, 0.1), (0.1, 0.0)])
+def test_another_dropout_rate_is_found_under_any_seed(
+    tmp_path: Path, was: float, now: float
+) -> None:
+    path = tmp_path / "net.json"
+    compare(noisy(was), path)
+    assert list(compare(noisy(was), path, seed=5)) == ["held"]
+    assert (
+        "differs from evaluation mode by" in compare(noisy(now), path)["outputs-changed"].observed
+    )
+
+
+def test_statistics_are_compared_though_training_mode_draws(tmp_path: Path) -> None:
+    path = tmp_path / "net.json"
+    compare(noisy(0.1), path)
+    found = compare(noisy(0.1, momentum=0.2), path)["outputs-changed"]
+    assert found.summary.startswith("running statistics changed")
+
+
+def test_costs_that_another_torch_measured_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "net.json"
+    compare(net(), path)
+
+    def elsewhere(data: dict[str, Any]) -> None:
+        data["made"]["torch"] = "2.0.0"
+        data["costs"]["FLOPs"] *= 10
+        data["growth"] = {"FLOPs with B": 0.0}
+
+    edit(path, elsewhere)
+    found = compare(net(), path)
+    assert list(found) == ["held"]
+    assert found["held"].evidence["notes"] == ["torch 2.0.0 measured the recorded FLOPs and bytes"]
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
