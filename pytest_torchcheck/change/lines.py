@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import sources
-from ..sources.untaken import source_of
+from ..sources.syntax import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

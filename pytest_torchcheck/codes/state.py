@@ -6,10 +6,8 @@ from ..findings import Location
 from .explainer import Each, Explainer, Maybe, One
 from .rule import STUCK, rule
 
-copied_after_training = Maybe(
-    "diagnosis.stored.kept_graphs:copied_after_training", "copy-after-training"
-)
-held_by_cache = Maybe("diagnosis.stored.kept_graphs:held_by_cache", "copy-held")
+copied_after_training = Maybe("diagnosis.stored.leaks:copied_after_training", "copy-after-training")
+held_by_cache = Maybe("diagnosis.stored.leaks:held_by_cache", "copy-held")
 
 attribute_line = Explainer[Location | None]("diagnosis.entries.devices:attribute_line")
 

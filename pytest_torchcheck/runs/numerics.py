@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..batches import Batch
-    from ..probes.numbers.nonfinite import NonFinite
+    from ..probes.numbers.domains import NonFinite
     from ..subject import Subject
     from .outputs import Outputs
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from .arguments import giving_call as giving_call
 from .assignments import called as called
+from .assignments import giving_call as giving_call
 from .assignments import is_no_tools_class as is_no_tools_class
 from .assignments import of_assignment as of_assignment
 from .assignments import of_attribute as of_attribute
 from .assignments import of_parameter as of_parameter
+from .locations import count_as_own as count_as_own
+from .locations import is_installed as is_installed
 from .locations import is_own_class as is_own_class
 from .locations import of_error as of_error
 from .locations import of_frame as of_frame
@@ -16,9 +18,7 @@ from .locations import of_object as of_object
 from .locations import of_own_class as of_own_class
 from .locations import of_traceback as of_traceback
 from .locations import of_user_object as of_user_object
-from .owners import count_as_own as count_as_own
-from .owners import is_installed as is_installed
-from .owners import rank as rank
+from .locations import rank as rank
 from .searching import deciding_lines as deciding_lines
 from .searching import file_matches as file_matches
 from .searching import line_above as line_above
@@ -39,5 +39,5 @@ from .syntax import parsed as parsed
 from .syntax import statement as statement
 from .syntax import tree_of as tree_of
 from .syntax import uncalled as uncalled
-from .untaken import untaken_in as untaken_in
-from .untaken import untaken_lines as untaken_lines
+from .syntax import untaken_in as untaken_in
+from .syntax import untaken_lines as untaken_lines

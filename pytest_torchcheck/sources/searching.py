@@ -1,24 +1,71 @@
-"""Lines of the user's code that match a pattern, or decide whether a line is reached."""
+"""Lines of the user's code, without its words for people, that match a pattern, or decide whether a line is reached."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import inspect
+import io
 import linecache
 import re
+import sys
+import tokenize
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .prose import in_code
+from .locations import of_line
+from .syntax import around, source_of, untaken_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ..findings import Location
-from .locations import of_line
-from .syntax import around
-from .untaken import source_of, untaken_lines
+
+
+_TEXTS = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+
+
+def in_code(filename: str, line: int, text: str, expression: re.Pattern[str]) -> bool:
+    """Say whether a regular expression matches a line from a place on that is code.
+
+    A string without spaces and parentheses, such as the name of a parameter, counts as code.
+
+    Args:
+        filename: The file.
+        line: Number of the line, from 1.
+        text: The line.
+        expression: What is searched for; where it matches the indentation too, what comes after
+            that counts.
+    """
+    for match in expression.finditer(text):
+        start = match.start() + len(match.group()) - len(match.group().lstrip())
+        if not any(first < start < last for first, last in prose(filename).get(line, ())):
+            return True
+    return False
+
+
+@functools.lru_cache(maxsize=64)
+def prose(filename: str) -> dict[int, list[tuple[int, int]]]:
+    """Return, by line, the columns between which comments and strings stand that are words; cached."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for token in _tokens("".join(linecache.getlines(filename))):
+        if token.type not in _TEXTS:
+            continue
+        if token.type != tokenize.COMMENT and not re.search(r"[\s(]", token.string):
+            continue
+        (first, start), (last, end) = token.start, token.end
+        for line in range(first, last + 1):
+            # a match may begin at the quote itself, never at a comment
+            begin = start - (token.type == tokenize.COMMENT) if line == first else -1
+            found.setdefault(line, []).append((begin, end if line == last else sys.maxsize))
+    return found
+
+
+def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
+    try:
+        yield from tokenize.generate_tokens(io.StringIO(text).readline)
+    except (tokenize.TokenError, SyntaxError):  # what came before it counts
+        return
 
 
 def search(thing: Callable[..., Any] | type | ModuleType, pattern: str) -> Location | None:

@@ -9,8 +9,8 @@ import torch
 
 from ... import sources
 from ...codes import loss as explain
+from ...probes.loss.arguments import targets_of
 from ...probes.loss.consumption import LINEAR, Broadcast, LogOf, Stretched
-from ...probes.loss.reading import targets_of
 from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
 from ...runs.losses.in_steps import step_evidence
 from ...specs import Labels

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...codes import loss as explain
 from ...objects import trees
-from ...probes.loss.reading import by_own_loss, by_step, reads_no_target, targets_of
+from ...probes.loss.arguments import by_own_loss, by_step, reads_no_target, targets_of
 from ...probes.loss.slopes import LossOfOutput, Slopes
 from ...runs.facts import output_for_loss
 from ...runs.losses.consumption import loss_calls

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Explainer = Callable[["Scene", "re.Match[str]"], "Explanation | None"]
 
 FAMILIES = (
-    "data", "resources", "targets", "sizes.binary", "indexing", "sizes.linear", "sizes.convolutions", "sizes.norms", "sizes.recurrent", "sizes.shapes", "sizes.reshapes", "devices", "dtype_pairs", "dtypes", "second_backward", "graph", "inplace", "state", "state_dicts", "calls", "values", "plain",
+    "data", "resources", "targets", "sizes.binary", "indexing", "sizes.linear", "sizes.convolutions", "sizes.recurrent", "sizes.shapes", "sizes.reshapes", "devices", "dtype_pairs", "dtypes", "second_backward", "graph", "inplace", "state", "state_dicts", "calls", "values", "plain",
 )  # fmt: skip
 """The modules of ``entries``, in the order in which they are asked: the more specific messages first."""
 

@@ -18,7 +18,7 @@ from ...verdicts import violated
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ...probes.numbers.nonfinite import NonFinite
+    from ...probes.numbers.domains import NonFinite
     from ...subject import Subject
 
 

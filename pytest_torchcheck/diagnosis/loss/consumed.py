@@ -18,7 +18,7 @@ from ...record.tracing import find_line
 from ...state import seed_everything
 from ...verdicts import suspicious, violated
 from ..gradient.cuts import CAUSES, fix_of, last_stop
-from ..lines.returns import forward_returned, loss_returned
+from ..lines.passed_on import forward_returned, loss_returned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

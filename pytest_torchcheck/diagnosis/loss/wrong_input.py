@@ -9,7 +9,7 @@ from ...explanation import on_line
 from ...findings import Culprit, Finding, Location
 from ...verdicts import suspicious, violated
 from ..crashes.losses_called import criterion_culprits
-from ..lines.returns import forward_returned
+from ..lines.passed_on import forward_returned
 
 if TYPE_CHECKING:
     from ...probes.loss.consumption import LogOf

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ...batches import Batch
     from ...findings import Location, Status
-    from ...probes.numbers.nonfinite import NonFinite
+    from ...probes.numbers.domains import NonFinite
     from ...subject import Subject
     from ...subject.errors import SubjectError
 

@@ -18,7 +18,7 @@ from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 from ..gradient import freezing
 from ..gradient.zero import zero_at_step
-from ..lines.dropped_results import dropped_result
+from ..lines.overwritten import dropped_result
 from ..outputs.eval_lines import keeping_lines
 from .optimizers import optimizer_line
 

@@ -17,8 +17,8 @@ from ...subject.optimizers import optimizers_of
 from ...text.wording import have, names_text
 from ...verdicts import inconclusive, violated
 from ..gradient.cuts import CAUSES, fix_of, kind_at
-from .left_out import left_out, spent_of
 from .making import Making, making
+from .parameter_groups import left_out, spent_of
 
 if TYPE_CHECKING:
     from ...probes.gradient.provenance import GraphCut

@@ -10,7 +10,7 @@ import torch
 
 from ...objects import trees
 from ...state import seed_everything
-from .reading import targets_of, with_target
+from .arguments import targets_of, with_target
 
 if TYPE_CHECKING:
     from ...batches import Batch

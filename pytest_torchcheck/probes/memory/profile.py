@@ -1,9 +1,13 @@
-"""What a step's memory was, as plain data: the log of a tracker replayed once."""
+"""What a step's memory was, as plain data: the log of a tracker replayed once; and how many operations it took."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
 
 from pytest_torchcheck.findings import Location
 from pytest_torchcheck.text.units import format_bytes
@@ -11,7 +15,7 @@ from pytest_torchcheck.text.units import format_bytes
 from .allocations import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 Category = Literal[
@@ -247,3 +251,42 @@ class MemoryProfile:
             "sizes": dict(self.sizes),
             "allocator_peak_bytes": self.allocator_peak_bytes,
         }
+
+
+@cache
+def formulas() -> dict[Any, Callable[..., int]]:
+    """Return the formula of every counted operation; a multiply-add is two.
+
+    Source:
+        ``torch.utils.flop_counter`` (matrix products, convolutions, fused attention). On the CPU fused
+        attention and LSTM layers are operations of their own, which torch 2.13 counts as zero: attention
+        gets torch's formula, an LSTM layer two operations per weight and time step, and twice that
+        backward.
+    """
+    from torch.utils import flop_counter as counter
+
+    found: dict[Any, Callable[..., int]] = dict(counter.flop_registry)
+    aten = torch.ops.aten
+    for name, known in (
+        ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention"),
+        (
+            "_scaled_dot_product_flash_attention_for_cpu_backward",
+            "_scaled_dot_product_flash_attention_backward",
+        ),
+    ):
+        packet, model = getattr(aten, name, None), getattr(aten, known, None)
+        if packet is not None and packet not in found and model in found:
+            found[packet] = found[model]
+    for name, factor in (("mkldnn_rnn_layer", 2), ("mkldnn_rnn_layer_backward", 4)):
+        packet = getattr(aten, name, None)
+        if packet is not None and packet not in found:
+            found[packet] = _recurrent(factor)
+    return found
+
+
+def _recurrent(factor: int) -> Callable[..., int]:
+    def count(input: Any, weight_ih: Any, weight_hh: Any, *rest: Any, **named: Any) -> int:
+        steps = prod(input.shape[:-1])  # time steps of all samples
+        return int(factor * steps * (weight_ih.numel() + weight_hh.numel()))
+
+    return count

@@ -37,7 +37,7 @@ from .allocations import (
     storages,
     user_site,
 )
-from .flops import formulas
+from .profile import formulas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

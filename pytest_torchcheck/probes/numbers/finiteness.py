@@ -11,8 +11,15 @@ from torch import Tensor, nn
 from ...record.modes import KernelObserver
 from ..recorded.steps import gradients_kept
 from ..recorded.watch import Op, Watch, describe, in_backward, name_of, storage_of, tensors_in
-from .domains import backward_domain, forward_domain
-from .nonfinite import NonFinite, Origin, any_nonfinite, holds_nonfinite, readable_values
+from .domains import (
+    NonFinite,
+    Origin,
+    any_nonfinite,
+    backward_domain,
+    forward_domain,
+    holds_nonfinite,
+    readable_values,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
