@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck.probes.gradient.inplace import find_inplace
 from pytest_torchcheck.probes.gradient.provenance import find_cut
 from pytest_torchcheck.probes.numbers.activations import watch_activations
 from pytest_torchcheck.probes.numbers.finiteness import find_nonfinite
@@ -173,7 +172,6 @@ def mixed():
 def test_probes_bear_every_kind_of_tensor(run):
     assert find_cut(run, LINEAR, dict(LINEAR.named_parameters())) == {}
     assert find_nonfinite(run, LINEAR) is None
-    assert find_inplace(run, LINEAR) is None
     assert record(run, LINEAR).steps
     rows = watch_activations(run, LINEAR)
     assert all(row.module_class == "Linear" for row in rows)
