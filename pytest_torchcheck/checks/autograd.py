@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..findings import Finding
-    from ..probes.gradient.provenance import GraphCut
     from ..subject import Subject
 
 
@@ -340,15 +339,14 @@ def sampling_paths(subject: Subject) -> Iterator[Finding]:
         for stop in stops
         if stop.kind == "sampling" and stop.op is not None and "normal" in stop.op.name
     ]
-    used = [stop for stop in drawn if _feeds_parameters(subject, stop)]
-    if not used:
+    if not drawn or not _feeds_parameters(subject):
         yield passed(f"the results of {len(drawn)} draws enter no differentiable operation")
         return
-    for stop in used:
+    for stop in drawn:
         yield explain.not_reparameterised(subject, stop)
 
 
-def _feeds_parameters(subject: Subject, stop: GraphCut) -> bool:
+def _feeds_parameters(subject: Subject) -> bool:
     """Say whether what is drawn goes on into operations with trainable parameters."""
     fed: list[bool] = []
     drawn: dict[int, torch.Tensor] = {}

@@ -92,7 +92,7 @@ def _independence(subject: Subject) -> Iterator[Finding]:
             f"with those of another batch the {error.phase} raises {type(error.error).__name__}"
         )
         mixed = _replace(subject, batch, floating_from(batch, subject.batch(1)), keep)
-    if not _differs(subject, batch, mixed):
+    if not _differs(batch, mixed):
         yield inconclusive(
             f"the inputs of the other samples could not be changed: {refused or 'all samples are equal'}"
         )
@@ -182,7 +182,7 @@ def _replace(subject: Subject, batch: Batch, other: Batch, keep: torch.Tensor) -
     return batch.map(change)
 
 
-def _differs(subject: Subject, a: Batch, b: Batch) -> bool:
+def _differs(a: Batch, b: Batch) -> bool:
     theirs = dict(b.input_leaves())
     return any(
         isinstance(leaf, torch.Tensor) and not trees.same(leaf, theirs[path])

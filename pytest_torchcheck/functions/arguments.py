@@ -27,7 +27,7 @@ def redrawn(call: Call, seed: int) -> Call:
     return call.with_values(_redraw(value, generator) for value in call.values)
 
 
-def jittered(call: Call, seed: int, size: float = 0.02) -> Call:
+def jittered(call: Call, seed: int) -> Call:
     """Return the call with every floating value moved by a few percent of its tensor's spread."""
     generator = torch.Generator().manual_seed(0x11773 + seed)
 
@@ -36,7 +36,7 @@ def jittered(call: Call, seed: int, size: float = 0.02) -> Call:
             return value
         spread = float(value.abs().max()) or 1.0
         noise = torch.rand(value.shape, generator=generator, dtype=torch.float64) * 2 - 1
-        return value + (size * spread * noise).to(value)
+        return value + (0.02 * spread * noise).to(value)
 
     return call.with_values(move(value) for value in call.values)
 

@@ -45,17 +45,17 @@ class Defined:
     location: Location | None
 
 
-def defined_in(packages: Iterable[str], *, load: bool = True) -> list[Defined]:
+def defined_in(packages: Iterable[str]) -> list[Defined]:
     """List the Functions and operators defined in packages.
+
+    Every submodule is imported first; one that cannot be imported is left out.
 
     Args:
         packages: Top-level or dotted names.
-        load: Import every submodule first; one that cannot be imported is left out.
     """
     names = tuple(packages)
-    if load:
-        for package in names:
-            _load(package)
+    for package in names:
+        _load(package)
 
     def inside(module: str) -> bool:
         return any(module == p or module.startswith(f"{p}.") for p in names)

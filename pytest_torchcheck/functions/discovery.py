@@ -21,7 +21,7 @@ from .defined import SIGNATURES, short_name
 from .lines import head
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
     from ..findings import Location
@@ -91,7 +91,7 @@ class RecordedCall:
         return (self.function, tuple(self.shapes.items()), tuple(self.dtypes.values()))
 
 
-def record_functions(run: Callable[[], Any], *, packages: Iterable[str] = ()) -> list[RecordedCall]:
+def record_functions(run: Callable[[], Any]) -> list[RecordedCall]:
     """Run something and record every custom Function and operator that it applies.
 
     Each call of ``Function.apply`` is seen, however its bound method was stored, with or without
@@ -99,24 +99,20 @@ def record_functions(run: Callable[[], Any], *, packages: Iterable[str] = ()) ->
 
     Args:
         run: Called once, without arguments.
-        packages: Installed packages that count as the user's own.
 
     Returns:
         The calls in order; Functions of torch itself are left out.
     """
-    with recording(packages=packages) as calls:
+    with recording() as calls:
         run()
     return calls
 
 
 @contextmanager
-def recording(*, packages: Iterable[str] = ()) -> Iterator[list[RecordedCall]]:
+def recording() -> Iterator[list[RecordedCall]]:
     """Record what is applied inside the block; the list fills when it ends, also by an error.
 
     Compiled models run eagerly inside: what is compiled applies nothing that could be seen.
-
-    Args:
-        packages: Installed packages that count as the user's own.
     """
     recorder = _Recorder()
     found: list[RecordedCall] = []
@@ -127,7 +123,7 @@ def recording(*, packages: Iterable[str] = ()) -> Iterator[list[RecordedCall]]:
         found += [
             replace(call, twice=True) if call.function in recorder.twice else call
             for call in recorder.calls
-            if call.kind == "operator" or is_users(call.function, packages)
+            if call.kind == "operator" or is_users(call.function)
         ]
 
 
@@ -147,11 +143,9 @@ def is_compiled(model: torch.nn.Module) -> bool:
     )
 
 
-def is_users(function: type, packages: Iterable[str] = ()) -> bool:
+def is_users(function: type) -> bool:
     """Say whether a Function is written by the user or an installed package, and not by torch."""
     module = getattr(function, "__module__", "") or ""
-    if any(module == p or module.startswith(f"{p}.") for p in packages):
-        return True
     if module.partition(".")[0] in ("torch", "functorch", "torchvision", "torchaudio"):
         return module.partition(".")[0] not in ("torch", "functorch")
     place = of_object(function)

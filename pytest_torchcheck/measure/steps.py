@@ -184,7 +184,7 @@ def _run(
                 if cuda is not None:
                     torch.cuda.synchronize(cuda)
                     torch.cuda.reset_peak_memory_stats(cuda)
-                    base = torch.cuda.memory_allocated(cuda) - _live_on(tracker, "cuda")
+                    base = torch.cuda.memory_allocated(cuda) - _live_on_gpus(tracker)
                 output = run()
             if cuda is not None:
                 torch.cuda.synchronize(cuda)
@@ -212,8 +212,8 @@ def _run(
     )
 
 
-def _live_on(tracker: MemoryTracker, kind: str) -> int:
-    return sum(a.size for a in tracker.addresses().values() if a.device.type == kind)
+def _live_on_gpus(tracker: MemoryTracker) -> int:
+    return sum(a.size for a in tracker.addresses().values() if a.device.type == "cuda")
 
 
 @contextmanager

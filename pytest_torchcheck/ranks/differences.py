@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from pytest_torchcheck.subject import Subject
 
-    from .launch import Outcome
-
 
 TIGHT = 1e-6
 
@@ -99,7 +97,7 @@ def _groups(ties: Sequence[tuple[str, ...]]) -> str:
     return ", ".join(" = ".join(names) for names in ties[:4]) or "none"
 
 
-def late_parameters(subject: Subject, late: list[str], outcome: Outcome) -> Finding:
+def late_parameters(subject: Subject, late: list[str]) -> Finding:
     """Explain parameters that are made after wrapping."""
     owner = subject.model
     for part in late[0].split(".")[:-1]:

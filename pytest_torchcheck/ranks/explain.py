@@ -178,7 +178,7 @@ def gradients(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Find
     local, ddp = outcome.stages["local"][0], outcome.stages["ddp"]
     first, ranks = ddp[0], outcome.ranks
     if first["late"]:
-        yield late_parameters(subject, first["late"], outcome)
+        yield late_parameters(subject, first["late"])
         return
     bound = max(exact, 10 * local["noise"])
     uneven = differing([found["gradients"] for found in ddp])

@@ -36,7 +36,7 @@ def shared(subject: Subject, outcome: Outcome) -> Iterator[Finding]:
     if (finding := _not_shared(found, by_rank, place)) is not None:
         yield finding
     else:
-        yield from _uneven(subject, outcome, by_rank, place)
+        yield from _uneven(outcome, by_rank, place)
     if (finding := _repeated(by_rank[0])) is not None:
         yield finding
 
@@ -131,7 +131,7 @@ def _not_shared(
 
 
 def _uneven(
-    subject: Subject, outcome: Outcome, by_rank: Sequence[Sequence[Pass]], place: Location | None
+    outcome: Outcome, by_rank: Sequence[Sequence[Pass]], place: Location | None
 ) -> Iterator[Finding]:
     ranks = len(by_rank)
     for number in range(min(len(passes) for passes in by_rank)):

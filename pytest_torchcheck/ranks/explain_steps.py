@@ -33,7 +33,7 @@ def steps(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]
     late = sorted({name for each in found for name in each["late"]})
     if late:
         told = "ddp" in outcome.stages and bool(outcome.stages["ddp"][0]["late"])
-        finding = late_parameters(subject, late, outcome)
+        finding = late_parameters(subject, late)
         yield finding.replace(root="ddp-equivalence/late-parameter") if told else finding
     if any(set(each["ties"]) - set(each["tied"]) for each in found):
         yield tie_split(

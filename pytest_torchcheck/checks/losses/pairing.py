@@ -255,7 +255,7 @@ def in_batch_pairs(subject: Subject) -> Iterator[Finding]:
     if known is None or any(
         _ranks(c.function, c.shape, c.made_target, size) for c in known.consumed
     ):
-        calls = _ranking(subject, batch, size, train=True)
+        calls = _ranking(subject, batch, size)
     else:
         calls = []
     if not calls:
@@ -294,11 +294,11 @@ def _sample_axes(subject: Subject, batch: Batch) -> dict[str, int]:
     return {}
 
 
-def _ranking(subject: Subject, batch: Batch, size: int, *, train: bool) -> list[LossCall]:
+def _ranking(subject: Subject, batch: Batch, size: int) -> list[LossCall]:
     """Return the calls that rank samples: as many classes as samples, and a target made on the way."""
     copy = batch.clone()
     with subject.pristine() as model, torch.no_grad():
-        model.train(train)
+        model.train()
         seed_everything(subject.seed)
         watch = LossWatch(model)
         with watch:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from ...ranks import launch
     from ...subject import Subject
 
 
@@ -86,14 +85,13 @@ def rank_checkpoint(subject: Subject) -> Iterator[Finding]:
         yield explain.broken(subject, outcome)
         return
     if stopped:
-        yield _prefix(subject, outcome, found, explain.message_of(outcome))
+        yield _prefix(subject, found, explain.message_of(outcome))
         return
     lost = sorted({name for each in found for name in _lost(each)})
     ignored = [each for each in found if each["loaded"] == each["before"]]
     if lost and _prefixed(found[0]["keys"]):
         yield _prefix(
             subject,
-            outcome,
             found,
             f"load does not raise; {len(lost)} of {len(found[0]['saved'])} tensors keep old values",
         )
@@ -140,9 +138,7 @@ def _prefixed(keys: list[str]) -> list[str]:
     return [key for key in keys if key.startswith(PREFIXES)]
 
 
-def _prefix(
-    subject: Subject, outcome: launch.Outcome, found: list[dict[str, Any]], what: str
-) -> Finding:
+def _prefix(subject: Subject, found: list[dict[str, Any]], what: str) -> Finding:
     keys = _prefixed(found[0]["keys"])
     prefix = next(p for p in PREFIXES if keys[0].startswith(p))
     place = explain.line(_function(subject, "save"), r"state_dict\(\)", r"save\(")

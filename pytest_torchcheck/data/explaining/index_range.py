@@ -195,12 +195,12 @@ def _assigning(owner: Any, name: str, value: int | None, *, filled: bool) -> lis
     if filled:
         added = rf"\bself\.{name}\.(append|extend|insert)\(|\bself\.{name}\s*\+="
         found = [place for cls in classes for place in sources.matches(cls, added)] or found
-    answers = {place: _gives(place, owner, name, value) for place in found}
+    answers = {place: _gives(place, owner, value) for place in found}
     sure = [place for place, answer in answers.items() if answer]
     return sure[:2] or [place for place, answer in answers.items() if answer is None][:2]
 
 
-def _gives(place: Location, owner: Any, name: str, value: int | None) -> bool | None:
+def _gives(place: Location, owner: Any, value: int | None) -> bool | None:
     """Say whether the expression that a line assigns has a value now; None where it is not simple enough to say."""
     statement = sources.statement(place.file, place.line)
     function = sources.function_around(place.file, place.line)

@@ -86,7 +86,7 @@ def _constant_maps(
     (value,) = labels.values
     if value == ignore or labels.is_floating:
         return
-    cut = truncation_of(part, 0, labels.shape) if part.is_map_style and part.length else None
+    cut = truncation_of(part, labels.shape) if part.is_map_style and part.length else None
     several = classes is not None and classes > 1
     if cut is not None:
         line = cut.location or common["location"]

@@ -233,10 +233,10 @@ def rounding(outputs: Sequence[Tensor], chosen: Sequence[int], width: float) -> 
     return 64 * precision * max(sizes, default=0.0) / width
 
 
-def random_like(tensor: Tensor, generator: torch.Generator, *, scale: float = 1.0) -> Tensor:
+def random_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Draw a contiguous normal tensor of the same shape, dtype and device, on the CPU first."""
     shape = (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
-    drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
     if tensor.is_complex():
         drawn = torch.view_as_complex(drawn)
     return drawn.to(device=tensor.device, dtype=tensor.dtype)

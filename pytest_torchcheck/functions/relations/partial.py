@@ -144,7 +144,7 @@ def masked(block: Block, shapes: Shapes) -> Relation | None:
     if extra and lacking:
         return None
     if bool((due.sum(1) > 1).any()):
-        return None if extra else _cross_terms(block, shapes, lacking)
+        return None if extra else _cross_terms(shapes, lacking)
     columns = [int(i) for i in block.wrong.any(0).nonzero().flatten()]
     if lacking and (repeated := _repeated(columns, shapes)) is not None:
         return _overwritten(shapes, *repeated)
@@ -213,7 +213,7 @@ def _overwritten(shapes: Shapes, name: str, rows: Sequence[int]) -> Relation:
     )
 
 
-def _cross_terms(block: Block, shapes: Shapes, lacking: int) -> Relation:
+def _cross_terms(shapes: Shapes, lacking: int) -> Relation:
     return Relation(
         code="gradcheck-cross-terms",
         symptom=f"a gradient of {shapes.name} without its cross terms",

@@ -46,13 +46,11 @@ def two_point_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
             continue
         cosine = _uphill(subject, both, trace.backwards(step.step).index(second))
         if cosine is not None and cosine > _PARALLEL:
-            yield _told(trace, step, first, second, cosine)  # type: ignore[arg-type]
+            yield _told(step, first, second, cosine)  # type: ignore[arg-type]
         return
 
 
-def _told(
-    trace: Trace, step: OptimizerStep, first: Backward, second: Backward, cosine: float
-) -> Finding:
+def _told(step: OptimizerStep, first: Backward, second: Backward, cosine: float) -> Finding:
     wanted = f"{step.name.rpartition('.')[0] or 'optimizer'}.zero_grad"
     return suspicious(
         "gradients-of-two-points",
