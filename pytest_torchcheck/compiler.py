@@ -134,3 +134,10 @@ def _without_compiler(wrapper: Any) -> Any:
             torch.set_grad_enabled(before)
 
     return step
+
+
+def has_compiled() -> bool:
+    """Say whether anything of this process is compiled: what opted out of it counts as not."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    backends: dict[Any, Any] = {} if frames is None else frames.cached_backends
+    return any(backend is not None for backend in backends.values())

@@ -32,12 +32,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch.utils.data import DataLoader
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.state import isolated
+from pytest_torchcheck.state import isolated, seed_process
 
 from ..record.tracing import line_at
 from . import zygote
 from .plan import LoaderPlan, Part, indices
-from .reading import seed_process
 
 if TYPE_CHECKING:
     from pytest_torchcheck.contracts import Contract

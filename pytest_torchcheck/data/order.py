@@ -17,13 +17,12 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from pytest_torchcheck.state import isolated
+from pytest_torchcheck.state import isolated, seed_process
 
 from ..record.modes import Functions
 from .contents import Contents
 from .describing import describe_sample
 from .plan import Part, indices
-from .reading import seed_process
 from .simulation import Workers
 from .snapshot import Snapshot
 

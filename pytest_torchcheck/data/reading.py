@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import time
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from pytest_torchcheck import deadline, sources
+from pytest_torchcheck.state import seed_process
 
 from ..text.printable import message_of
 from .describing import Sample, describe_sample
@@ -33,18 +30,6 @@ def spread(count: int, most: int = MOST_SAMPLES) -> tuple[int, ...]:
     if count <= most:
         return tuple(range(count))
     return tuple(dict.fromkeys(round(i * (count - 1) / (most - 1)) for i in range(most)))
-
-
-def seed_process(seed: int) -> None:
-    """Seed the CPU generators of the process: torch, random, and numpy where loaded.
-
-    CUDA's is left alone: a seed there would queue a call per read on machines where CUDA sleeps.
-    """
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

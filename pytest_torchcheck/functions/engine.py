@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..findings import Finding, Location
+from ..state import randomness_kept
 from .arguments import symmetric
 from .aspects.derivatives import check_first, check_screened
 from .aspects.layouts import check_inputs
@@ -19,7 +20,6 @@ from .aspects.subsets import check_subsets
 from .aspects.transforms import check_checkpoint, check_compiled, check_forward_mode, check_vmap
 from .aspects.upstream import check_unwritten, check_upstream
 from .binding import make_call
-from .generators import randomness_kept
 from .lines import error_line
 from .preparation import prepare
 from .target import Outcome, first_line

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import random
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from ..data.generators import generator_state, set_generator_state
+from ..state import seed_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,57 +27,30 @@ class Generator:
     def rewind(self, seed: int = 0) -> None:
         """Set it back to the state in which it was found, or to another seed's."""
         generator = self.generator
+        set_generator_state(generator, self.state)
+        if not seed:
+            return
         if isinstance(generator, torch.Generator):
-            generator.set_state(self.state)
-            if seed:
-                generator.manual_seed(seed)
+            generator.manual_seed(seed)
         elif isinstance(generator, random.Random):
-            generator.setstate(self.state)
-            if seed:
-                generator.seed(seed)
+            generator.seed(seed)
         else:
             bits = generator.bit_generator
-            bits.state = type(bits)(seed).state if seed else self.state
-
-
-@contextmanager
-def randomness_kept() -> Iterator[None]:
-    """Leave the random numbers of torch, numpy and Python as they were."""
-    numpy = _numpy()
-    state = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    plain = random.getstate()
-    arrays = numpy.random.get_state() if numpy is not None else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        random.setstate(plain)
-        if numpy is not None:
-            numpy.random.set_state(arrays)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
-
-
-def _numpy() -> Any:
-    return sys.modules.get("numpy")
+            bits.state = type(bits)(seed).state
 
 
 def seed_generators(seed: int) -> None:
     """Seed torch, Python and numpy (where it is loaded)."""
     # torch.manual_seed formats the stack for every backend that is not initialised: 2 ms a call
-    torch.default_generator.manual_seed(seed)
+    seed_process(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
-    random.seed(seed)
-    if (numpy := _numpy()) is not None:
-        numpy.random.seed(seed % 2**32)
 
 
 def generators_of(fn: Any, function: Any, values: Sequence[Any]) -> Iterator[Generator]:
     """Find the generators that a callable can reach: arguments, globals, closures, class attributes."""
     kinds: tuple[type, ...] = (torch.Generator, random.Random)
-    if (numpy := _numpy()) is not None:
+    if (numpy := sys.modules.get("numpy")) is not None:
         kinds = (*kinds, numpy.random.Generator)
     reachable: list[Any] = list(values)
     owners = [fn]
@@ -94,7 +69,7 @@ def generators_of(fn: Any, function: Any, values: Sequence[Any]) -> Iterator[Gen
     for thing in reachable:
         if isinstance(thing, kinds) and id(thing) not in seen:
             seen.add(id(thing))
-            yield Generator(generator=thing, state=_state_of(thing))
+            yield Generator(generator=thing, state=generator_state(thing))
 
 
 def _filled(cell: Any) -> bool:
@@ -102,11 +77,3 @@ def _filled(cell: Any) -> bool:
         return cell.cell_contents is not None
     except ValueError:  # an empty cell
         return False
-
-
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    return generator.bit_generator.state

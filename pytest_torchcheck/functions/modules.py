@@ -13,13 +13,12 @@ from torch.utils import _pytree as pytree
 
 from ..findings import Culprit, Finding, Location
 from ..sources import of_object, of_parameter, rank
-from ..state import ModuleState
+from ..state import ModuleState, randomness_kept
 from ..text.printable import message_of
 from .binding import make_call
 from .defined import short_name
 from .discovery import record_functions
 from .engine import check_call
-from .generators import randomness_kept
 from .relations.jacobians import as_real, random_like
 from .slopes import Point, Subject, confirmed, make_subject, screen
 

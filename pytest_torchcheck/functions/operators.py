@@ -13,11 +13,11 @@ from torch.utils import _pytree as pytree
 
 from ..findings import Culprit, Finding, Location
 from ..sources import of_object
+from ..state import randomness_kept
 from ..text.printable import message_of
 from .binding import make_call
 from .calls import is_float
 from .engine import check_call
-from .generators import randomness_kept
 from .target import first_line
 
 

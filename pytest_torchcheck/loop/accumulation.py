@@ -22,6 +22,7 @@ from pytest_torchcheck.record.tracing import line_of
 from pytest_torchcheck.specs import Labels
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject.errors import SubjectError
+from pytest_torchcheck.subject.gradients import clear_gradients
 
 from .closures import kept
 from .micro import call_micro_step
@@ -179,14 +180,9 @@ def gradients_of(model: nn.Module) -> Gradients:
     }
 
 
-def _clear(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.grad = None
-
-
 def _full(subject: Subject, model: nn.Module, batch: Batch) -> Gradients:
     """Return the gradient of the declared loss over a whole batch."""
-    _clear(model)
+    clear_gradients(model)
     seed_everything(subject.seed)
     batch = batch.clone()
     with torch.enable_grad():
@@ -194,7 +190,7 @@ def _full(subject: Subject, model: nn.Module, batch: Batch) -> Gradients:
         with subject.phase("backward", batch):
             torch.autograd.backward(loss)
     found = gradients_of(model)
-    _clear(model)
+    clear_gradients(model)
     return found
 
 
@@ -240,7 +236,7 @@ def _micro_steps(
 
 def _run(subject: Subject, model: nn.Module, call: Callable[[Any], None]) -> _Capture:
     contract = subject.contract
-    _clear(model)
+    clear_gradients(model)
     capture = _Capture(model)
     values = {name: p.detach().clone() for name, p in model.named_parameters()}
     original = torch.autograd.backward
@@ -269,7 +265,7 @@ def _run(subject: Subject, model: nn.Module, call: Callable[[Any], None]) -> _Ca
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(values[name])
-    _clear(model)
+    clear_gradients(model)
     return capture
 
 

@@ -13,6 +13,8 @@ from torch.nn.modules import module as torch_module
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from pytest_torchcheck import compiler
+
 Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Called in place of a function, with the original and the arguments; returns what it returns."""
 
@@ -50,7 +52,8 @@ def listening(
         for name, kind in (("clip_grad_norm_", "clip-norm"), ("clip_grad_value_", "clip-value")):
             if kind in handlers:
                 _wrap_everywhere(stack, name, handlers[kind])
-        if "copy" in handlers and not _compiles():
+        # to patch a method of tensors would be to compile it again
+        if "copy" in handlers and not compiler.has_compiled():
             _wrap(stack, torch, "_foreach_copy_", handlers["copy"])
             _wrap(stack, torch.Tensor, "copy_", handlers["copy"])
         stack.callback(register_optimizer_step_pre_hook(before_step).remove)
@@ -69,13 +72,6 @@ def listening(
                 ).remove
             )
         yield
-
-
-def _compiles() -> bool:
-    """Say whether anything of this process is compiled: to patch a method of tensors would be to compile it again."""
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    backends: dict[Any, Any] = {} if frames is None else frames.cached_backends
-    return any(backend is not None for backend in backends.values())
 
 
 _SCALER = {

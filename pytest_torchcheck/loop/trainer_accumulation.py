@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pytest_torchcheck.subject.gradients import clear_gradients
+
 from .accumulation import Gradients, flat, gradients_of, without_noise
 from .steps import StepWatch, run_loop
 
@@ -126,8 +128,7 @@ class _Passes(StepWatch):
 
 def _gradients(subject: Subject, loop: Loop, parts: list[Batch], window: int) -> Gradients | None:
     with subject.pristine(steps=True) as model:
-        for parameter in model.parameters():
-            parameter.grad = None
+        clear_gradients(model)
         with without_noise(model):
             passes = _Passes(model, window)
             torch.autograd.backward = passes.backward

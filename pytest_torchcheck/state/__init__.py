@@ -6,8 +6,10 @@ from .devices import device_loss_told as device_loss_told
 from .devices import is_device_error as is_device_error
 from .devices import is_range_error as is_range_error
 from .isolation import isolated as isolated
+from .isolation import randomness_kept as randomness_kept
 from .modules import ModuleState as ModuleState
 from .seeds import seed_everything as seed_everything
+from .seeds import seed_process as seed_process
 from .seeds import seed_torch as seed_torch
 from .settings import Precision as Precision
 from .settings import filled_memory as filled_memory

@@ -39,7 +39,7 @@ def isolated(*, seeds: bool = False) -> Iterator[None]:
     """
     global _isolated
     outermost = contextlib.nullcontext() if _isolated else _undisturbed()
-    with settings_kept(), _reseeded() if seeds and _isolated else _randomness_kept(), outermost:
+    with settings_kept(), _reseeded() if seeds and _isolated else randomness_kept(), outermost:
         _isolated += 1
         try:
             yield
@@ -73,7 +73,8 @@ def _reseeded() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _randomness_kept() -> Iterator[None]:
+def randomness_kept() -> Iterator[None]:
+    """Put back the random states of torch, numpy and random on every way out."""
     rng = torch.get_rng_state()
     cuda = (
         torch.cuda.get_rng_state_all()

@@ -17,10 +17,19 @@ def seed_torch(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-def seed_everything(seed: int) -> None:
-    """Seed torch on every device, random, and numpy where it is loaded."""
-    seed_torch(seed)
+def seed_process(seed: int) -> None:
+    """Seed the CPU generators of the process: torch, random, and numpy where it is loaded.
+
+    CUDA's is left alone: a seed there would queue a call per read on machines where CUDA sleeps.
+    """
+    torch.default_generator.manual_seed(seed)
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch on every device, random, and numpy where it is loaded."""
+    seed_torch(seed)
+    seed_process(seed)

@@ -16,10 +16,11 @@ import torch
 from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.objects import trees
+from pytest_torchcheck.state import seed_process
 
 from ...record.tracing import find_line, line_of
 from ...verdicts import violated
-from ..reading import read, seed_process
+from ..reading import read
 from ..snapshot import put_back
 from ..wording import line_ref
 from .graph_shifts import Shifted, shifts_watcher, wrongly_shifted

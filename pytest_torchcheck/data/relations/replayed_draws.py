@@ -18,13 +18,13 @@ import torch
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding, Location
-from pytest_torchcheck.state import isolated
+from pytest_torchcheck.state import isolated, seed_process
 
 from ...record.tracing import find_line, line_of
 from ...verdicts import violated
 from ..contents import Contents
 from ..generators import fingerprint, global_generators
-from ..reading import seed_process, spread
+from ..reading import spread
 from ..snapshot import Snapshot
 from ..wording import line_ref
 

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pytest_torchcheck.record.tracing import find_line, line_of
 from pytest_torchcheck.state import seed_everything
+from pytest_torchcheck.subject.gradients import clear_gradients
 from pytest_torchcheck.subject.optimizers import optimizers_of, schedulers_of
 
 from ..patches import subclasses
@@ -67,8 +68,7 @@ def last_setting(subject: Subject, step: int) -> Setting | None:
 
 def _steps(subject: Subject, model: nn.Module, count: int) -> None:
     made = subject.make_optimizer(model)
-    for parameter in model.parameters():
-        parameter.grad = None
+    clear_gradients(model)
     for step in range(count + 1):
         seed_everything(subject.seed + step)
         subject.train_step(model, made, subject.batch().clone())

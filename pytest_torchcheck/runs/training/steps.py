@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from ... import compiler
 from ...functions.discovery import is_compiled
 from ...loop.checkpoints import STEPS, keep_checkpoint
 from ...loop.closures import carried_graphs
@@ -172,7 +172,7 @@ class _Sight:
         """Do what :meth:`Subject.passes` does."""
         if _attributes(model) != self.before:
             raise _NotWatched  # making the optimizer changed the model
-        if _compiles(model):
+        if is_compiled(model) or compiler.has_compiled():
             raise _NotWatched  # under a watch compiled code runs eagerly, which may give other bits
         try:
             output, loss = self.seen.passes(model, batch)
@@ -195,15 +195,6 @@ def untrainable(subject: Subject) -> bool:
     except SubjectError:
         return True  # an optimizer of nothing cannot be made
     return made.error is not None or not (any(made.moved.values()) or made.buffers)
-
-
-def _compiles(model: nn.Module) -> bool:
-    """Say whether the model is compiled, or anything of this process that it may call."""
-    if is_compiled(model):
-        return True
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    backends: dict[Any, Any] = {} if frames is None else frames.cached_backends
-    return any(backend is not None for backend in backends.values())  # None: what opted out of it
 
 
 def _attributes(model: nn.Module) -> list[Any]:
