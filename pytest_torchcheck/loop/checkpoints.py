@@ -77,8 +77,10 @@ def saves_all(subject: Subject, made: Any) -> bool:
 def is_torchs(thing: Any) -> bool:
     """Say whether an optimizer without hooks, or a loss, is one of torch's."""
     if isinstance(thing, torch.optim.Optimizer):
-        hooks = (thing._optimizer_step_pre_hooks, thing._optimizer_step_post_hooks)
-        return type(thing).__module__.startswith("torch.optim.") and not any(hooks)
+        # a wrapper of the user's may lack what torch's constructor sets
+        return type(thing).__module__.startswith("torch.optim.") and not (
+            thing._optimizer_step_pre_hooks or thing._optimizer_step_post_hooks
+        )
     home = thing if callable(thing) and hasattr(thing, "__name__") else type(thing)
     return thing == "output" or str(home.__module__).startswith("torch.")
 

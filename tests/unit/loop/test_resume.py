@@ -339,10 +339,34 @@ class Rateless(torch.optim.SGD):
             p.sub_(p.grad, alpha=0.1)
 
 
-def test_an_optimizer_without_a_rate_is_followed() -> None:
+class Delegating(torch.optim.Optimizer):
+    """Wraps another optimizer, and never calls torch's constructor."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.calls = inner, 0
+        self.param_groups, self.state, self.defaults = inner.param_groups, inner.state, {}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> Any:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.inner.load_state_dict(state_dict)
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        return self.inner.step(closure)
+
+
+@pytest.mark.parametrize(
+    "make", [Rateless, lambda parameters: Delegating(torch.optim.Adam(parameters, lr=1e-2))]
+)
+def test_an_optimizer_without_a_rate_or_around_another_is_followed(make: Any) -> None:
     made = Contract(
         model=Net, batch=((torch.randn(8, 6),), torch.arange(8) % 3), loss=F.cross_entropy,
-        optimizer=lambda model: Rateless(model.parameters()),
+        optimizer=lambda model: make(model.parameters()),
     )  # fmt: skip
     found = made.check(["resume", "weights-update", "overfit"]).findings
     assert {f.status for f in found} <= {"passed", "inconclusive"}, list(map(str, found))
