@@ -211,7 +211,7 @@ def _along_lines(
     reached: dict[Place, set[Place]], shape: torch.Size, batch_dim: int | None
 ) -> bool:
     """Say whether every changed target moves all positions of its own sample along some axis, and no other sample's."""
-    if batch_dim is None or len(reached) < 2:
+    if batch_dim is None or batch_dim >= len(shape) or len(reached) < 2:
         return False
     axes = [axis for axis, size in enumerate(shape) if axis != batch_dim and size > 2]
     return all(
