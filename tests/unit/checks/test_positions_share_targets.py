@@ -74,3 +74,14 @@ def test_positions_that_are_mixed_before_the_criterion_are_found(loss: Any) -> N
 @pytest.mark.parametrize("loss", [plain, flat, weighted, smoothed, next_tag, by_sample, in_windows])
 def test_losses_by_position_pass(loss: Any) -> None:
     assert judged(loss).status == "passed"
+
+
+def test_targets_without_the_axis_of_the_batch_are_left_alone() -> None:
+    contract = Contract(
+        model=nn.Linear(5, 4),
+        batch=((X[:, 0][None],), torch.arange(6) % 4),
+        batch_dim=1,
+        loss=lambda logits, tags: F.cross_entropy(logits[0], tags),
+    )
+    (found,) = contract.check(["target-alignment"]).findings
+    assert found.status in ("passed", "not-applicable")
