@@ -149,39 +149,31 @@ def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
     place = spent.made if spent is not None else optimizer_line(subject)
     used = spent.culprits if spent is not None else ()
     why = f"; {spent.cause}" if spent is not None else ""
-    if len(coverage.optimizers) > 1:
-        return violated(
-            "optimizer-twice",
-            (
-                f"{names_text(names)} {'stands' if len(names) == 1 else 'stand'} in two "
-                "optimizers that apply the same gradient"
-            ),
-            culprits=[
-                *used,
-                *(Culprit("parameter", name, "in two optimizers", place) for name in names),
-            ],
-            location=place,
-            observed=f"{len(names)} parameters are held by more than one of "
-            f"{', '.join(coverage.optimizers)}",
-            cause="both optimizers apply the gradient of the same backward pass, so it is "
-            "applied twice" + why,
-            because="within one step, both optimizers stepped with gradients of the same "
-            "backward pass",
-            fix=spent.fix if spent is not None else "give each parameter to one optimizer only",
-        )
+    several = len(coverage.optimizers) > 1
+    where = (
+        "two optimizers that apply the same gradient" if several else "the optimizer more than once"
+    )
+    detail = "in two optimizers" if several else "held twice"
+    holders = ", ".join(coverage.optimizers)
     return violated(
         "optimizer-twice",
-        f"{names_text(names)} {'stands' if len(names) == 1 else 'stand'} in the optimizer more than once",
-        culprits=[
-            *used,
-            *(Culprit("parameter", name, "held twice", place) for name in names),
-        ],
+        f"{names_text(names)} {'stands' if len(names) == 1 else 'stand'} in {where}",
+        culprits=[*used, *(Culprit("parameter", name, detail, place) for name in names)],
         location=place,
-        observed=f"{len(names)} parameters are held twice by {', '.join(coverage.optimizers)}",
-        cause="two parameter groups overlap, so the update and the weight decay are applied twice"
+        observed=f"{len(names)} parameters are held "
+        + (f"by more than one of {holders}" if several else f"twice by {holders}"),
+        cause=(
+            "both optimizers apply the gradient of the same backward pass, so it is applied twice"
+            if several
+            else "two parameter groups overlap, so the update and the weight decay are applied twice"
+        )
         + why,
-        because="the same tensor occurs more than once in param_groups",
-        fix=spent.fix if spent is not None else "give each parameter to one group only",
+        because="within one step, both optimizers stepped with gradients of the same backward pass"
+        if several
+        else "the same tensor occurs more than once in param_groups",
+        fix=spent.fix
+        if spent is not None
+        else f"give each parameter to one {'optimizer' if several else 'group'} only",
     )
 
 
