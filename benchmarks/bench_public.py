@@ -24,6 +24,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from bench_overfit import regions
 from timing import median
 from torch import nn
 
@@ -130,12 +131,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "timm.models:efficientnet_b0": ("pictures", {"num_classes": 5}),
 }  # fmt: skip
 """By class: what it is given and trained to give, and its configuration."""
-
-
-def regions(count: int, size: int, classes: int) -> torch.Tensor:
-    """Return label maps of large blocks, as masks are."""
-    coarse = torch.randint(0, classes, (count, 1, size // 16, size // 16)).float()
-    return F.interpolate(coarse, scale_factor=16).squeeze(1).long()
 
 
 def batch_of(task: str) -> tuple[Any, Any]:

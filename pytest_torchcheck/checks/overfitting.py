@@ -178,7 +178,8 @@ def _not_learnt(
         return wrong
     reason = few_parameters(subject, batch) or explain.hindrance(subject)
     if reason is None:
-        space = tangent(subject, batch, budget)
+        falling = best.ended in ("pace", "budget") and _fell(best)
+        space = None if falling else tangent(subject, batch, budget)
         if space is not None:
             shown["tangent space"] = {
                 "outputs": space.outputs, "rank": space.rank, "share": space.share,
