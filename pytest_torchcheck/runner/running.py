@@ -102,7 +102,7 @@ class Runner:
             return self._over_budget(case, spent)
         if reason is None:
             _ = case.check.function  # what its import takes is not spent on the model
-        start, seconds = time.perf_counter(), 0.0
+        start, worked, seconds = time.perf_counter(), time.thread_time(), 0.0
         try:
             with (
                 isolated(),
@@ -135,7 +135,9 @@ class Runner:
         )
         if any(f.status in ("violated", "suspicious") and f.fix for f in made):
             with_edits = resolve("runner.suggestions:with_edits")  # a run that passes tries nothing
-            made = with_edits(self, case, made, seconds)
+            # waiting counts little: a busy machine is no reason to leave a fix untried
+            cost = max(time.thread_time() - worked, seconds / 10)
+            made = with_edits(self, case, made, cost)
         if self.artifacts is not None and any(f.status == "violated" for f in made):
             made = self._kept(case, made)
         self._failing_batch = None

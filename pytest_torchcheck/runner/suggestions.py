@@ -28,7 +28,7 @@ def with_edits(
         runner: Who ran the case.
         case: The case.
         found: What it found.
-        seconds: Wall time that it took.
+        seconds: What running it again would take of the processor.
     """
     made = []
     for finding in found:
