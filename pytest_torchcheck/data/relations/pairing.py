@@ -82,10 +82,10 @@ def pairing_of(survey: Survey) -> Pairing | None:
     chosen = chosen[:MOST_SAMPLES]
     if part.plan.collate_fn is None or len(chosen) < 4:
         return None
-    made = _collations(part, chosen, survey.seed)
-    if made is None:
+    collations = _collations(part, chosen, survey.seed)
+    if collations is None:
         return None
-    whole, alone = made
+    whole, alone = collations
     shifted = wrongly_shifted(whole, alone)
     if shifted is not None:
         made = _line_of(part, chosen, survey.seed, shifts_watcher(shifted.shifts))

@@ -71,21 +71,23 @@ def _outputs(paths: tuple[str, ...]) -> str:
 
 def _summed_by(loss: LossOfOutput, twice: LossOfOutput) -> Op | None:
     """Return the operation that makes a sum over the samples which keeps its weight in the loss of twice as many."""
-    runs = []
-    for each in (loss, twice):
-        watch = _Made()
-        with watch:
-            value, _ = each.run()
-        made = [tensor for _, tensor in watch.made]
-        slopes = torch.autograd.grad(value, made, allow_unused=True) if made else ()
-        runs.append(list(zip(watch.made, slopes, strict=True)))
-    for ((op, one), slope), ((_, two), other) in zip(*runs, strict=False):
+    for (op, one, slope), (_, two, other) in zip(_steps(loss), _steps(twice), strict=False):
         if slope is None or other is None or one.shape != two.shape or not bool(one.any()):
             continue
         doubled = torch.allclose(two, 2 * one, rtol=_CLOSE)
         if doubled and bool(slope.any()) and torch.allclose(slope, other, rtol=_CLOSE):
             return op
     return None
+
+
+def _steps(loss: LossOfOutput) -> list[tuple[Op, torch.Tensor, torch.Tensor | None]]:
+    """Return each operation of a loss with what it made, and the gradient of the loss by that."""
+    watch = _Made()
+    with watch:
+        value, _ = loss.run()
+    made = [tensor for _, tensor in watch.made]
+    slopes = torch.autograd.grad(value, made, allow_unused=True) if made else ()
+    return [(op, tensor, slope) for (op, tensor), slope in zip(watch.made, slopes, strict=True)]
 
 
 def mean_over_others(subject: Subject, loss: LossOfOutput, found: Crowding) -> Finding:
@@ -115,13 +117,12 @@ def mean_over_others(subject: Subject, loss: LossOfOutput, found: Crowding) -> F
 
 def _divisor(loss: LossOfOutput, others: LossOfOutput) -> Op | None:
     """Return the operation that made the first divisor which is smaller with the other mask."""
-    runs = []
-    for each in (loss, others):
-        watch = Divisors()
-        with watch:
-            each.run()
-        runs.append(watch.divided)
-    for (by, maker), (other, _) in zip(*runs, strict=False):
+    before, after = Divisors(), Divisors()
+    with before:
+        loss.run()
+    with after:
+        others.run()
+    for (by, maker), (other, _) in zip(before.divided, after.divided, strict=False):
         if by.shape == other.shape and bool((other < by).any()):
             return maker
     return None
