@@ -84,7 +84,7 @@ def compare_state(old: Entries, new: Entries) -> StateChange:
         },
         renames=renames,
         sure=sure,
-        made={name: old[name]["line"] for name in removed},
+        made={name: old[name].get("line") for name in removed},
     )
 
 
