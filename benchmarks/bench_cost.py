@@ -1,7 +1,8 @@
 """What each check costs in plain training steps, how that grows, and how much memory a whole run takes.
 
 ``python benchmarks/bench_cost.py encoder conv narrow:1000 growth memory`` prints one table for each word. Times are
-processor times of one thread; a plain step is measured in the same process, right before. Memory is the peak of the
+processor times of one thread; a plain step is measured in the same process, right before; imports are not counted:
+the checks of a small model come first. Memory is the peak of the
 resident set of a process of its own, beside that of one which takes plain steps alone.
 """
 
@@ -241,6 +242,7 @@ class Sampler:
 
 def by_check(word: str, only: str = "", profile: str = "") -> dict[str, float]:
     """Print and return what each check costs in plain steps, in one run of all of them."""
+    _whole(*made("narrow:3"))  # imports what the checks need
     model, x, y = made(word)
     plain = median(plain_step(model, x, y))
     model, x, y = made(word)
