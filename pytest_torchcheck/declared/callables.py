@@ -25,7 +25,9 @@ def takes(function: Any, count: int) -> bool | None:
     if isinstance(function, torch.nn.Module):
         function = function.forward  # a module's own __call__ takes anything
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(
+            function, follow_wrapped=False
+        )  # what is called is the wrapper
     except (TypeError, ValueError):
         return None
     try:
