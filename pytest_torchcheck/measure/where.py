@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -13,13 +15,15 @@ from torch.profiler import ProfilerActivity, profile
 from ..probes.recorded.watch import Op, Watch, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ..findings import Location
 
 _MARK: Final = "torchcheck:"
 _OPTIMIZER: Final = "Optimizer."
 _BACKWARD_SCOPE: Final = 1  # of torch's RecordFunction: a node of the autograd graph
+_LEVEL: Final = "KINETO_LOG_LEVEL"
+"""Variable of torch's tracing library; it is read once, when the first profile begins."""
 REPEATS: Final = 5
 
 
@@ -134,6 +138,18 @@ class _Marks(Watch):
         token.__exit__(None, None, None)
 
 
+@contextlib.contextmanager
+def _unreported() -> Iterator[None]:
+    """Keep off standard error that the tracing library starts and stops; a level that the user set stays."""
+    ours = _LEVEL not in os.environ
+    os.environ.setdefault(_LEVEL, "99")
+    try:
+        yield
+    finally:
+        if ours:
+            os.environ.pop(_LEVEL, None)
+
+
 def where(
     once: Callable[[], Any], model: nn.Module, device: torch.device, *, repeats: int = REPEATS
 ) -> Where:
@@ -153,7 +169,7 @@ def where(
     with _Marks(model) as marks:
         once()  # the first call under the profiler's ranges is slower
         marks.ops.clear()
-        with profile(activities=activities) as profiler:
+        with _unreported(), profile(activities=activities) as profiler:
             for _ in range(repeats):
                 once()
     totals: defaultdict[tuple[Any, ...], defaultdict[str, float]] = defaultdict(
