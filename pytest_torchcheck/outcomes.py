@@ -43,7 +43,8 @@ def internal(check: str, error: BaseException, found: Iterable[Finding] = ()) ->
         status="error",
         summary=f"{check} itself failed with {type(error).__name__}: {clipped(_said(error), 140)}",
         observed=f"{_innermost(error)}{before}",
-        cause=f"{frames[-1].name} of your own code raises where the check calls it, outside of a forward, loss and step: "
+        cause=f"{frames[-1].name} of your own code raises where the check calls it, outside of a "
+        "forward, loss and step: "
         "nothing is known of what this check promises"
         if theirs
         else "a defect of pytest-torchcheck, not of your model: nothing is known of what this check promises",

@@ -190,7 +190,8 @@ def not_resumed(found: Resumption) -> Finding:
         cause="the run depends on a value that state_dict does not hold"
         if names
         else f"the saved states of {few(found.pieces)} are not enough to continue from",
-        because=(f"{few(tuple(names))} changed in the first steps and {'is' if len(names) == 1 else 'are'} in no state_dict "
+        because=(f"{few(tuple(names))} changed in the first steps and "
+            f"{'is' if len(names) == 1 else 'are'} in no state_dict "
             f"({few(found.pieces)} were saved)"
             + ("; carried over too, the runs are equal bit for bit" if found.carries else ""))
         if names

@@ -223,7 +223,8 @@ class _Cached:
         """Say how many verdicts are earlier ones, and what could not be read or kept."""
         if self.reused:
             terminalreporter.write_line(
-                f"torchcheck: {counted(self.reused, 'check')} passed before and {'was' if self.reused == 1 else 'were'} "
+                f"torchcheck: {counted(self.reused, 'check')} passed before and "
+                f"{'was' if self.reused == 1 else 'were'} "
                 "not run again, since nothing has changed; --no-torchcheck-cached runs everything"
             )
         if self.change:

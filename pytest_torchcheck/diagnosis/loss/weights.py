@@ -109,7 +109,8 @@ def mean_over_others(subject: Subject, loss: LossOfOutput, found: Crowding) -> F
         cause=f"{name} falls as more elements count"
         if op is not None
         else "the mean is not taken over the elements that count",
-        because="only this element of the mask was changed; the weight of an element in a mean falls with each other one, "
+        because="only this element of the mask was changed; the weight of an element in a mean "
+        "falls with each other one, "
         "and stays in a sum",
         fix="divide by the number of elements that count: the sum of the mask that selects them",
     )

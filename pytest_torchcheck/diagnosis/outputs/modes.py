@@ -49,7 +49,10 @@ def differ(subject: Subject, names: list[str], distance: float) -> Finding:
     culprits = _buffers(subject, names, "settles elsewhere")
     return violated(
         "statistics-biased",
-        f"once {names_text(names)} {'has' if len(names) == 1 else 'have'} settled, eval mode gives something else than train mode",
+        (
+            f"once {names_text(names)} {'has' if len(names) == 1 else 'have'} settled, eval "
+            "mode gives something else than train mode"
+        ),
         culprits=culprits,
         observed=f"outputs of one batch differ by {distance:.3g} (relative) after the statistics have settled on it",
         cause="what is averaged in training is not what evaluation takes it for",

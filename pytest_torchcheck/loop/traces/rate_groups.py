@@ -50,7 +50,10 @@ def idle_schedulers(subject: Subject, trace: Trace) -> Finding | None:
             f"{left} of {made.count(kind)} {kind} schedulers {'is' if left == 1 else 'are'} never stepped",
             culprits=[Culprit("scheduler", kind, f"{e.name} steps one", e.place) for e in alike],
             location=place,
-            observed=f"in {trace.steps} training steps {', '.join(e.name for e in alike)} ran, and no other of its class",
+            observed=(
+                f"in {trace.steps} training steps {', '.join(e.name for e in alike)} ran, and "
+                "no other of its class"
+            ),
             cause="the rate of its optimizer stays where it starts",
             because=f"of {made.count(kind)} that optimizer() returns, the steps advanced {len(alike)}",
             fix="step the other one beside it",
