@@ -228,8 +228,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "target-ownership",
             "The target of each sample affects the loss of that sample's output only.",
-            needs=("loss", "targets"),
-            cost="1 F; up to 32 backward passes through the loss only",
+            needs=("loss",),
+            cost="1 F; up to 32 backward passes through the loss only; up to 70 F + B where the model computes it",
             axes="once",
         ),
     ),

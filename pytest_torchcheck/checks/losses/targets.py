@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 from ...codes import loss as explain
 from ...objects import trees
 from ...probes.loss.arguments import by_own_loss, by_step, reads_no_target, targets_of
+from ...probes.loss.own import OwnLoss
+from ...probes.loss.pulls import ROUNDING, SAMPLES, Pulls, pulls_of
 from ...probes.loss.slopes import LossOfOutput, Slopes
 from ...runs.facts import output_for_loss
 from ...runs.losses.consumption import loss_calls
@@ -26,12 +28,8 @@ if TYPE_CHECKING:
     from ...findings import Finding, Status
     from ...subject import Subject
 
-_SAMPLES: Final = 16
-"""How many samples of a batch are tried one by one."""
 _CLASSES: Final = 4
 """How many classes are tried as the only one of a batch."""
-_ROUNDING: Final = 1e-5
-"""Relative change of a float32 gradient that the order of a sum explains, with a margin."""
 _BY_SAMPLE: Final = (
     "NllLoss", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "SoftMarginLoss",
 )  # fmt: skip
@@ -103,7 +101,7 @@ def _alone(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOu
         for path, target in loss.targets().items()
         if path in axes and not target.is_floating_point() and target.dtype != torch.bool
     ]
-    for sample in range(min(size, _SAMPLES)):
+    for sample in range(min(size, SAMPLES)):
         if any(
             all(int(v) < 0 or int(v) in ignored for v in row[sample].unique()) for row in labels
         ):
@@ -143,6 +141,9 @@ def _one_class(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, Loss
 
 def target_ownership(subject: Subject) -> Iterator[Finding]:
     """Change the targets of one sample at a time, and see whose outputs get another gradient."""
+    if subject.contract.loss != "output" and not targets_of(subject.batch()):
+        yield not_applicable("the batch has no targets")
+        return
     loss = loss_of_output(subject)
     if isinstance(loss, str):
         yield from _of_own_loss(subject, loss)
@@ -168,7 +169,7 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
         if path not in axes or target.is_complex():
             continue
         # in a square batch any of these may hold the samples: time may come first in the output
-        ways = [_pulls(loss, base, target, axes[path], a, size) for a in loss.axes_of(size)]
+        ways = [pulls_of(loss, base, target, axes[path], a, size) for a in loss.axes_of(size)]
         judged = [list(_judged(subject, loss, base, path, pulls)) for pulls in ways]
         seen += max(sum(pull is not None for pull in pulls.values()) for pulls in ways)
         findings += [explained() for explained in min(judged, key=len)]
@@ -182,18 +183,60 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
 
 
 def _of_own_loss(subject: Subject, otherwise: str) -> Iterator[Finding]:
-    """Look whether a model that is given the targets, as a LightningModule is, reads them."""
-    adapted = subject.contract.adapted
-    if subject.contract.loss != "output" or adapted is None or adapted.call is None:
+    """Look whether a model that computes its own loss reads the labels, and each for its own sample."""
+    if subject.contract.loss != "output":
         yield not_applicable(otherwise)
         return
-    batch = subject.batch()
-    if paths := reads_no_target(batch, partial(by_own_loss, subject)):
+    adapted, batch = subject.contract.adapted, subject.batch()
+    given = adapted is not None and adapted.call is not None
+    if given and (paths := reads_no_target(batch, partial(by_own_loss, subject))):
         yield explain.ignored(subject, None, paths, _how_sure(subject, batch, None))
-    elif targets_of(batch):
+        return
+    try:
+        found = _owned(subject)
+    except SubjectError:
+        found = otherwise  # no loss in eval mode, or of other labels
+    if isinstance(found, list) and found:
+        yield from found
+    elif isinstance(found, list):
+        yield passed("labels affect the loss of their own sample only")
+    elif given and targets_of(batch):
         yield passed("the loss that the model computes changes with its targets")
     else:
-        yield not_applicable("the model computes its own loss")
+        yield not_applicable(found)
+
+
+def _owned(subject: Subject) -> list[Finding] | str:
+    """Return what is wrong with the labels of a model's own loss, or why it cannot be told.
+
+    Raises:
+        SubjectError: The model raises in eval mode.
+    """
+    axis, symbol, batch = subject.contract.batch_dim, subject.source.batch_symbol, subject.batch()
+    size = 0 if symbol is None else batch.sizes.get(symbol, 0)
+    axes = {} if symbol is None else subject.source.axes(symbol)
+    if axis is None or size < 2 or any(axes.get(path) != axis for path in batch.tensors()):
+        return "not every tensor of the batch has one entry for each of at least two samples"
+    loss = OwnLoss(subject, batch, axis)
+    labels = {p: t for p, t in loss.targets().items() if not t.is_complex() and t.numel()}
+    if not labels:
+        return "the model computes its own loss, and none of its inputs is a label by its name"
+    base, again, other = loss.slopes(), loss.slopes(), loss.reseeded().slopes()
+    if base is None or again is None or other is None or not base.finite or not base.by_output:
+        return "the loss that the model computes has no finite gradient by its inputs"
+    if not base.value == again.value == other.value:
+        return "the loss that the model computes is random in eval mode"
+    if any(t.dim() <= axis or t.shape[axis] != size for t in base.by_output.values()) or (
+        not loss.is_separate(base, size)
+    ):
+        return "the loss that the model computes relates samples with each other"
+    found: list[Finding] = []
+    seen = False
+    for path, target in labels.items():
+        pulls = pulls_of(loss, base, target, axis, axis, size)
+        seen = seen or any(pull is not None for pull in pulls.values())
+        found += [explained() for explained in _judged(subject, loss, base, path, pulls)]
+    return found if seen else "no change of one sample's label changed the loss's gradient"
 
 
 def unread_by_step(subject: Subject) -> Finding | None:
@@ -247,91 +290,6 @@ def _named_unused(function: object, place: int) -> bool:
     return len(names) > place and names[place].startswith("_")
 
 
-Pulls = dict[int, torch.Tensor | None]
-"""By sample: how much each sample's gradient changed with its target, ``[B]``; None where nothing changed.
-Another sample's gradient that is scaled and keeps its direction counts as unchanged: weights and normalisers do that."""
-
-
-def _pulls(
-    loss: LossOfOutput, base: Slopes, target: torch.Tensor, axis: int, out: int, size: int
-) -> Pulls:
-    found: Pulls = {}
-    for sample in range(min(size, _SAMPLES)):
-        tried = False
-        for other in _others(target, axis, sample):
-            try:
-                now = loss.slopes(loss.with_targets(target, other))
-            except SubjectError:
-                continue
-            if now is None or not now.finite:
-                continue
-            tried = True
-            moved = _moved(base, now, sample, out, size)
-            if bool((moved > 0).any()):
-                found[sample] = moved
-                break
-            if now.value != base.value:
-                break  # it is read, and has no gradient: another check's business
-        else:
-            if tried and not _heeded(loss, base, sample, out):
-                found[sample] = None
-    return found
-
-
-def _heeded(loss: LossOfOutput, base: Slopes, sample: int, axis: int) -> bool:
-    """Say whether an extreme output of a sample changes the loss: losses over the hardest samples heed it then."""
-    try:
-        now = loss.stretched(sample, axis).slopes()
-    except SubjectError:
-        return True
-    return now is None or now.value != base.value
-
-
-def _others(target: torch.Tensor, axis: int, sample: int) -> Iterator[torch.Tensor]:
-    """Yield the targets with other values for one sample; nothing where all of its values are to be ignored."""
-    row = target.select(axis, sample)
-    candidates: list[torch.Tensor] = []
-    if target.dtype == torch.bool:
-        candidates = [~row]
-    elif not target.is_floating_point():
-        counts = row >= 0
-        classes = max(int(target.max()) + 1, 2)
-        if bool(counts.any()):
-            candidates = [torch.where(counts, (row + k) % classes, row) for k in (1, 2)]
-    elif bool(((target == 0) | (target == 1)).all()):
-        candidates = [1 - row]
-    else:
-        spread = float(target.std()) if target.numel() > 1 else 0.0
-        step = spread if spread > 0 else 1.0
-        candidates = [row + step, row - step]
-    for values in candidates:
-        if not torch.equal(values, row):
-            made = target.clone()
-            made.select(axis, sample).copy_(values)
-            yield made
-
-
-def _moved(base: Slopes, now: Slopes, sample: int, axis: int, size: int) -> torch.Tensor:
-    """Return by how much the gradient of each sample's outputs changed, ``[B]``; 0 where rounding explains it."""
-    total = torch.zeros(size, dtype=torch.float64)
-    for path, slope in base.by_output.items():
-        other = now.by_output.get(path, torch.zeros_like(slope))
-        a, b = (_by_sample(t, axis) for t in (slope, other))
-        rest = torch.arange(size, device=a.device) != sample
-        factor = (a * b).sum(1, keepdim=True) / (a * a).sum(1, keepdim=True).clamp(min=1e-300)
-        change = torch.where(rest, (b - factor * a).abs().amax(1), (b - a).abs().amax(1))
-        largest = max(float(a.abs().max()), float(b.abs().max()))
-        change[change <= _ROUNDING * largest] = 0.0
-        total = torch.maximum(total, change.cpu())
-    return total
-
-
-def _by_sample(slope: torch.Tensor, axis: int) -> torch.Tensor:
-    return trees.dense(slope).movedim(axis, 0).flatten(1).double() if slope.dim() > 1 else (
-        trees.dense(slope)[:, None].double()
-    )  # fmt: skip
-
-
 def _judged(
     subject: Subject, loss: LossOfOutput, base: Slopes, path: str, pulls: Pulls
 ) -> Iterator[Callable[[], Finding]]:
@@ -343,19 +301,29 @@ def _judged(
     if unread and not _masked(loss, unread):
         yield partial(explain.unread, subject, loss, path, unread, len(pulls))
         return
-    elsewhere = {s: m for s, m in read.items() if float(m[s]) <= _ROUNDING * float(m.max())}
+    elsewhere = {s: m for s, m in read.items() if float(m[s]) <= ROUNDING * float(m.max())}
     # an order that is reversed leaves the middle in its place
     if 2 * len(elsewhere) > len(read) > 1:
         yield partial(explain.of_other_samples, subject, loss, path, elsewhere)
         return
     shared = {s: m for s, m in read.items() if int((m > 0).sum()) > 1}
-    if len(shared) > 1 and _is_by_sample(base) and not _ranks(subject, loss):
+    if len(shared) > 1 and _has_terms_apart(subject, loss, base, path, shared):
         yield partial(explain.shared, subject, loss, path, shared)
 
 
-def _is_by_sample(base: Slopes) -> bool:
-    """Say whether the loss is one of torch's criteria, whose terms belong to one sample each, and nothing else."""
-    return base.last.startswith(_BY_SAMPLE)
+def _has_terms_apart(
+    subject: Subject, loss: LossOfOutput, base: Slopes, path: str, shared: Pulls
+) -> bool:
+    """Say whether the terms of the loss belong to one sample each.
+
+    They do in one of torch's criteria and nothing else. A model's own loss is tried where the inputs
+    of its samples meet in no term: labels that move every sample, and may change their places
+    without any change, belong to no sample.
+    """
+    if isinstance(loss, OwnLoss):
+        everywhere = all(bool((moved > 0).all()) for moved in shared.values() if moved is not None)
+        return everywhere and loss.interchangeable(base, path)
+    return base.last.startswith(_BY_SAMPLE) and not _ranks(subject, loss)
 
 
 def _ranks(subject: Subject, loss: LossOfOutput) -> bool:

@@ -9,6 +9,7 @@ import torch
 from ... import sources
 from ...explanation import listed
 from ...findings import Culprit, Finding
+from ...probes.loss.own import OwnLoss
 from ...probes.numbers.finiteness import find_nonfinite
 from ...probes.recorded.operations import aligned, record
 from ...runs.losses.consumption import loss_calls
@@ -132,6 +133,10 @@ def ignored(
     )
 
 
+def _by(loss: LossOfOutput) -> str:
+    return "inputs" if isinstance(loss, OwnLoss) else "outputs"
+
+
 def of_other_samples(
     subject: Subject, loss: LossOfOutput, path: str, pulls: dict[int, torch.Tensor]
 ) -> Finding:
@@ -151,7 +156,7 @@ def of_other_samples(
         location=place,
         observed=shown,
         cause="output and targets are in a different order along the batch dimension",
-        because="a target changes the gradient of other samples' outputs, but not of its own",
+        because=f"a target changes the gradient of other samples' {_by(loss)}, but not of its own",
         fix="keep the order of the samples: do not roll, flip or transpose the batch dimension "
         "of only one of the two",
     )
@@ -162,6 +167,7 @@ def shared(
 ) -> Finding:
     """Explain a loss by sample in which a target decides the gradient of other samples too."""
     place = made_for_loss(subject, loss, target_first=False)
+    own = isinstance(loss, OwnLoss)
     sample, moved = next(iter(pulls.items()))
     others = [n for n in (moved > 0).nonzero().flatten().tolist() if n != sample]
     return violated(
@@ -175,12 +181,19 @@ def shared(
             Culprit("target", path, "affects other samples too", place),
         ],
         location=place,
-        observed=f"changing {path}[{sample}] changes the gradient of the outputs of {len(others)} "
+        observed=f"changing {path}[{sample}] changes the gradient of the {_by(loss)} of {len(others)} "
         f"other samples, including sample {others[0]}",
-        cause="outputs or targets are averaged, normalised or reduced over the batch before they "
+        cause="every output is compared with the labels of all samples"
+        if own
+        else "outputs or targets are averaged, normalised or reduced over the batch before they "
         "are compared",
-        because="the loss is one call of a criterion that has a separate term for each sample",
-        fix="reduce after the criterion, not before it: check dim= of mean, sum and log_softmax on this line",
+        because="the labels in another order give the same loss, and no term compares samples"
+        if own
+        else "the loss is one call of a criterion that has a separate term for each sample",
+        fix="take the label of each sample from its own row: indices for both, as in "
+        "scores[torch.arange(len(y)), y], or gather()"
+        if own
+        else "reduce after the criterion, not before it: check dim= of mean, sum and log_softmax on this line",
     )
 
 

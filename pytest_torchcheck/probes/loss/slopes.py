@@ -10,6 +10,7 @@ import torch
 
 from ...objects import trees
 from ...state import seed_everything
+from ...subject.errors import SubjectError
 from .arguments import targets_of, with_target
 
 if TYPE_CHECKING:
@@ -98,6 +99,14 @@ class LossOfOutput:
             row.copy_(100 * (1 + row.abs().amax()) * noise)
             changed[id(tensor)] = made
         return LossOfOutput(self._subject, trees.substitute(self._output, changed), self.batch)
+
+    def heeds(self, base: Slopes, sample: int, axis: int, _read: list[int]) -> bool:
+        """Say whether an extreme output of a sample changes the loss: losses over the hardest samples heed it then."""
+        try:
+            now = self.stretched(sample, axis).slopes()
+        except SubjectError:
+            return True
+        return now is None or now.value != base.value
 
     def shifted(self, path: str, by: float) -> LossOfOutput:
         """Return the loss of outputs of which one has a number added to all of its elements."""

@@ -176,3 +176,84 @@ def unread(out, y):
 def test_targets_that_a_loss_does_not_read(given, status):
     contract = Contract(model=lambda: nn.Linear(4, 3), loss=unread, **given)
     assert codes(contract, "target-ownership") == [(status, "targets-ignored")]
+
+
+class Scorer(nn.Module):
+    """Computes its loss from scores and labels, with terms by a function."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.embed, self.head, self.loss = nn.Embedding(9, 6), nn.Linear(6, 4), loss
+
+    def forward(self, x, labels):
+        made = self.embed(x).mean(1) if not x.is_floating_point() else x
+        return self.loss(self.head(made.tanh()), labels)
+
+
+def picked(p, y):
+    return -p.log_softmax(1)[torch.arange(len(y)), y]
+
+
+def triplets(p, y):
+    apart, same = torch.cdist(p, p), y[:, None] == y
+    return (apart * same - apart * ~same).amax(1).relu().mean()
+
+
+def prototypes(p, y):
+    one = F.one_hot(y, 4).to(p.dtype)
+    return F.cross_entropy(-torch.cdist(p, one.T @ p / one.sum(0).clamp(min=1)[:, None]), y)
+
+
+def standardised(p, y):
+    goal = (y - y.double().mean()) / (y.double().std() + 0.1)
+    return (p - goal[:, None] * torch.arange(4)).square().mean()
+
+
+LABELLED = [
+    (lambda p, y: picked(p, y.roll(1)).mean(), "violated", "target-of-another-sample"),
+    (lambda p, y: picked(p.flip(0), y).mean(), "violated", "target-of-another-sample"),
+    (lambda p, y: -p.log_softmax(1)[:, y].mean(), "violated", "samples-share-targets"),
+    (lambda p, y: picked(p, y)[:1].mean(), "violated", "target-unread"),
+    (lambda p, y: picked(p, y)[1:].sum(), "violated", "target-unread"),
+    (lambda p, y: picked(p, y).mean(), "passed", ""),
+    (lambda p, y: picked(p, y).sum() / (y > 0).sum().clamp(min=1), "passed", ""),
+    (lambda p, y: picked(p, y)[y > 0].sum(), "passed", ""),
+    (standardised, "passed", ""),
+    # samples meet in the loss on purpose
+    (lambda p, y: picked(p, y).topk(2)[0].mean(), "sound", ""),
+    (triplets, "sound", ""),
+    (prototypes, "sound", ""),
+    (lambda p, y: p.square().mean(), "sound", ""),
+    (lambda p, y: picked(p, y)[torch.randperm(len(y))[:2]].mean(), "sound", ""),
+]
+
+
+LABELLED_NAMES = (
+    "rolled", "flipped", "indexed over the batch", "first only", "first left out", "each",
+    "normalised", "filtered", "standardised", "hardest", "triplets", "prototypes", "unread", "random",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [False, True], ids=["floats", "tokens"])
+@pytest.mark.parametrize(("loss", "status", "code"), LABELLED, ids=LABELLED_NAMES)
+def test_labels_of_a_models_own_loss_belong_to_their_sample(loss, status, code, tokens):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(7, 6, generator=generator)
+    if tokens:
+        x = torch.randint(0, 9, (7, 5), generator=generator)
+    batch = {"x": x, "labels": torch.tensor([0, 1, 2, 3, 1, 2, 3])}
+    contract = Contract(model=lambda: Scorer(loss), batch=batch, loss="output")
+    ((found, told),) = codes(contract, "target-ownership")
+    assert told == code
+    assert found == status or (status == "sound" and found in ("passed", "not-applicable"))
+
+
+def test_a_models_own_loss_over_its_labels_is_told_in_its_own_words():
+    contract = Contract(
+        model=lambda: Scorer(lambda p, y: -p.log_softmax(1)[:, y].mean()),
+        batch={"x": torch.randn(6, 6), "labels": torch.tensor([0, 1, 2, 3, 1, 2])},
+        loss="output",
+    )
+    (finding,) = contract.check(["target-ownership"]).findings
+    assert "changes the gradient of the inputs of 5 other samples" in finding.observed
+    assert "the labels in another order give the same loss" in finding.because

@@ -1,0 +1,191 @@
+"""The loss that a model computes for itself, as a function of its labels and of what it is given beside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from ...objects import trees
+from ...state import seed_everything
+from ...subject.errors import SubjectError
+from .arguments import targets_of
+from .pulls import ROUNDING, SAMPLES, moved_by, others_of
+from .slopes import LossOfOutput
+
+if TYPE_CHECKING:
+    from ...batches import Batch
+    from ...subject import Subject
+    from .slopes import Slopes
+
+_LABELS: Final = frozenset({"labels", "label", "target", "targets", "y"})
+"""Parameters of a model that take what its output is compared with."""
+_EMBEDDED: Final = "embedding"
+
+
+def labels_of(batch: Batch) -> dict[str, torch.Tensor]:
+    """Return the targets of a batch and those of its inputs that are labels by their names, by path."""
+    named = {
+        path: leaf
+        for path, leaf in batch.input_leaves()
+        if path.rpartition(".")[2] in _LABELS and isinstance(leaf, torch.Tensor)
+    }
+    return named | targets_of(batch)
+
+
+class OwnLoss(LossOfOutput):
+    """Calls a model that computes its own loss, in eval mode; its slopes are those by the float inputs.
+
+    Where no input is floating, they are those by what the first embedding makes of an input. No part
+    of the model is random then but what it draws itself.
+
+    Args:
+        subject: Whose model; its contract declares ``loss="output"``.
+        batch: The batch, labels included.
+        axis: Where the samples stand in every tensor of the batch.
+        noise: ``(sample, scale)``: the normal numbers that are added to one sample of what the
+            slopes are by, in units of its deviation; None for nothing.
+        seed: Added to the subject's.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        batch: Batch,
+        axis: int,
+        noise: tuple[int, float] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(subject, None, batch)
+        self._axis, self._noise, self._more = axis, noise, seed
+
+    def targets(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of the labels, by their paths in the batch."""
+        return labels_of(self.batch)
+
+    def with_targets(self, old: torch.Tensor, new: torch.Tensor) -> Batch:
+        """Return the batch with one tensor of labels exchanged for another."""
+        return self.batch.map(lambda _, leaf: new if leaf is old else leaf)
+
+    def of(self, batch: Batch) -> OwnLoss:
+        """Return the loss for another batch."""
+        return OwnLoss(self._subject, batch, self._axis)
+
+    def reseeded(self) -> OwnLoss:
+        """Return the loss under another seed."""
+        return OwnLoss(self._subject, self.batch, self._axis, seed=1)
+
+    def is_separate(self, base: Slopes, size: int) -> bool:
+        """Say whether samples that are changed, but for their labels, leave the slopes of the others as they were.
+
+        Args:
+            base: The slopes of the batch.
+            size: How many samples it has.
+        """
+        for sample in range(min(size, SAMPLES)):
+            for scale in (1.0, 30.0):
+                case = OwnLoss(self._subject, self.batch, self._axis, (sample, scale))
+                now = case.slopes()
+                if now is None or not now.finite:
+                    return False
+                moved = moved_by(base, now, sample, self._axis, size)
+                if any(float(m) > 0 for n, m in enumerate(moved) if n != sample):
+                    return False
+        return True
+
+    def heeds(self, base: Slopes, sample: int, axis: int, read: list[int]) -> bool:
+        """Say whether a sample whose label the loss reads has it read in this one's place too.
+
+        It has where what is left out is chosen by its values: the hardest samples, a mask.
+        """
+        size = next(iter(base.by_output.values())).shape[axis]
+        for other in read[:2]:
+            order = torch.arange(size)
+            order[sample], order[other] = other, sample
+            swapped = self.of(self._subject.source.rows(self.batch, order))
+            try:
+                first = swapped.slopes()
+                for labels in swapped.targets().values():
+                    for changed in others_of(labels, axis, sample):
+                        now = swapped.slopes(swapped.with_targets(labels, changed))
+                        if first is None or now is None or now.value != first.value:
+                            return True
+            except SubjectError:
+                return True
+        return not read
+
+    def interchangeable(self, base: Slopes, path: str) -> bool:
+        """Say whether labels in another order give the same loss and the same slopes."""
+        labels = self.targets()[path]
+        now = self.slopes(self.with_targets(labels, labels.roll(1, self._axis)))
+        if now is None or bool((labels == labels.roll(1, self._axis)).all()):
+            return False
+        near = abs(now.value - base.value) <= ROUNDING * max(1.0, abs(base.value))
+        return near and all(
+            torch.allclose(slope, now.by_output[at], rtol=1e-4, atol=ROUNDING * float(slope.abs().max()))
+            for at, slope in base.by_output.items() if at in now.by_output
+        )  # fmt: skip
+
+    def run(self, batch: Batch | None = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Call the model; return its loss with the leaves that the slopes are by, by path.
+
+        Raises:
+            SubjectError: The model raised, or it returned no loss.
+        """
+        given = (self.batch if batch is None else batch).clone()
+        labels = {id(t) for t in labels_of(given).values()}
+        leaves: dict[str, torch.Tensor] = {}
+        for path, leaf in given.input_leaves():
+            if (
+                isinstance(leaf, torch.Tensor)
+                and leaf.is_floating_point()
+                and id(leaf) not in labels
+            ):
+                leaves[path] = self._noisy(trees.dense(leaf).detach()).requires_grad_(True)
+        given = given.map(lambda path, leaf: leaves.get(path, leaf), targets=False)
+        tokens = [
+            leaf
+            for _, leaf in given.input_leaves()
+            if isinstance(leaf, torch.Tensor)
+            and not leaf.is_floating_point()
+            and id(leaf) not in labels
+        ]
+
+        def embedded(_module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> Any:
+            if leaves or not any(
+                args[0].shape == t.shape and bool((args[0] == t).all()) for t in tokens
+            ):
+                return None
+            leaves[_EMBEDDED] = self._noisy(output.detach()).requires_grad_(True)
+            return leaves[_EMBEDDED]
+
+        with self._subject.pristine() as model:
+            handles = [
+                module.register_forward_hook(embedded)
+                for module in model.modules()
+                if isinstance(module, nn.Embedding)
+            ]
+            try:
+                model.eval()
+                adapted = self._subject.contract.adapted
+                # an adapter gives the loss in training mode only; the layers remain in eval mode
+                model.training = adapted is not None and adapted.call is not None
+                seed_everything(self._subject.seed + self._more)
+                with torch.enable_grad():
+                    output = self._subject.call(model, given)
+                    return self._subject.compute_loss(output, given), leaves
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+    def _noisy(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._noise is None:
+            return tensor.clone()
+        sample, scale = self._noise
+        made, generator = tensor.clone(), torch.Generator().manual_seed(sample)
+        row = made.select(self._axis, sample)
+        spread = float(tensor.std()) if tensor.numel() > 1 else 1.0
+        noise = torch.randn(row.shape, generator=generator).to(row.device, row.dtype)
+        row.add_(scale * (spread or 1.0) * noise)
+        return made

@@ -1,0 +1,107 @@
+"""By how much the target of one sample moves the gradient of each sample, whatever the loss computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ...objects import trees
+from ...subject.errors import SubjectError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .slopes import LossOfOutput, Slopes
+
+SAMPLES: Final = 16
+"""How many samples of a batch are tried one by one."""
+ROUNDING: Final = 1e-5
+"""Relative change of a float32 gradient that the order of a sum explains, with a margin."""
+
+Pulls = dict[int, torch.Tensor | None]
+"""By sample: how much each sample's gradient changed with its target, ``[B]``; None where nothing changed.
+Another sample's gradient that is scaled and keeps its direction counts as unchanged: weights and normalisers do that."""
+
+
+def pulls_of(
+    loss: LossOfOutput, base: Slopes, target: torch.Tensor, axis: int, out: int, size: int
+) -> Pulls:
+    """Change the target of one sample at a time.
+
+    Args:
+        loss: The loss.
+        base: Its slopes with the targets as they are.
+        target: One tensor of the targets.
+        axis: Where the samples stand in it.
+        out: Where they stand in what the slopes are by.
+        size: How many samples there are.
+    """
+    found: Pulls = {}
+    still = []
+    for sample in range(min(size, SAMPLES)):
+        tried = False
+        for other in others_of(target, axis, sample):
+            try:
+                now = loss.slopes(loss.with_targets(target, other))
+            except SubjectError:
+                continue
+            if now is None or not now.finite:
+                continue
+            tried = True
+            moved = moved_by(base, now, sample, out, size)
+            if bool((moved > 0).any()):
+                found[sample] = moved
+                break
+            if now.value != base.value:
+                break  # it is read, and has no gradient: another check's business
+        else:
+            if tried:
+                still.append(sample)
+    read = list(found)
+    return found | {s: None for s in still if not loss.heeds(base, s, out, read)}
+
+
+def others_of(target: torch.Tensor, axis: int, sample: int) -> Iterator[torch.Tensor]:
+    """Yield the targets with other values for one sample; nothing where all of its values are to be ignored."""
+    row = target.select(axis, sample)
+    candidates: list[torch.Tensor] = []
+    if target.dtype == torch.bool:
+        candidates = [~row]
+    elif not target.is_floating_point():
+        counts = row >= 0
+        classes = max(int(target.max()) + 1, 2)
+        if bool(counts.any()):
+            candidates = [torch.where(counts, (row + k) % classes, row) for k in (1, 2)]
+    elif bool(((target == 0) | (target == 1)).all()):
+        candidates = [1 - row]
+    else:
+        spread = float(target.std()) if target.numel() > 1 else 0.0
+        step = spread if spread > 0 else 1.0
+        candidates = [row + step, row - step]
+    for values in candidates:
+        if not torch.equal(values, row):
+            made = target.clone()
+            made.select(axis, sample).copy_(values)
+            yield made
+
+
+def moved_by(base: Slopes, now: Slopes, sample: int, axis: int, size: int) -> torch.Tensor:
+    """Return by how much the gradient of each sample's outputs changed, ``[B]``; 0 where rounding explains it."""
+    total = torch.zeros(size, dtype=torch.float64)
+    for path, slope in base.by_output.items():
+        other = now.by_output.get(path, torch.zeros_like(slope))
+        a, b = (_by_sample(t, axis) for t in (slope, other))
+        rest = torch.arange(size, device=a.device) != sample
+        factor = (a * b).sum(1, keepdim=True) / (a * a).sum(1, keepdim=True).clamp(min=1e-300)
+        change = torch.where(rest, (b - factor * a).abs().amax(1), (b - a).abs().amax(1))
+        largest = max(float(a.abs().max()), float(b.abs().max()))
+        change[change <= ROUNDING * largest] = 0.0
+        total = torch.maximum(total, change.cpu())
+    return total
+
+
+def _by_sample(slope: torch.Tensor, axis: int) -> torch.Tensor:
+    return trees.dense(slope).movedim(axis, 0).flatten(1).double() if slope.dim() > 1 else (
+        trees.dense(slope)[:, None].double()
+    )  # fmt: skip
