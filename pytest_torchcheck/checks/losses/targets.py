@@ -306,7 +306,7 @@ def _judged(
     if 2 * len(elsewhere) > len(read) > 1:
         yield partial(explain.of_other_samples, subject, loss, path, elsewhere)
         return
-    shared = {s: m for s, m in read.items() if int((m > 0).sum()) > 1}
+    shared: Pulls = {s: m for s, m in read.items() if int((m > 0).sum()) > 1}
     if len(shared) > 1 and _has_terms_apart(subject, loss, base, path, shared):
         yield partial(explain.shared, subject, loss, path, shared)
 
