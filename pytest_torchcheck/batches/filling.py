@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
@@ -45,17 +46,19 @@ class Filling:
     def fill(self, recipe: Recipe, sizes: dict[str, int]) -> Batch:
         """Draw a batch at these sizes, complete ones, with all else as the recipe says."""
         made: dict[str, Any] = {}
+        short: dict[str, Any] = {}  # by the last part of a path, which a target and an input may share
+        siblings = ChainMap(made, short)
         for path, spec in self.order:
             assert spec.shape is not None
             shape = spec.shape.resolve(sizes)
-            context = self.context(path, recipe.seed, sizes, made)
+            context = self.context(path, recipe.seed, sizes, siblings)
             context.grid = self.grids().get(path)
             dtype = recipe.dtypes.get(path)
             value = spec.fill(shape, context, dtype)
             if recipe.edge != "plain" or path in recipe.keep:
                 simplest = partial(spec.simplest, shape, context, dtype)
                 value = self._simpler(path, spec, value, simplest, recipe)
-            made[path] = made[last_part(path)] = value
+            made[path] = short[last_part(path)] = value
         form = self.form
         if not self._is_flat:
             form = form.map(lambda path, leaf: made[path] if isinstance(leaf, TensorSpec) else leaf)

@@ -57,7 +57,7 @@ def run(given: argparse.Namespace) -> int:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}") from None
-    sys.stdout.write(f"wrote {path}; run it with: pytest --torchcheck {path}\n")
+    sys.stdout.write(f"wrote {path}; run it with: python -m pytest --torchcheck {path}\n")
     return DONE
 
 

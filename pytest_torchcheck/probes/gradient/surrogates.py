@@ -52,9 +52,25 @@ class Held(Watch):
         if name.rpartition(".")[2].strip("_") in _FLAT or not isinstance(result, Tensor):
             return
         operands = [t for t in tensors_in((args, kwargs)) if _live(t)]
+        if any(t is result for t in operands):
+            return  # nothing was computed
+        operands = _behind(result, operands) or operands
         if _live(result) and operands:
             sums = tuple(_sums(t) for t in operands)
             self.calls.append(_Seen(self.op(name), _sums(result), sums))
+
+
+def _behind(result: Tensor, operands: list[Tensor]) -> list[Tensor]:
+    """Return the operands that a result is computed from, as its node tells: ``x.to(other)`` reads no value of other."""
+    before = [node for node, _ in result.grad_fn.next_functions] if result.grad_fn else []
+    return [
+        t
+        for t in operands
+        if any(
+            node is t.grad_fn if t.grad_fn else getattr(node, "variable", None) is t
+            for node in before
+        )
+    ]
 
 
 def _live(tensor: Tensor) -> bool:
