@@ -46,7 +46,9 @@ class Filling:
     def fill(self, recipe: Recipe, sizes: dict[str, int]) -> Batch:
         """Draw a batch at these sizes, complete ones, with all else as the recipe says."""
         made: dict[str, Any] = {}
-        short: dict[str, Any] = {}  # by the last part of a path, which a target and an input may share
+        short: dict[
+            str, Any
+        ] = {}  # by the last part of a path, which a target and an input may share
         siblings = ChainMap(made, short)
         for path, spec in self.order:
             assert spec.shape is not None

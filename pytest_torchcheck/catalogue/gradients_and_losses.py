@@ -229,7 +229,7 @@ CHECKS: tuple[Check, ...] = (
             "target-ownership",
             "The target of each sample affects the loss of that sample's output only.",
             needs=("loss",),
-            cost="1 F; up to 32 backward passes through the loss only; up to 70 F + B where the model computes it",
+            cost="1 F; up to 32 backward passes through the loss only, or 10 FB of four samples through a model that computes it",
             axes="once",
         ),
     ),

@@ -22,7 +22,7 @@ _GROWTH = 1.001
 
 
 def mode_agreement(subject: Subject) -> Iterator[Finding]:
-    """Call the model in training mode with dropout and torch's own norms as in evaluation, and let statistics settle."""
+    """Call the model in training mode, dropout and torch's norms as in evaluation, and let statistics settle."""
     kinds = asking_for_mode(subject.model) if subject.has_modes else []
     if not kinds:
         yield not_applicable("no class of the model's own asks for its mode")

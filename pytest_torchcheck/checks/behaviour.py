@@ -63,7 +63,7 @@ def _determinism(subject: Subject) -> Iterator[Finding]:
 
 
 def eval_purity(subject: Subject) -> Iterator[Finding]:
-    """Run twice in eval mode without putting anything back in between, with another batch first where a call keeps something.
+    """Run twice in eval mode with nothing put back in between, another batch first where a call keeps something.
 
     In training mode, a forward then gives the same before and after the evaluation of another batch too.
     """

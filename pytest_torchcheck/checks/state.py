@@ -264,7 +264,7 @@ def _refused(model: nn.Module, message: str) -> Finding:
 
 
 def _own_state_methods(model: nn.Module, keys: list[str]) -> list[str]:
-    """Return a class that saves or loads in a way of its own, and by which methods: the model's, or that of a key's owner."""
+    """Return a class that saves or loads in a way of its own, of the model or a key's owner, and the methods."""
     paths = {"", *(key.rpartition(".")[0] for key in keys)}
     for path, module in model.named_modules():
         if path not in paths:

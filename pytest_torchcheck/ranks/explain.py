@@ -120,10 +120,7 @@ def _hang(outcome: Outcome, during: str, evidence: dict[str, Any]) -> Finding:
         else "all stacks stand at the same line"
         if not ended
         else f"{ended} of {outcome.ranks} ranks had already gone on and ended",
-        fix=(
-            "let every rank call the same collectives (barrier, all_reduce, backward of the "
-            "wrapped model), whatever its rank or its data"
-        ),
+        fix="let every rank call the same collectives (barrier, all_reduce, backward of the wrapped model), whatever its rank or its data",
         evidence=evidence,
     )
 
@@ -196,18 +193,9 @@ def gradients(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Find
                 "parameter",
                 "differs between ranks" if uneven else "not the ranks' mean",
             ),
-            observed=(
-                f"{len(uneven)} gradients differ between ranks after the all-reduce; relative "
-                f"error {first['error']:.3g}"
-            ),
-            cause=(
-                "part of the gradient is not made by the wrapped forward: another module's, or "
-                "one made after wrapping"
-            ),
-            because=(
-                f"the same shards in one process give a mean gradient {first['error']:.3g} "
-                "away, where rounding gives 1e-16"
-            ),
+            observed=f"{len(uneven)} gradients differ between ranks after the all-reduce; relative error {first['error']:.3g}",
+            cause="part of the gradient is not made by the wrapped forward: another module's, or one made after wrapping",
+            because=f"the same shards in one process give a mean gradient {first['error']:.3g} away, where rounding gives 1e-16",
             fix="make every parameter in __init__, and call only the wrapped model in the step",
         )
         return
@@ -215,10 +203,7 @@ def gradients(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Find
     if accumulated is not None and accumulated > bound:
         yield violated(
             "accumulation-differs",
-            (
-                "gradients accumulated under no_sync are not those of the whole shard's "
-                f"halves (relative error {accumulated:.3g})"
-            ),
+            f"gradients accumulated under no_sync are not those of the whole shard's halves (relative error {accumulated:.3g})",
             observed=f"relative error {accumulated:.3g}, ratio {first['accumulated_ratio']:.4g}",
             culprits=culprits_of(subject, first["worst"], "parameter", "differs when accumulated"),
             cause="the model keeps something from one backward to the next",
@@ -237,21 +222,12 @@ def _not_a_mean(subject: Subject, local: Mapping[str, Any], ranks: int) -> Itera
         # the outputs themselves change with the batch: no bug of the loss, nor of the ranks
         yield suspicious(
             "batch-coupled",
-            (
-                f"a sample's output depends on the rest of its batch (by {coupled:.2g}, "
-                "relative), so that ranks compute something else"
-            ),
+            f"a sample's output depends on the rest of its batch (by {coupled:.2g}, relative), so that ranks compute something else",
             culprits=[Culprit("module", type(subject.model).__name__)],
             location=sources.of_object(type(subject.model).forward),
-            observed=(
-                f"outputs change by {coupled:.3g} (relative) when the batch is cut into "
-                f"{ranks} shards; gradients by {local['decomposes']:.3g}"
-            ),
+            observed=f"outputs change by {coupled:.3g} (relative) when the batch is cut into {ranks} shards; gradients by {local['decomposes']:.3g}",
             cause="statistics over the batch: each rank has its own",
-            because=(
-                "this happens in one process already, with no wrapper and every normalisation "
-                "of torch on its running statistics"
-            ),
+            because="this happens in one process already, with no wrapper and every normalisation of torch on its running statistics",
             fix="gather the statistics over ranks (as SyncBatchNorm does), or skip this check with the reason",
         )
         return
@@ -262,8 +238,7 @@ def _not_a_mean(subject: Subject, local: Mapping[str, Any], ranks: int) -> Itera
     if abs(ratio * ranks - 1) < TIGHT and local["across"] < TIGHT:
         yield violated(
             "loss-sum",
-            f"{getattr(loss, '__name__', None) or 'the loss'} is a sum over samples, so "
-            f"that {ranks} ranks train with 1/{ranks} "
+            f"{getattr(loss, '__name__', None) or 'the loss'} is a sum over samples, so that {ranks} ranks train with 1/{ranks} "
             "of the single process's gradient",
             culprits=[
                 Culprit("loss", str(getattr(loss, "__name__", type(loss).__name__)), location=where)
@@ -279,8 +254,7 @@ def _not_a_mean(subject: Subject, local: Mapping[str, Any], ranks: int) -> Itera
         return
     yield suspicious(
         "loss-coupled",
-        ("the loss is no mean over samples: the ranks' averaged gradient is "
-            f"{local['decomposes']:.2g} (relative) away from the full batch's"),
+        f"the loss is no mean over samples: the ranks' averaged gradient is {local['decomposes']:.2g} (relative) away from the full batch's",
         culprits=[
             Culprit(
                 "loss", str(getattr(loss, "__name__", type(loss).__name__)), location=where
@@ -288,11 +262,9 @@ def _not_a_mean(subject: Subject, local: Mapping[str, Any], ranks: int) -> Itera
         ],
         location=where,
         observed=f"relative difference {local['decomposes']:.3g}, ratio {ratio:.4g}, across {local['across']:.3g}",
-        cause=("the loss divides by a count of its own shard (valid tokens, weights), or compares "
-            "samples with each other"),
+        cause="the loss divides by a count of its own shard (valid tokens, weights), or compares samples with each other",
         because="outputs do not change when the batch is cut, gradients do; this happens in one process already",
-        fix=("divide by the count over all ranks (all_reduce it, then multiply by the number of "
-            "ranks), or skip with the reason"),
+        fix="divide by the count over all ranks (all_reduce it, then multiply by the number of ranks), or skip with the reason",
     )  # fmt: skip
 
 
@@ -324,10 +296,7 @@ def consistency(subject: Subject, outcome: Outcome) -> Iterator[Finding]:
         )
         yield violated(
             "not-broadcast",
-            (
-                f"{listed(names) or 'state outside parameters and buffers'} differs between "
-                "ranks after wrapping, and so do the outputs"
-            ),
+            f"{listed(names) or 'state outside parameters and buffers'} differs between ranks after wrapping, and so do the outputs",
             culprits=culprits_of(subject, names, "tensor", "not sent by the wrapper"),
             observed=f"{listed(apart)} of the same batch in eval mode differs between {ranks} ranks",
             cause="DistributedDataParallel sends parameters and buffers of rank 0; this is neither",
@@ -365,10 +334,7 @@ def _built_apart(subject: Subject, outcome: Outcome) -> Iterator[Finding]:
         place = line(factory, r"[rR][aA][nN][kK]", r"manual_seed")
         yield violated(
             "rank-dependent-init",
-            (
-                f"{listed(names)} {'starts' if len(names) == 1 else 'start'} with other values "
-                "on each rank, from the same seed"
-            ),
+            f"{listed(names)} {'starts' if len(names) == 1 else 'start'} with other values on each rank, from the same seed",
             culprits=culprits_of(subject, names, "parameter", "not bit-equal on all ranks"),
             location=in_model(subject, r"get_rank|RANK") or place,
             observed=f"{len(names)} of {len(init[0]['first'])} tensors differ over {ranks} ranks before wrapping",
@@ -379,10 +345,7 @@ def _built_apart(subject: Subject, outcome: Outcome) -> Iterator[Finding]:
     elif unseeded:
         yield suspicious(
             "unseeded-init",
-            (
-                f"{listed(unseeded)} {'is' if len(unseeded) == 1 else 'are'} not decided by "
-                "torch's seed, so that ranks start apart"
-            ),
+            f"{listed(unseeded)} {'is' if len(unseeded) == 1 else 'are'} not decided by torch's seed, so that ranks start apart",
             culprits=culprits_of(subject, unseeded, "parameter", "another value at each building"),
             observed=f"rank 0 built the model twice from one seed; {len(unseeded)} tensors differ",
             cause="the factory draws from a source of its own",

@@ -510,7 +510,7 @@ class Rectified(Net):
 
 ROW_20 = (
     Symptom(name="a saved tensor", make=lambda b: contract(lambda: InPlace(b)), checks=("backward",),
-            code="inplace-saved", says=("add_ (or +=)", "Sigmoid", "needs its old value", "write x = x + ...")),
+            code="inplace-saved", says=("add_ (or +=)", "Sigmoid", "needs its old value", "h = h + 1")),
     Symptom(name="a leaf", make=lambda b: contract(lambda: Shifted(b)), checks=("backward",), code="inplace-leaf",
             says=("changes body.weight in place", "torch.no_grad()")),
     Symptom(name="a view of several", make=lambda b: contract(lambda: Parts(b)), checks=("backward",),

@@ -525,7 +525,7 @@ CURES = {
     "the operation out of place": (
         "h = torch.sigmoid(h); h += 1",
         "inplace-saved",
-        lambda line, fix: line.replace("h += 1", re.search(r"write (x = x) \+ \.\.\.", fix)[1].replace("x", "h") + " + 1"),
+        lambda line, fix: line.replace("h += 1", re.search(r": (h = h \+ 1)", fix)[1]),
     ),
 }  # fmt: skip
 

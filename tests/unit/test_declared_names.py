@@ -125,8 +125,10 @@ def test_names_that_are_there_are_no_error(model: Any) -> None:
     ids=["Contract", "contract", "promises", "package", "Causal", "Frozen"],
 )
 def test_what_is_misspelt_is_answered_by_what_there_is(write: Any, near: str) -> None:
-    with pytest.raises((ValueError, AttributeError), match=f"did you mean '{near}'. allowed are"):
+    with pytest.raises((ValueError, AttributeError), match=f"did you mean '{near}'") as told:
         write()
+    # of the whole package there are too many names to list
+    assert ("allowed are" in str(told.value)) == (near != "Contract")
 
 
 def test_fields_have_names_and_promises_can_be_copied() -> None:

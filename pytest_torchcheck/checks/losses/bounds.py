@@ -118,7 +118,7 @@ def _others(target: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _by_bias(subject: Subject, path: str, sign: float) -> Callable[[float], float] | None:
-    """Return the loss of a training forward by a shift of the bias from which an output comes; None where none gives it.
+    """Return the loss of a training forward by a shift of an output's bias; None where none gives it.
 
     What the model computes from the output, such as a sample, follows the shift too.
     """
@@ -143,7 +143,7 @@ def _by_bias(subject: Subject, path: str, sign: float) -> Callable[[float], floa
 
 
 def _bias_of(subject: Subject, path: str) -> tuple[str, int, int] | None:
-    """Return the bias that is added last to an output, and which of its entries: its name, the first entry, their number."""
+    """Return the bias that is added last to an output: its name, its first entry there, their number."""
     made: list[tuple[str, torch.Tensor]] = []
     with subject.pristine() as model, torch.no_grad():
         handles = [

@@ -89,7 +89,7 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
 
 
 class _Gradients:
-    """Gives the loss's gradient by outputs that are leaves, for any targets, and knows which autograd node made the loss."""
+    """Gives the loss's gradient by outputs that are leaves, for any targets, and the node that made the loss."""
 
     def __init__(
         self, subject: Subject, output: Any, batch: Batch, leaves: dict[str, torch.Tensor]

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from ...findings import Finding, Status
     from ...subject import Subject
 
+_FEW: Final = 4
+"""How many samples a model that computes its own loss gets: it runs again for each changed label."""
+_RELATES: Final = "the loss that the model computes relates samples with each other"
 _CLASSES: Final = 4
 """How many classes are tried as the only one of a batch."""
 _BY_SAMPLE: Final = (
@@ -212,7 +215,9 @@ def _owned(subject: Subject) -> list[Finding] | str:
     Raises:
         SubjectError: The model raises in eval mode.
     """
-    axis, symbol, batch = subject.contract.batch_dim, subject.source.batch_symbol, subject.batch()
+    axis, symbol = subject.contract.batch_dim, subject.source.batch_symbol
+    whole = subject.batch()
+    batch = subject.few(whole, _FEW, aligned=True) or whole
     size = 0 if symbol is None else batch.sizes.get(symbol, 0)
     axes = {} if symbol is None else subject.source.axes(symbol)
     if axis is None or size < 2 or any(axes.get(path) != axis for path in batch.tensors()):
@@ -221,21 +226,21 @@ def _owned(subject: Subject) -> list[Finding] | str:
     labels = {p: t for p, t in loss.targets().items() if not t.is_complex() and t.numel()}
     if not labels:
         return "the model computes its own loss, and none of its inputs is a label by its name"
-    base, again, other = loss.slopes(), loss.slopes(), loss.reseeded().slopes()
-    if base is None or again is None or other is None or not base.finite or not base.by_output:
+    base, other = loss.slopes(), loss.reseeded().slopes()
+    if base is None or other is None or not base.finite or not base.by_output:
         return "the loss that the model computes has no finite gradient by its inputs"
-    if not base.value == again.value == other.value:
+    if base.value != other.value:
         return "the loss that the model computes is random in eval mode"
-    if any(t.dim() <= axis or t.shape[axis] != size for t in base.by_output.values()) or (
-        not loss.is_separate(base, size)
-    ):
-        return "the loss that the model computes relates samples with each other"
+    if any(t.dim() <= axis or t.shape[axis] != size for t in base.by_output.values()):
+        return _RELATES
     found: list[Finding] = []
     seen = False
     for path, target in labels.items():
         pulls = pulls_of(loss, base, target, axis, axis, size)
         seen = seen or any(pull is not None for pull in pulls.values())
         found += [explained() for explained in _judged(subject, loss, base, path, pulls)]
+    if found and not loss.is_separate(base, size):
+        return _RELATES
     return found if seen else "no change of one sample's label changed the loss's gradient"
 
 

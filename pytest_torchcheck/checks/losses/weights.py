@@ -28,8 +28,8 @@ def loss_weights(subject: Subject) -> Iterator[Finding]:
     The loss is called with one output of the model, and its gradient by this output is compared.
     Averaged terms give all copies of a sample together the gradient that it had alone, summed ones give it
     to each copy. Both in one loss are a violation: the weight of one term beside the other depends on the
-    size of the batch. A mask is a target of zeros and ones that says which elements have a gradient. If the elements that
-    counted count for more once another one does, the mean is taken over the others.
+    size of the batch. A mask is a target of zeros and ones that says which elements have a gradient. If the
+    elements that counted count for more once another one does, the mean is taken over the others.
     """
     loss = loss_of_output(subject)
     if isinstance(loss, str):

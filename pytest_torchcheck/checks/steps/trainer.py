@@ -144,10 +144,7 @@ def _labels_wrong(
                     Culprit("input", name, "not -100 at padding"),
                 ),
                 location=at or place,
-                observed=(
-                    f"where attention_mask is 0, {name} is {_few(labels[padding])}; changing "
-                    "it there changes the loss"
-                ),
+                observed=f"where attention_mask is 0, {name} is {_few(labels[padding])}; changing it there changes the loss",
                 cause="the padded positions are not marked as ignored",
                 because=f"the loss is {plain:.6g} and changes with the labels at these {count}",
                 fix=f"{name}.masked_fill(attention_mask == 0, -100) in {collate}",
@@ -221,10 +218,7 @@ def _differs(subject: Subject, made: Accumulated, limit: float) -> Finding:
         location=place,
         observed=f"relative difference {made.error:.3g}, ratio {made.ratio:.4g}, {made.residual:.2g} across{counts}",
         cause=cause,
-        because=(
-            f"{loop.name}'s loop ran over {loop.window} parts of a batch and over the whole of "
-            "it, on the same weights"
-        ),
+        because=f"{loop.name}'s loop ran over {loop.window} parts of a batch and over the whole of it, on the same weights",
         fix=fix,
         evidence={"ratio": made.ratio, "error": made.error, "counts": list(made.counts)},
     )

@@ -171,7 +171,7 @@ def resumed(subject: Subject) -> Iterator[Finding]:
 
 
 def _not_resumed(subject: Subject, found: resume.Resumption) -> Finding:
-    """Explain a resumed run that ends elsewhere; one whose optimizer gets hold of a lost parameter again is a consequence."""
+    """Explain a resumed run that ends elsewhere; where the optimizer holds a lost parameter again, it follows."""
     finding = explain.not_resumed(found)
     lost = sorted(lost_parameters(subject))
     line = where_rebound(subject, lost[0]) if lost and not found.missing else None

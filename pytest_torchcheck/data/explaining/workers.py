@@ -98,10 +98,7 @@ def undelivered(part: Part, made: Delivery, deadline_s: float) -> Finding:
             )
         return violated(
             "worker-hangs",
-            (
-                f"{part.prefix}a spawned worker hangs while it {_DOING[made.phase]} "
-                f"({made.batches} batches in {deadline_s:g} s)"
-            ),
+            f"{part.prefix}a spawned worker hangs while it {_DOING[made.phase]} ({made.batches} batches in {deadline_s:g} s)",
             culprits=(culprit,),
             observed=f"{made.batches} of {delivery.BATCHES} batches came within {deadline_s:g} s",
             cause="it waits for a lock, a queue or a process that only the parent has",
@@ -173,8 +170,7 @@ def _raised(part: Part, made: Delivery, culprit: Culprit, common: dict[str, Any]
             observed=observed, because=f"{said}, at {where_}",
             cause="unpickling looks up attributes before any exist, and __getattr__ reads "
                 f"self.{attribute}, which calls __getattr__ again",
-            fix=(f"begin __getattr__ with: if name == {attribute!r} or name.startswith('__'): "
-                "raise AttributeError(name)"),
+            fix=f"begin __getattr__ with: if name == {attribute!r} or name.startswith('__'): raise AttributeError(name)",
             **common,
         )  # fmt: skip
     if made.phase == "unpickle":
@@ -233,8 +229,7 @@ def differing(part: Part, found: Disagreement) -> Finding:
         f"{part.prefix}{name} differs between a spawned worker and the main process",
         culprits=(dataset_culprit(part, "hash" if found.hashed else name, "different values in each process", place),),
         location=place,
-        observed=(f"{found.count} of {found.compared} samples differ; {name} ({found.dtype}): {here} "
-            f"here, {there} in the worker"),
+        observed=f"{found.count} of {found.compared} samples differ; {name} ({found.dtype}): {here} here, {there} in the worker",
         cause=cause,
         because=f"two reads here agree, one of them with another seed and as a worker{ran}",
         fix=fix,

@@ -156,7 +156,7 @@ def _apart(
     whole: dict[str, torch.Tensor],
     alone: Sequence[dict[str, torch.Tensor]],
 ) -> Pairing | None:
-    """Return the field whose rows belong to other samples than those of the fields beside it; None where there is none."""
+    """Return the field whose rows belong to other samples than those of the fields beside it, or None."""
     rows = {name: _rows_of(whole[name], [one[name] for one in alone]) for name in whole}
     found = {name: own for name, own in rows.items() if own and _is_single(name, alone)}
     others = {
@@ -194,7 +194,7 @@ def _rows_of(whole: torch.Tensor, alone: Sequence[torch.Tensor]) -> list[set[int
 
 
 def _is_single(name: str, alone: Sequence[dict[str, torch.Tensor]]) -> bool:
-    """Say whether a field differs between samples, and no other one holds the same: partners may be drawn from others."""
+    """Say whether a field differs between samples, and no other holds the same, as partners from others do."""
     values = [one[name] for one in alone]
     alike = all(_same(values[0], value) for value in values)
     copied = any(

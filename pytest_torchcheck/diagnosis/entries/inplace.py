@@ -43,15 +43,21 @@ def _in_words(op: Op) -> str:
         copy = f"{name} = {name}.clone() first" if name else "clone it first"
         return f"change a copy ({copy}), or use torch.where{line}"
     what = op.name.strip("_").removeprefix("i") if op.name.startswith("__") else op.name.rstrip("_")
-    return f"write {what} so that it returns a new tensor, not in place{line}"
+    return f"use {what}{line} so that it returns a new tensor, not in place"
 
 
 def _out_of_place(text: str) -> tuple[str, str]:
     """Return the assignment that does the same as a line without writing to what it changes, and what it writes to."""
     try:
-        (node,) = ast.parse(text.strip()).body
-    except (SyntaxError, ValueError):
+        body = ast.parse(text.strip()).body
+    except SyntaxError:
         return "", ""
+    found = [made for made in map(_rewritten, body) if any(made)]
+    return found[0] if len(found) == 1 else ("", "")
+
+
+def _rewritten(node: ast.stmt) -> tuple[str, str]:
+    """Return the same of one statement; empty where it writes to nothing."""
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
         return "", ast.unparse(node.targets[0].value)
     if isinstance(node, ast.AugAssign):

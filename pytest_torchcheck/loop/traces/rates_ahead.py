@@ -100,17 +100,13 @@ def ahead_findings(one: Ahead, place: Location | None) -> Iterator[Finding]:
         "location": place,
         "evidence": {"calls": one.calls, "otherwise": one.otherwise, "first": list(planned[:8]), "last": planned[-1]},
     }  # fmt: skip
-    told = (
-        f"{one.calls} calls of its step, {_EACH[one.interval]}: from {planned[0]:g} to "
-        f"{planned[-1]:g}, at most {reached:g}"
-    )
+    told = f"{one.calls} calls of its step, {_EACH[one.interval]}: from {planned[0]:g} to {planned[-1]:g}, at most {reached:g}"
     fits = f"stepped {_EACH[_OTHER[one.interval]]} ({one.otherwise} calls)"
     fix = f'return {{"scheduler": ..., "interval": "{_OTHER[one.interval]}"}} or set its length to {one.calls} calls'
     if one.error and len(one.rates) <= one.calls:
         yield violated(
             "schedule-differs",
-            (f"{one.name} raises after {len(one.rates) - 1} of its {one.calls} calls: it is "
-                f"stepped {_EACH[one.interval]}"),
+            f"{one.name} raises after {len(one.rates) - 1} of its {one.calls} calls: it is stepped {_EACH[one.interval]}",
             observed=told, cause=f"its length differs from that of the training {_EACH[one.interval]}",
             because=f"it said: {one.error[:160]}", fix=fix, **common,
         )  # fmt: skip

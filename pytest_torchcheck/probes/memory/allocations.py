@@ -28,6 +28,11 @@ class StorageLog:
         failed_at: Place in the log at which the first operation raised, or None.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: torch would import its compiler at the first operation, whose frames stay in memory."""
+        return False
+
     def __init__(self, budget: int | None) -> None:
         self.budget = budget
         self.before: list[tuple[Allocation, int]] = []

@@ -191,11 +191,6 @@ class MemoryTracker(StorageLog, TorchDispatchMode):
 
     # ------------------------------------------------------------------ one operation
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: torch would import its compiler at the first operation, whose frames stay in memory."""
-        return False
-
     def __torch_dispatch__(
         self,
         func: Any,
