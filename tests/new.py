@@ -129,7 +129,6 @@ TEST = '''"""TODO: what is held, in one sentence."""
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from pytest_torchcheck import Contract
@@ -238,7 +237,10 @@ def check(name: str, family: str, code: str) -> str:
         append(module, CHECK.format(**fields), made)
     else:
         write(module, HEAD.format(**fields) + CHECK.format(**fields), made)
-    line = f'\n{explainer} = One("diagnosis.{flat}_{snake}:{explainer}", "{code}")\n'
+    given = f'"diagnosis.{flat}_{snake}:{explainer}", "{code}"'
+    line = f"\n{explainer} = One({given})\n"
+    if len(line) > 102:
+        line = f"\n{explainer} = One(\n    {given}\n)\n"
     codes = package / "codes" / f"{home}.py"
     if codes.exists():
         append(codes, line, made)

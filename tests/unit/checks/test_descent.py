@@ -283,3 +283,20 @@ def test_a_large_model_is_asked_only_where_float64_is_declared(monkeypatch):
     assert asked() == "not-applicable"
     assert asked(width=8) == "passed"
     assert asked(dtypes=["float32", "float64"]) == "passed"
+
+
+class Recast(nn.Module):
+    """Weighs features that are cut from the graph by a parameter that is cast to what it weighs."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(7, 20), nn.Linear(20, 3)
+        self.weight = nn.Parameter(torch.ones(20))
+
+    def forward(self, x):
+        h = torch.tanh(self.body(x))
+        return self.head(h + self.weight.to(h) * (3 * h).detach())
+
+
+def test_a_cast_to_what_another_tensor_is_reads_no_value_of_it():
+    assert check(Recast).code == "gradient-partial"

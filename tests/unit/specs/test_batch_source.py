@@ -570,3 +570,14 @@ def test_a_piece_keeps_a_label_that_counts(targets: Labels | None) -> None:
     longer = source.at(T=8)
     assert longer is not None
     assert longer.args[0].tolist() == ids[:, :8].tolist()  # the last of them counts
+
+
+def test_an_input_keeps_its_values_beside_a_target_of_its_name() -> None:
+    declared = BatchSource(
+        inputs={"x": "B T 4", "mask": Mask("B T")}, targets={"y": "B T 4", "mask": Floats("Q")}
+    )
+    batch = declared.at(0, B=3, T=5, Q=7)
+    assert batch is not None
+    assert batch.kwargs["mask"].dtype == torch.bool
+    assert batch.kwargs["mask"].shape == (3, 5)
+    assert batch.targets["mask"].shape == (7,)
