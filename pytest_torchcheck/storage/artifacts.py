@@ -120,6 +120,9 @@ def load(path: Path) -> Artifact:
     Raises:
         ValueError: The file was not written by :func:`save`.
     """
+    saved = path.with_suffix(".pt")
+    if path != saved and saved.exists():
+        raise ValueError(f"{path} holds no batch; it is in the file beside it: {saved}")
     try:
         data = torch.load(path, weights_only=True)
         if data["format"] != _FORMAT:

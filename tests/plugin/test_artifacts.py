@@ -64,6 +64,13 @@ def test_what_cannot_be_read_without_running_code_is_not_kept(tmp_path: Path) ->
 def test_another_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     path.write_bytes(b"nothing")
+    beside = tmp_path / "described.json"
+    beside.write_text("{}")
+    beside.with_suffix(".pt").write_bytes(b"")
+    with pytest.raises(
+        ValueError, match=r"holds no batch; it is in the file beside it: .*described.pt"
+    ):
+        artifacts.load(beside)
     with pytest.raises(ValueError, match="is no batch that torchcheck has saved"):
         artifacts.load(path)
     torch.save({"format": 99}, path)
