@@ -25,7 +25,7 @@ from ..recorded.watch import (
 from .signal_facts import WATCHED, Averaging, Rectified, Signals, Squashed, Tap, Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
     from ...findings import Location
@@ -48,6 +48,7 @@ _BOUND = 0.995  # tanh has 1 % of its slope left there
 _UNDERFLOW = 1e-15  # float32 squares of what is smaller lose their digits, then vanish
 _MOST = 4000
 _FEW = 16
+_PARAMETRIZATIONS = "parametrizations"  # where torch.nn.utils.parametrize keeps them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +211,7 @@ class SignalWatch(Watch):
                 high=float(high),
                 rms=_rms(values),
                 spread=self._spread(values),
-                weighted=any(p.dim() > 1 for p in module.parameters(recurse=False)),
+                weighted=any(p.dim() > 1 for p in _own(module)),
             )
         self.seen.taps.append(tap)
         if output.requires_grad:
@@ -330,11 +331,11 @@ class SignalWatch(Watch):
 
     def _is_tapped(self, module: nn.Module) -> bool:
         """Say whether a module's output is a place to measure: weights, or an entry of a list of blocks."""
-        if _has_own(module):
-            return True
-        return (
-            self.scopes[-1].name.rpartition(".")[2].isdigit()
-            and next(module.parameters(), None) is not None
+        words = self.scopes[-1].name.split(".")
+        if _PARAMETRIZATIONS in words:
+            return False  # what it gives is a weight
+        return _has_own(module) or (
+            words[-1].isdigit() and next(module.parameters(), None) is not None
         )
 
     def _spread(self, values: Tensor) -> float | None:
@@ -353,7 +354,14 @@ def _same_function(first: Location | None, second: Location | None) -> bool:
 
 def _has_own(module: nn.Module) -> bool:
     """Say whether a module registers a parameter itself; read from its dict, since each module that runs is asked."""
-    return any(parameter is not None for parameter in module._parameters.values())
+    return next(_own(module), None) is not None
+
+
+def _own(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Iterate over a module's own parameters; those behind a parametrization are of the module that it is for."""
+    lists = module._modules.get(_PARAMETRIZATIONS)
+    for holder in (module,) if lists is None else (module, *lists.children()):
+        yield from (p for p in holder._parameters.values() if p is not None)
 
 
 def _rms(values: Tensor) -> float:

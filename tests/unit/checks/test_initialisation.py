@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract, Finding
+from pytest_torchcheck import Contract, Finding, Labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -355,3 +355,21 @@ def test_copies_in_a_stack_are_told_from_branches_that_stay_one(equal):
     assert found.status == ("violated" if equal else "passed")
     if equal:
         assert [c.name for c in found.culprits[1:]] == ["left.weight", "right.weight"]
+
+
+@pytest.mark.parametrize("gain", [1.0, 0.02])
+def test_layers_with_a_parametrised_weight_count_as_layers(gain):
+    def deep():
+        layers = []
+        for _ in range(8):
+            layer = nn.utils.parametrizations.weight_norm(nn.Linear(12, 12, bias=False))
+            with torch.no_grad():
+                layer.parametrizations.weight.original0.fill_(1.5 * gain)
+            layers += [layer, nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(12, 3))
+
+    contract = Contract(
+        model=deep, inputs="B 12", targets=Labels("B", classes=3), loss=F.cross_entropy
+    )
+    (finding,) = contract.check(["signal-propagation"]).findings
+    assert finding.status == ("passed" if gain == 1 else "violated"), finding.summary
