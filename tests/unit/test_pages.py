@@ -30,7 +30,7 @@ def label(value: object) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=label)
 def test_a_page_runs_from_its_first_block_to_its_last(page: Path, tmp_path: Path) -> None:
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if "XDIST" not in name},
         "PYTHONPATH": str(ROOT),
         "COLUMNS": "110",
         "OMP_NUM_THREADS": "1",
