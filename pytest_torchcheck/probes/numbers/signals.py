@@ -359,8 +359,10 @@ def _has_own(module: nn.Module) -> bool:
 
 def _own(module: nn.Module) -> Iterator[nn.Parameter]:
     """Iterate over a module's own parameters; those behind a parametrization are of the module that it is for."""
-    lists = module._modules.get(_PARAMETRIZATIONS)
-    for holder in (module,) if lists is None else (module, *lists.children()):
+    holders = [module]
+    if _PARAMETRIZATIONS in module._modules:
+        holders += module._modules[_PARAMETRIZATIONS].children()  # type: ignore[union-attr]
+    for holder in holders:
         yield from (p for p in holder._parameters.values() if p is not None)
 
 
