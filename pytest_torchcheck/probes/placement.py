@@ -198,8 +198,11 @@ class Pretend(Watch):
         return known is not None and known() is tensor
 
     def _is_gradient(self, tensor: Tensor) -> bool:
-        """Say whether the engine made a tensor in a backward: on the device of what it belongs to."""
-        return in_backward() and id(tensor) not in self._stayed and id(tensor) not in self._moved
+        """Say whether the engine made a tensor in a backward: on the device of what it belongs to.
+
+        Its address may be that of a moved tensor that is gone; those that stayed are kept alive.
+        """
+        return in_backward() and id(tensor) not in self._stayed
 
     # -- what is wrong --------------------------------------------------------------------------
 
