@@ -71,7 +71,9 @@ def _outputs(paths: tuple[str, ...]) -> str:
 
 def _summed_by(loss: LossOfOutput, twice: LossOfOutput) -> Op | None:
     """Return the operation that makes a sum over the samples which keeps its weight in the loss of twice as many."""
-    for (op, one, slope), (_, two, other) in zip(_steps(loss), _steps(twice), strict=False):
+    for (op, one, slope), (again, two, other) in zip(_steps(loss), _steps(twice), strict=False):
+        if op.name != again.name:
+            return None  # the loss takes another way for more samples
         if slope is None or other is None or one.shape != two.shape or not bool(one.any()):
             continue
         doubled = torch.allclose(two, 2 * one, rtol=_CLOSE)
@@ -123,7 +125,9 @@ def _divisor(loss: LossOfOutput, others: LossOfOutput) -> Op | None:
         loss.run()
     with after:
         others.run()
-    for (by, maker), (other, _) in zip(before.divided, after.divided, strict=False):
+    for (by, maker), (other, again) in zip(before.divided, after.divided, strict=False):
+        if maker.name != again.name:
+            return None
         if by.shape == other.shape and bool((other < by).any()):
             return maker
     return None
