@@ -228,7 +228,7 @@ def _owned(subject: Subject) -> list[Finding] | str:
         return "the model computes its own loss, and none of its inputs is a label by its name"
     base, other = loss.slopes(), loss.reseeded().slopes()
     if base is None or other is None or not base.finite or not base.by_output:
-        return "the loss that the model computes has no finite gradient by its inputs"
+        return "the loss that the model computes has no finite gradient with respect to its inputs"
     if base.value != other.value:
         return "the loss that the model computes is random in eval mode"
     if any(t.dim() <= axis or t.shape[axis] != size for t in base.by_output.values()):

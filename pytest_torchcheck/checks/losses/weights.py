@@ -25,7 +25,7 @@ _SAMPLES: Final = 3
 def loss_weights(subject: Subject) -> Iterator[Finding]:
     """Repeat some samples two, three and five times; count one element more in each mask among the targets.
 
-    The loss is called with one output of the model, and its gradient by this output is compared.
+    The loss is called with one output of the model, and its gradients with respect to this output are compared.
     Averaged terms give all copies of a sample together the gradient that it had alone, summed ones give it
     to each copy. Both in one loss are a violation: the weight of one term beside the other depends on the
     size of the batch. A mask is a target of zeros and ones that says which elements have a gradient. If the

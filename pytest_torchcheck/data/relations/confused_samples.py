@@ -241,7 +241,7 @@ def in_order(part: Part, again: Rereading, *, seed: int = 0) -> Finding:
         f"{part.prefix}sample {last} depends on which samples were read before it",
         culprits=(dataset_culprit(part, name, "is decided by the first reading", place),),
         location=place or sources.of_object(type(part.dataset)),
-        observed=f"{len(again.ordered)} of {len(again.indices)} samples are others when the same ones are "
+        observed=f"{len(again.ordered)} of {len(again.indices)} samples differ when the same ones are "
         "read in the opposite order, with the same seeds",
         cause="a reading stores something that later readings use: each worker, which reads other "
         "samples first, stores something else",

@@ -237,7 +237,7 @@ def fields_mixed(part: Part, found: Pairing) -> Finding:
             Culprit("dataset", f"{part.prefix}{found.path}", f"{said}s", found.returned),
         ),
         location=moved or place,
-        observed=f"sample {first} alone has the {said} {found.own}; its row in a batch of "
+        observed=f"collated alone, sample {first} has the {said} {found.own}; its row in a batch of "
         f"{found.count} has {found.got}",
         cause=f"{found.beside or 'the inputs'} and {found.path or 'the labels'} stand in different orders"
         + (f": {put} is reordered" if put else ""),

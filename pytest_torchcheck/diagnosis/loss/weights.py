@@ -50,14 +50,16 @@ def mixed_reductions(
     averaged, summed = (_outputs(paths) for paths in (found.averaged, found.summed))
     return violated(
         "reductions-mixed",
-        f"the loss averages {averaged} over the samples and sums {summed}"
+        f"the loss averages its term in {averaged} over the samples, and sums that in {summed}"
         if found.averaged != found.summed
         else f"the loss adds a term that is summed over the samples to one that is averaged ({summed})",
         culprits=[Culprit("loss", "loss", "mixed reductions", place)],
         location=place,
-        observed=f"with every sample repeated, the gradient by {summed} doubles, and that by {averaged} stays"
+        observed=f"with every sample repeated, the gradient with respect to {summed} doubles; that with "
+        f"respect to {averaged} stays the same"
         if found.averaged != found.summed
-        else f"with every sample repeated, a part of the gradient by {summed} doubles, and the rest stays",
+        else f"with every sample repeated, a part of the gradient with respect to {summed} doubles; the "
+        "rest stays the same",
         cause=f"{name} sums over the samples, and no division by their number follows",
         because="only the number of samples was changed: each of them stands twice in the batch",
         fix="average both terms over the samples, or sum both: reduce each sample's own dimensions first "

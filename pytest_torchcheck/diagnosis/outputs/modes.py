@@ -243,7 +243,7 @@ def stale_after_load(subject: Subject) -> Finding:
     named, what = _keepers(subject, alone), names_text(alone)
     return violated(
         "stale-after-load",
-        f"load_state_dict() leaves {what} of the weights before: the outputs are not the saved model's",
+        f"load_state_dict() leaves {what} as the weights before it made it: the outputs are not the saved model's",
         culprits=named,
         location=(named[0].location if named else None)
         or sources.of_object(type(subject.model).forward),

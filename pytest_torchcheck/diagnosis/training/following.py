@@ -55,7 +55,7 @@ def stale(subject: Subject, kept: Mapping[str, str], average: str) -> Finding:
     location = next(iter(sorted(chosen, key=lambda at: not at.text.startswith("for "))), place)
     return violated(
         "average-statistics",
-        f"{name} keeps its first values, while {source}, from which it was copied, changes",
+        f"{name} keeps its initial values, while {source}, from which it was copied, changes",
         culprits=[
             *(
                 Culprit(kind="buffer", name=each, detail="does not follow", location=location)
@@ -219,7 +219,7 @@ def state_dropped(subject: Subject, step: int) -> Finding:
             Culprit("optimizer", "exp_avg", "starts again here", place),
         ],
         location=line,
-        observed=f"after step {step + 1} the optimizer has state of fewer parameters than after "
+        observed=f"after step {step + 1} the optimizer holds state for fewer parameters than after "
         f"step {step}",
         cause="moments and step counts begin at zero again, as if training had just started"
         + (f": {sources.assigned_name(made) or 'what is loaded'} holds no state" if made else ""),
