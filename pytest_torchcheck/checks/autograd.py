@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 _BY_STEP: Final = "none: the train_step writes the values itself"
+_CANCELS: Final = "none: a constant that cancels in the loss"
 
 
 def backward(subject: Subject) -> Iterator[Finding]:
@@ -126,7 +127,7 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
             code="not-reached",
         )
     elif not alone and not none and not zero and not rounding and not untrained:
-        otherwise["none: a constant that cancels in the loss"] = shifts
+        otherwise[_CANCELS] = shifts
         yield from _with_gradients(first, subject, otherwise, table)
 
 
@@ -182,7 +183,7 @@ def _with_gradients(
         table: Evidence.
     """
     promised = sum(_needs_none(subject, name) for name in first.stats)
-    none = set().union(*(names for how, names in otherwise.items() if how.startswith("none")))
+    none = otherwise.get(_BY_STEP, set()) | otherwise.get(_CANCELS, set())
     total = len(first.stats)
     told = f"{total - promised - len(none)} of {total} parameters have a gradient"
     for how, names in otherwise.items():
