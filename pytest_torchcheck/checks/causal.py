@@ -142,7 +142,7 @@ def _causal(subject: Subject, promise: promises.Causal) -> Finding:
         keep, then = (
             trees.pick(output, promise.output).narrow(dim, 0, position + 1) for output in outputs
         )
-        gap = trees.worst(keep, then) / max(trees.scale(keep), 1e-30)
+        gap = trees.apart(then, keep)
         if beyond_rounding(subject, batch, gap, bound):
             runs = {kept + 1: change_after(kept) for kept in {position, length // 2, length - 2}}
             return explain.future(subject, promise, path, position, batch, runs, gap)
@@ -294,8 +294,7 @@ def _own_steps(subject: Subject, promise: promises.Causal) -> Finding | None:
     if whole.shape != base.shape or not facts.steady or futures.after[0].same or length < _FEWEST:
         return None
     first, last = (
-        trees.worst(whole.narrow(dim, t, 1), base.narrow(dim, t, 1))
-        / max(trees.scale(whole), 1e-30)
+        trees.worst(whole.narrow(dim, t, 1), base.narrow(dim, t, 1)) / (trees.scale(whole) or 1e-30)
         for t in (0, length - 1)
     )
     if first > _SAME or last <= _OTHER:
@@ -317,4 +316,4 @@ def _gap(
     last, whole = last.narrow(dim, last.shape[dim] - 1, 1), whole.narrow(dim, whole.shape[dim] - 1, 1)  # fmt: skip
     if last.shape != whole.shape:
         return None
-    return trees.worst(whole, last) / max(trees.scale(whole), 1e-30)
+    return trees.apart(last, whole)

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from .. import promises
+from ..codes.undecided import BLOCKED, NO_VALUES
 from ..functions.coverage import CHECKED, CoverageRow
 from ..functions.discovery import RecordedCall, floats_of, is_compiled
 from ..functions.evidence import Found, evidence
@@ -79,7 +80,7 @@ def _checked(subject: Subject, found: Found, *, twice: bool) -> list[Finding]:
             inconclusive(
                 f"{found.name} was only applied to tensors without values (fake, meta, "
                 "functorch or sparse)",
-                "no-values",
+                NO_VALUES,
             )
         ]
     return _best(findings)
@@ -172,7 +173,7 @@ def _second_only(found: Found, findings: Sequence[Finding]) -> Iterator[Finding]
     elif any(f.status == "violated" for f in findings):
         yield inconclusive(
             f"the second derivative of {found.name} was not checked: its first derivative is wrong",
-            "blocked",
+            BLOCKED,
             root=f"gradcheck/{next(f.code for f in findings if f.status == 'violated')}",
         )
     elif "second derivatives" in _held(findings[0]):

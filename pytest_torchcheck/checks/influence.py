@@ -181,7 +181,7 @@ def checkpointing(subject: Subject) -> Iterator[Finding]:
     with watch_checkpointing(disable=True):
         plain = _step(subject)
     wrong = {
-        name: trees.worst(kept[name], value) / max(trees.scale(value), 1e-30)
+        name: trees.apart(kept[name], value)
         for name, value in plain.items()
         if name in kept and not trees.same(kept[name], value)
     }

@@ -11,6 +11,7 @@ import torch
 from .. import sources
 from ..batches import Batch, relayout
 from ..codes import numerics as explain
+from ..codes.undecided import BLOCKED
 from ..findings import Culprit, Finding
 from ..objects import trees
 from ..runs import numerics as measure
@@ -47,7 +48,7 @@ def degenerate_inputs(subject: Subject) -> Iterator[Finding]:
     ):
         yield inconclusive(
             "an ordinary batch already gives non-finite values; see gradients-finite",
-            code="blocked",
+            code=BLOCKED,
         )
         return
     findings: list[Finding] = []
@@ -177,7 +178,7 @@ def low_precision(subject: Subject) -> Iterator[Finding]:
         return
     if trouble:
         yield inconclusive(
-            "the step is not finite in float64 either; see gradients-finite", code="blocked"
+            "the step is not finite in float64 either; see gradients-finite", code=BLOCKED
         )
         return
     if not outputs or exact is None:
@@ -192,10 +193,9 @@ def low_precision(subject: Subject) -> Iterator[Finding]:
 def _accuracy(subject: Subject, dtype: str, outputs: Outputs, exact: Outputs) -> Finding:
     """Compare the error with what rounding the weights and inputs alone does in float64."""
     errors = {
-        path: trees.worst(
+        path: trees.apart(
             outputs[path].nan_to_num(posinf=0, neginf=0), tensor.nan_to_num(posinf=0, neginf=0)
         )
-        / max(trees.scale(tensor), 1e-30)
         for path, tensor in exact.items()
         if path in outputs and outputs[path].shape == tensor.shape
     }
@@ -285,12 +285,7 @@ def _gaps(outputs: Outputs, expected: Outputs) -> dict[str, float]:
     """Return the relative differences; infinite where the structure differs."""
     if outputs.keys() != expected.keys():
         return {next(iter(outputs.keys() ^ expected.keys())): math.inf}
-    return {
-        path: 0.0
-        if trees.same(t, expected[path])
-        else trees.worst(t, expected[path]) / max(trees.scale(t), 1e-30)
-        for path, t in outputs.items()
-    }
+    return {path: trees.apart(expected[path], t) for path, t in outputs.items()}
 
 
 def _confirm(

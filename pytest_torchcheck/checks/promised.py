@@ -118,7 +118,7 @@ def _padding(subject: Subject, promise: promises.PaddingInvariant, extra: int = 
                 real = ids != promise.pad
                 keep, then = tensor[real], cut[real]
             compared += keep.numel() if run == 0 else 0
-            gap = trees.worst(keep, then) / max(trees.scale(keep), 1e-30)
+            gap = trees.apart(then, keep)
             if beyond_rounding(subject, batch, gap, bound):
                 return explain.padding(
                     subject, promise, path, name, gap, extra, batch, extended, refilled if told else None,
@@ -291,9 +291,7 @@ def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
             wanted = tensor
             if output_dim is not None:
                 wanted = tensor.index_select(output_dim, order.to(tensor.device))
-            gap = trees.worst(
-                wanted, other.get(path, wanted.new_full(wanted.shape, float("nan")))
-            ) / max(trees.scale(tensor), 1e-30)
+            gap = trees.apart(other.get(path, wanted.new_full(wanted.shape, float("nan"))), wanted)
             if beyond_rounding(subject, batch, gap, bound):
                 axes = {name: dim for name, (_, dim) in chosen.items()}
                 return explain.permutation(subject, promise, path, gap, batch, variant, axes)

@@ -254,8 +254,7 @@ def _compare(
     missing = [path for path in (*one, *two) if (path in one) != (path in two)]
     worst, where = -1.0, ""
     for path in shared:
-        gap = trees.worst(one[path], two[path])
-        relative = gap / max(trees.scale(one[path]), 1e-30) if gap else 0.0
+        relative = trees.apart(two[path], one[path])
         if relative > worst:
             worst, where = relative, path
     half = any(

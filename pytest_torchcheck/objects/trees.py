@@ -315,6 +315,19 @@ def worst(a: torch.Tensor, b: torch.Tensor) -> float:
     )
 
 
+def apart(found: torch.Tensor, wanted: torch.Tensor, zero: float = 1e-30) -> float:
+    """Return ``max|found - wanted|`` relative to the largest magnitude wanted, and 0 for equal bits.
+
+    Args:
+        found: One of the two, of any shape; infinitely far away where it is another.
+        wanted: The other, which sets the scale.
+        zero: The scale of what is wanted where all of that is zero. With 1.0 the difference is then
+            absolute.
+    """
+    gap = worst(found, wanted)
+    return gap / (scale(wanted) or zero) if gap else 0.0
+
+
 def scale(tensor: torch.Tensor) -> float:
     """Return the largest finite magnitude, 0 for a tensor that is empty or holds no values."""
     if tensor.device.type == "meta":

@@ -225,7 +225,6 @@ def coupled(full: Any, parts: list[Any]) -> float:
         shapes = [piece[path] for piece in pieces]
         if tensor.dim() == 0 or sum(len(s) if s.dim() else 0 for s in shapes) != len(tensor):
             continue
-        difference = trees.worst(torch.cat(shapes).detach(), tensor.detach())
-        relative = difference / (trees.scale(tensor.detach()) or 1.0)
+        relative = trees.apart(torch.cat(shapes).detach(), tensor.detach(), zero=1.0)
         worst = relative if worst != worst else max(worst, relative)
     return worst

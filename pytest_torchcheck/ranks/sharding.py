@@ -169,7 +169,7 @@ def _gap(found: Any, expected: Any) -> float:
         if path not in wanted or not tensor.is_floating_point():
             continue
         tensor, other = _whole(tensor.detach()), wanted[path].detach()
-        gap = trees.worst(tensor, other) / (trees.scale(other) or 1.0)
+        gap = trees.apart(tensor, other, zero=1.0)
         worst = gap if worst != worst else max(worst, gap)
     return worst
 

@@ -89,7 +89,7 @@ def _without_dropout(model: nn.Module) -> nn.Module:
 
 
 def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return trees.worst(a.detach(), b.detach()) / (trees.scale(b.detach()) or 1.0)
+    return trees.apart(a.detach(), b.detach(), zero=1.0)
 
 
 def _first_rows(part: Any, whole: Any) -> float:

@@ -307,7 +307,5 @@ def rounded(subject: Subject, model: torch.nn.Module, batch: Batch, exact: Outpu
         seed_everything(subject.seed)
         for path, tensor in evaluate(subject, model, batch.clone()).items():
             if path in exact and exact[path].shape == tensor.shape:
-                largest = max(
-                    largest, trees.worst(tensor, exact[path]) / max(trees.scale(exact[path]), 1e-30)
-                )
+                largest = max(largest, trees.apart(tensor, exact[path]))
     return largest

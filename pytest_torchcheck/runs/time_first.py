@@ -85,4 +85,4 @@ def _axis(before: torch.Tensor, after: torch.Tensor | None, order: torch.Tensor)
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return trees.worst(a, b) <= _CLOSE * max(trees.scale(a), 1e-30)
+    return trees.apart(b, a) <= _CLOSE

@@ -12,6 +12,7 @@ from pytest_torchcheck.data.relations import mask_lengths, pairing
 from pytest_torchcheck.data.relations import worker_agreement as agreement
 
 from ...codes import data as explain
+from ...codes.undecided import BLOCKED
 from ...verdicts import inconclusive, not_applicable, passed
 from .samples import data_parts, in_data, pickle_failures, surveys, unreadable
 
@@ -69,7 +70,7 @@ def worker_delivery(subject: Subject) -> Iterator[Finding]:
         elif pickle_failures(subject, part):
             yield inconclusive(
                 f"{part.prefix}{part.name} cannot be sent to a worker (see dataset-pickling)",
-                code="blocked",
+                code=BLOCKED,
                 root="dataset-pickling/not-picklable",
             )
         else:

@@ -21,6 +21,7 @@ from pytest_torchcheck.specs import Labels, as_spec_tree
 from pytest_torchcheck.subject.errors import SubjectError
 
 from ...codes import data as explain
+from ...codes.undecided import BLOCKED
 from ...verdicts import inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def unreadable(found: Survey) -> Finding:
     """Return the finding of a check that cannot go on where samples cannot be read."""
     return inconclusive(
         f"{found.part.prefix}sample {found.errors[0].index} cannot be read (see samples-valid)",
-        code="blocked",
+        code=BLOCKED,
         root="samples-valid/sample-raises",
     )
 

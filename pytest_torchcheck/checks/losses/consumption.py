@@ -9,6 +9,7 @@ import torch
 
 from ... import sources
 from ...codes import loss as explain
+from ...codes.undecided import BLOCKED
 from ...probes.loss.arguments import targets_of
 from ...probes.loss.consumption import LINEAR, Broadcast, LogOf, Stretched
 from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
@@ -168,7 +169,7 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     """
     seen = step_evidence(subject)
     if seen is None:
-        yield inconclusive("the training step raises; weights-update explains it", code="blocked")
+        yield inconclusive("the training step raises; weights-update explains it", code=BLOCKED)
         return
     codes: set[str] = set()
     shapes: set[str] = set()

@@ -359,6 +359,4 @@ def _kept(output: object) -> dict[str, torch.Tensor]:
 def _apart(found: torch.Tensor | None, wanted: torch.Tensor) -> float:
     if found is None or found.shape != wanted.shape:
         return float("inf")
-    if not wanted.numel():
-        return 0.0
-    return trees.worst(found, wanted) / (trees.scale(wanted) or 1.0)
+    return trees.apart(found, wanted, zero=1.0)

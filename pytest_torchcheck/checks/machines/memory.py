@@ -34,6 +34,7 @@ from pytest_torchcheck.subject.errors import SubjectError
 from pytest_torchcheck.text.units import format_bytes, format_flops
 
 from ...codes import memory as explain
+from ...codes.undecided import NOT_MEASURABLE
 from ...runs.training.steps import trajectory
 from ...text.wording import at_sizes
 from ...verdicts import inconclusive, not_applicable, passed
@@ -298,7 +299,7 @@ def _affordable(subject: Subject, sizes: Mapping[str, int]) -> bool:
 def _cannot(error: Unmeasurable) -> Finding:
     return inconclusive(
         f"memory could not be measured without running: {error.reason}",
-        code="not-measurable",
+        code=NOT_MEASURABLE,
         location=error.location,
         culprits=[Culprit("call", error.op, location=error.location)] if error.op else (),
         evidence={"op": error.op},

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ...codes import ranks as explain
+from ...codes.undecided import BLOCKED
 from ...ranks.evidence import CHECK_OF, Evidence, evidence
 from ...verdicts import inconclusive, not_applicable, passed
 
@@ -49,7 +50,7 @@ def unusable(made: Evidence, stages: tuple[str, ...], *, optional: bool = False)
     if stage == "start":
         return inconclusive(f"the ranks could not be started: {said}", code="cannot-start")
     return inconclusive(
-        f"could not be checked: the ranks stopped earlier, in {name} ({said})", code="blocked"
+        f"could not be checked: the ranks stopped earlier, in {name} ({said})", code=BLOCKED
     )
 
 
@@ -117,7 +118,7 @@ def _before_gradients(stopped: str, subject: Subject, outcome: Outcome) -> Itera
         else inconclusive(
             f"could not be checked: {explain.message_of(outcome)} in each rank before any "
             "communication",
-            code="blocked",
+            code=BLOCKED,
         )
     )
 
@@ -170,7 +171,7 @@ def rank_consistency(subject: Subject) -> Iterator[Finding]:
         return
     consistent = outcome.stages.get("consistency")
     if consistent is None:
-        yield inconclusive("could not be checked: the ranks stopped earlier", code="blocked")
+        yield inconclusive("could not be checked: the ranks stopped earlier", code=BLOCKED)
         return
     noise = ", and dropout differs by rank" if consistent[0]["dropouts"] else ""
     built = (

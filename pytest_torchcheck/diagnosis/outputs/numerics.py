@@ -221,10 +221,7 @@ def complex_cast(subject: Subject, dtype: torch.dtype) -> Finding | None:
     wanted = _outputs(subject, kept, dtype)
     try:
         found = _outputs(subject, cast, dtype)
-        gaps = [
-            trees.worst(wanted[path], found[path]) / max(trees.scale(wanted[path]), 1e-30)
-            for path in wanted
-        ]
+        gaps = [trees.apart(found[path], wanted[path]) for path in wanted]
     except (RuntimeError, KeyError, TypeError) as error:
         gaps, said = [float("inf")], f"the forward then raises {type(error).__name__}"
     else:

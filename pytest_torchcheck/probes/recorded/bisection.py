@@ -107,10 +107,4 @@ def apart(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> float:
     """Return the largest relative difference of two lists of tensors; infinite where they are unlike."""
     if len(ours) != len(theirs):
         return float("inf")
-    return max(
-        (
-            0.0 if trees.same(a, b) else trees.worst(a, b) / max(trees.scale(b), 1e-30)
-            for a, b in zip(ours, theirs, strict=True)
-        ),
-        default=0.0,
-    )
+    return max((trees.apart(a, b) for a, b in zip(ours, theirs, strict=True)), default=0.0)
