@@ -227,5 +227,10 @@ def plain(text: str) -> str:
     return re.sub(r"[ \t]+$", "", text, flags=re.M)
 
 
+def run(page: Path) -> None:
+    """Run a page in the current folder."""
+    Page(page).run()
+
+
 if __name__ == "__main__":
-    Page(Path(sys.argv[1]).resolve()).run()
+    run(Path(sys.argv[1]).resolve())

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from tests import forked
+
 NET = """
 import time
 import torch
@@ -32,7 +34,7 @@ def test_benchmarks_are_stored_and_a_slower_model_fails_the_comparison(
         "--benchmark-autosave",
     )  # fmt: skip
     pytester.makepyfile(test_net=NET.replace("PAUSE", "0.002"))
-    first = pytester.runpytest_subprocess(*given, "--benchmark-json=out.json")
+    first = forked.pytest_run(pytester, *given, "--benchmark-json=out.json")
     first.assert_outcomes(passed=3, skipped=first.parseoutcomes().get("skipped", 0))
     stored = json.loads((pytester.path / "out.json").read_text(encoding="utf-8"))["benchmarks"]
     assert [one["name"] for one in stored] == [
@@ -48,8 +50,13 @@ def test_benchmarks_are_stored_and_a_slower_model_fails_the_comparison(
     assert {"peak_bytes", "threads", "torch", "python"} <= set(facts)
     assert "tokens_per_second" not in facts  # it takes no tokens
     pytester.makepyfile(test_net=NET.replace("PAUSE", "0.02"))
-    second = pytester.runpytest_subprocess(
-        *given, "-k", "forward", "--benchmark-compare", "--benchmark-compare-fail=mean:50%"
+    second = forked.pytest_run(
+        pytester,
+        *given,
+        "-k",
+        "forward",
+        "--benchmark-compare",
+        "--benchmark-compare-fail=mean:50%",
     )
     second.stderr.fnmatch_lines(["*Performance has regressed*"])
     assert second.ret != 0
@@ -78,7 +85,7 @@ def test_a_profile_names_the_line_that_takes_most(pytester: pytest.Pytester) -> 
         "-p", "benchmark", "--torchcheck", "--torchcheck-benchmark", "--benchmark-only", "-k", "inference",
         "--benchmark-max-time=0.05", "--torchcheck-profile", "--torchcheck-html=out.html",
     )  # fmt: skip
-    result = pytester.runpytest_subprocess(*given)
+    result = forked.pytest_run(pytester, *given)
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         ["*time of test_net.py::net::benchmark*", "share*line*", "*%*test_net.py:10*torch*"]
@@ -86,7 +93,7 @@ def test_a_profile_names_the_line_that_takes_most(pytester: pytest.Pytester) -> 
     page = (pytester.path / "out.html").read_text(encoding="utf-8")
     assert "test_net.py:10: x = torch.sort(x).values: " in page  # a frame's tooltip
     assert "time by phase, module, line and kernel" in page
-    lone = pytester.runpytest_subprocess("--torchcheck", "--torchcheck-profile")
+    lone = forked.pytest_run(pytester, "--torchcheck", "--torchcheck-profile")
     lone.stderr.fnmatch_lines(["*give --torchcheck-benchmark as well*"])
 
 
@@ -107,6 +114,6 @@ def test_wrong(torchcheck, benchmark):
     benchmark(int)
 """
     )
-    result = pytester.runpytest_subprocess("-p", "benchmark", "--benchmark-max-time=0.05")
+    result = forked.pytest_run(pytester, "-p", "benchmark", "--benchmark-max-time=0.05")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["*benchmark 'mine'*"])

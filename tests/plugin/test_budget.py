@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from tests import forked
+
 CONTRACT = """
 import torch.nn.functional as F
 from torch import nn
@@ -37,7 +39,7 @@ def test_a_budget_skips_with_its_reason(pytester: pytest.Pytester) -> None:
         "from pytest_torchcheck import spending\nspending.plain_step_seconds = lambda subject: 1e-9\n"
     )
     arguments = ("--torchcheck-checks=backward,seeding", "--torchcheck-budget=2", "-rs")
-    result = pytester.runpytest_subprocess("--torchcheck", *arguments)
+    result = forked.pytest_run(pytester, "--torchcheck", *arguments)
     result.assert_outcomes(passed=1, skipped=1)
     result.stdout.fnmatch_lines(["*seeding*not run: * plain steps are spent, and the budget is 2*"])
 

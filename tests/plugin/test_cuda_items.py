@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests import forked
+
 CUDA_ONLY = {"device-parity[cuda-float32]", "host-syncs[cuda]", "side-stream[cuda]", "graph-capture[cuda]"}  # fmt: skip
 
 
@@ -27,7 +29,7 @@ def test_they_are_skipped_where_there_is_none(
     pytester: pytest.Pytester, simulate: Any, contracts: None
 ) -> None:
     simulate(gpus=0)
-    result = pytester.runpytest_subprocess("--torchcheck", "-m", "cuda", "-v", "--torchcheck-json=out.json")  # fmt: skip
+    result = forked.pytest_run(pytester, "--torchcheck", "-m", "cuda", "-v", "--torchcheck-json=out.json")  # fmt: skip
     outcomes = result.parseoutcomes()
     assert "passed" not in outcomes
     assert "failed" not in outcomes
@@ -42,7 +44,7 @@ def test_the_ones_of_the_cpu_run_all_the_same(
     pytester: pytest.Pytester, simulate: Any, contracts: None
 ) -> None:
     simulate(gpus=0)
-    result = pytester.runpytest_subprocess("--torchcheck", "-m", "not cuda", "-v", "-k", "autocast or parity or syncs")  # fmt: skip
+    result = forked.pytest_run(pytester, "--torchcheck", "-m", "not cuda", "-v", "-k", "autocast or parity or syncs")  # fmt: skip
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*autocast?cpu? PASSED*"])
     assert "parity" not in result.stdout.str()
@@ -52,5 +54,5 @@ def test_they_are_an_error_where_a_gpu_is_required(
     pytester: pytest.Pytester, simulate: Any, contracts: None
 ) -> None:
     simulate(gpus=0)
-    result = pytester.runpytest_subprocess("--torchcheck", "-m", "cuda", "--torchcheck-require=cuda")  # fmt: skip
+    result = forked.pytest_run(pytester, "--torchcheck", "-m", "cuda", "--torchcheck-require=cuda")  # fmt: skip
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests import forked
+
 CUDA = """
     import pytest
     import simulated_devices as device
@@ -213,7 +215,7 @@ def test_a_lost_context_is_charged_to_its_author_and_stops_the_rest(
             pass
         """
     )
-    result = pytester.runpytest_subprocess("--torchcheck-json=found.json", "-p", "no:randomly")
+    result = forked.pytest_run(pytester, "--torchcheck-json=found.json", "-p", "no:randomly")
     result.assert_outcomes(passed=1, failed=1, errors=2, skipped=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
@@ -252,7 +254,7 @@ def test_a_context_lost_by_a_fixture_is_an_error_of_its_test(
             pass
         """
     )
-    result = pytester.runpytest_subprocess("-p", "no:randomly")
+    result = forked.pytest_run(pytester, "-p", "no:randomly")
     result.assert_outcomes(errors=2)
     result.stdout.fnmatch_lines(
         ["*ERROR at setup of test_culprit*", "*context-lost*", "*ERROR at setup of test_after*"]
@@ -281,7 +283,7 @@ def test_a_context_lost_in_teardown_is_an_error_of_its_test(
             pass
         """
     )
-    result = pytester.runpytest_subprocess("-p", "no:randomly")
+    result = forked.pytest_run(pytester, "-p", "no:randomly")
     result.assert_outcomes(passed=1, errors=2)
     result.stdout.fnmatch_lines(
         ["*ERROR at teardown of test_culprit*", "*context-lost*", "*ERROR at setup of test_after*"]
@@ -303,7 +305,7 @@ def test_the_tests_own_failure_is_kept_beside_the_lost_context(
             device.layer().synchronize()
         """
     )
-    result = pytester.runpytest_subprocess()
+    result = forked.pytest_run(pytester)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
@@ -337,7 +339,7 @@ def test_the_same_test_on_the_cpu_gives_the_real_message(
             loss_on("cuda", torch.randn(3, 10, device="cpu"), labels)
         """
     )
-    result = pytester.runpytest_subprocess("--torchcheck-json=found.json")
+    result = forked.pytest_run(pytester, "--torchcheck-json=found.json")
     result.assert_outcomes(failed=1)
     shown = result.stdout.str()
     assert "10" in shown
@@ -459,7 +461,7 @@ def test_out_of_memory_is_tried_again_only_where_others_held_it(
 ) -> None:
     simulate(gpus=1, others_gib=12)
     pytester.makepyfile(OOM)
-    result = pytester.runpytest_subprocess("-rA")
+    result = forked.pytest_run(pytester, "-rA")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         [
@@ -469,7 +471,7 @@ def test_out_of_memory_is_tried_again_only_where_others_held_it(
     )
     (pytester.path / "second").unlink()
     simulate(gpus=1, others_gib=0)
-    result = pytester.runpytest_subprocess()
+    result = forked.pytest_run(pytester)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["E*OutOfMemoryError: CUDA out of memory*", "*cuda:0 has 16.0 GiB free of 16.0 GiB*"]
@@ -513,7 +515,7 @@ def test_a_skip_does_not_hide_a_lost_context(pytester: pytest.Pytester, simulate
             pytest.skip("not today")
         """
     )
-    result = pytester.runpytest_subprocess()
+    result = forked.pytest_run(pytester)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*context-lost*"])
 
@@ -559,7 +561,7 @@ def test_a_case_that_ran_out_of_memory_beside_others_is_tried_again(
             return nn.Linear(4, 4)
         """
     )
-    result = pytester.runpytest_subprocess("--torchcheck", "--torchcheck-json=out.json", "-rA")
+    result = forked.pytest_run(pytester, "--torchcheck", "--torchcheck-json=out.json", "-rA")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*ran once more in a process of its own: passed*"])
     import json

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests import forked
+
 
 def run(pytester: pytest.Pytester, body: str, *arguments: str) -> pytest.RunResult:
     pytester.makepyfile(
         test_it="import os, sys, pytest\nimport simulated_devices as device\n\n" + body
     )
-    return pytester.runpytest_subprocess("-p", "no:randomly", *arguments)
+    return forked.pytest_run(pytester, "-p", "no:randomly", *arguments)
 
 
 def test_outcomes_are_those_of_the_other_process(pytester: pytest.Pytester, simulate: Any) -> None:
@@ -114,7 +116,7 @@ def test_neighbours_keep_their_fixtures(pytester: pytest.Pytester, simulate: Any
         """,
         test_c="def test(): pass",
     )
-    pytester.runpytest_subprocess("-p", "no:randomly").assert_outcomes(passed=5)
+    forked.pytest_run(pytester, "-p", "no:randomly").assert_outcomes(passed=5)
 
 
 LEFT = {
@@ -248,7 +250,8 @@ def test_it_runs_alone_whatever_the_whole_run_selects(
     (pytester.path / "tox.ini").write_text(
         "[pytest]\naddopts = -p simulated_devices\nmarkers = slow: yes\n"
     )
-    result = pytester.runpytest_subprocess(
+    result = forked.pytest_run(
+        pytester,
         "-k",
         "chosen",
         "-m",
@@ -277,8 +280,11 @@ def test_a_contract_can_run_in_processes_of_its_own(
             return Net(cut=True)
         """
     )
-    result = pytester.runpytest_subprocess(
-        "--torchcheck", "--torchcheck-checks=backward,gradients-exist", "--torchcheck-json=out.json"
+    result = forked.pytest_run(
+        pytester,
+        "--torchcheck",
+        "--torchcheck-checks=backward,gradients-exist",
+        "--torchcheck-json=out.json",
     )
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["first.weight*[[]grad-none[]]"])

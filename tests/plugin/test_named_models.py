@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import forked
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -151,7 +153,7 @@ def test_under_xdist_the_verdicts_and_the_declaration_are_the_same(
     pytester: pytest.Pytester,
 ) -> None:
     pytest.importorskip("xdist")
-    result = pytester.runpytest_subprocess(
+    result = forked.pytest_run(pytester,
         "-n2", "--torchcheck-model", "nets_of_test:Cut", "-p", "no:randomly",
         "--torchcheck-checks=backward,gradients-exist,inputs-unchanged",
     )  # fmt: skip
@@ -167,7 +169,7 @@ def test_a_saved_failure_is_replayed(pytester: pytest.Pytester) -> None:
     model = ("--torchcheck-model", "nets_of_test:Cut")
     # in processes of their own: what an inner run imports anew is another class than the outer one's
     only = "--torchcheck-checks=gradients-exist"
-    pytester.runpytest_subprocess(*model, only, "--torchcheck-artifacts=kept")
+    forked.pytest_run(pytester, *model, only, "--torchcheck-artifacts=kept")
     (saved,) = (pytester.path / "kept").rglob("*.pt")
-    result = pytester.runpytest_subprocess(*model, f"--torchcheck-replay={saved}")
+    result = forked.pytest_run(pytester, *model, f"--torchcheck-replay={saved}")
     result.assert_outcomes(failed=1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pytest_torchcheck.runner
+from tests import forked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +64,8 @@ def test_an_error_is_red_everywhere(
 ) -> None:
     pytester.makepyfile(FAILS)
     xml, page, data = tmp_path / "junit.xml", tmp_path / "page.html", tmp_path / "data.json"
-    result = pytester.runpytest_subprocess(
+    result = forked.pytest_run(
+        pytester,
         "--torchcheck",
         "--torchcheck-checks=mode-flags,backward",
         f"--junitxml={xml}",

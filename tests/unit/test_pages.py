@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.pages import Block, blocks_of, shown
+from tests import forked
+from tests.pages import Block, blocks_of, run, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 # the gallery is made of programs that tests/gallery runs, one by one
@@ -31,18 +30,16 @@ def label(value: object) -> str:
 def test_a_page_runs_from_its_first_block_to_its_last(page: Path, tmp_path: Path) -> None:
     environment = {
         **{name: value for name, value in os.environ.items() if "XDIST" not in name},
-        "PYTHONPATH": str(ROOT),
         "COLUMNS": "110",
         "OMP_NUM_THREADS": "1",
         "PY_COLORS": "0",
         "CI": "",
         "GITHUB_ACTIONS": "",
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.pages", str(page)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    done = forked.run(run, page, folder=folder, environment=environment, timeout=900)
+    assert done.status == 0, f"{done.out}\n{done.err}"
 
 
 @pytest.mark.parametrize(("page", "block"), LEFT_OUT, ids=label)
@@ -62,10 +59,8 @@ def test_what_a_page_shows_must_be_what_was_printed() -> None:
 def test_a_page_that_shows_something_else_fails(tmp_path: Path) -> None:
     page = tmp_path / "wrong.md"
     page.write_text("```python\nprint('a 1')\n```\n\n```text\na 2\n```\n", encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.pages", str(page)],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "wrong.md:6 is not what is printed" in done.stderr
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    done = forked.run(run, page, folder=folder)
+    assert done.status == 1
+    assert "wrong.md:6 is not what is printed" in done.err
