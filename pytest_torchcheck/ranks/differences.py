@@ -66,7 +66,7 @@ def tie_split(
     what: str,
     cause: str,
     place: Location | None,
-    fix: str = "tie them again after every operation that makes new tensors, on every rank",
+    fix: str = "tie them again after every operation that creates new tensors, on every rank",
 ) -> Finding:
     """Name parameters that are one tensor here and two there; ``groups`` of names, as seen in turn."""
     names = next(
@@ -98,7 +98,7 @@ def _groups(ties: Sequence[tuple[str, ...]]) -> str:
 
 
 def late_parameters(subject: Subject, late: list[str]) -> Finding:
-    """Explain parameters that are made after wrapping."""
+    """Explain parameters that are created after wrapping."""
     owner = subject.model
     for part in late[0].split(".")[:-1]:
         owner = getattr(owner, part, owner)
@@ -108,12 +108,12 @@ def late_parameters(subject: Subject, late: list[str]) -> Finding:
     ) or line(subject.contract.train_step, rf"\b{attribute[0]}\b")
     return violated(
         "late-parameter",
-        f"{listed(late)} {'is' if len(late) == 1 else 'are'} made after wrapping, so that the ranks never average "
+        f"{listed(late)} {'is' if len(late) == 1 else 'are'} created after wrapping, so the ranks never average "
         f"{'its gradient' if len(late) == 1 else 'their gradients'}",
         culprits=[Culprit("parameter", name, "not there when wrapped", place) for name in late[:8]],
         location=place,
-        observed=f"{len(late)} parameters are there after the first steps that were not there at wrapping",
+        observed=f"{len(late)} parameters that did not exist when the model was wrapped exist after the first steps",
         cause="DistributedDataParallel knows only the parameters that the model has when it is wrapped",
         because="the names of all parameters were compared before and after the steps",
-        fix="make the parameter in __init__ (or run one batch before wrapping)",
+        fix="create the parameter in __init__ (or run one batch before wrapping)",
     )

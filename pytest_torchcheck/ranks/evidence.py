@@ -43,7 +43,7 @@ def evidence(subject: Subject) -> Evidence:
     cut = _shards(subject, ranks)
     if cut is None:
         return Evidence(
-            reason=f"no batch can be shared among {ranks} ranks: there is no batch axis with {ranks} samples or more",
+            reason=f"no batch can be split among {ranks} ranks: no batch axis has at least {ranks} samples",
             code="no-batch-axis",
         )
     full, shards, micro = cut
@@ -76,12 +76,14 @@ def evidence(subject: Subject) -> Evidence:
 
 def _advice(error: NotSendable) -> str:
     if error.part == "model":
-        how = "declare the contract at the top level of a file, or write the factory as a function there"
+        how = "declare the contract at the top level of a file, or define the factory as a function there"
     elif error.part == "batch":
-        how = "use tensors, or objects of classes that stand at the top level of a file"
+        how = "use tensors, or objects of classes defined at the top level of a file"
     else:  # a function of the contract or of one of its promises
-        how = f"declare the contract at the top level of a file, or write {error.part} as a function there"
-    return f"the ranks cannot be given the {error.part}, which does not pickle ({error}); {how}"
+        how = f"declare the contract at the top level of a file, or define {error.part} as a function there"
+    return (
+        f"the {error.part} cannot be sent to the ranks, because it does not pickle ({error}); {how}"
+    )
 
 
 def _shards(subject: Subject, ranks: int) -> tuple[Batch, list[Batch], list[list[Batch]]] | None:

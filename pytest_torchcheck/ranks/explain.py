@@ -49,9 +49,13 @@ def stopped_at(outcome: Outcome) -> str:
 def message_of(outcome: Outcome) -> str:
     """Return the first error in one line, or that the ranks hang."""
     if not outcome.failures:
-        return "the ranks wait for each other for ever"
+        return "the ranks deadlock"
     first = outcome.failures[0]
-    return f"{first.kind}: {(first.message.splitlines() or [''])[0]:.160}"
+    return f"{first.kind}: {_line(first.message):.160}"
+
+
+def _line(message: str) -> str:
+    return (message.splitlines() or [""])[0]
 
 
 def _at(place: Location | None) -> str:
@@ -63,7 +67,7 @@ def _at(place: Location | None) -> str:
 
 
 def broken(subject: Subject, outcome: Outcome) -> Finding:
-    """Explain that a rank raised, or that ranks wait for each other for ever."""
+    """Explain that a rank raised, or that ranks deadlock."""
     evidence: dict[str, Any] = {
         "ranks": [
             {"rank": f.rank, "stage": f.stage, "error": f.kind, "traceback": f.traceback}
@@ -82,16 +86,16 @@ def broken(subject: Subject, outcome: Outcome) -> Finding:
     hidden = "'DistributedDataParallel' object has no attribute" in first.message
     return violated(
         "wrapper-hides-attribute" if hidden else "rank-raised",
-        f"rank {first.rank} raises {first.kind} {during}: {(first.message.splitlines() or [''])[0]:.200}",
+        f"rank {first.rank} raises {first.kind} {during}: {_line(first.message):.200}",
         culprits=[Culprit("rank", f"rank {first.rank}", f"{first.kind} {during}", location)],
         location=location,
         observed=f"{message_of(outcome)}; "
-        + ("the other ranks had no error of their own" if alone else "so do all ranks"),
-        cause="DistributedDataParallel gives the module only as .module; its own attributes are not the model's"
+        + ("the other ranks raised no error of their own" if alone else "every rank raises it"),
+        cause="DistributedDataParallel wraps the model as .module and does not forward its attributes"
         if hidden
-        else "this rank does something that the others do not"
+        else "this rank does something the others do not"
         if alone
-        else "what works in one process does not work among ranks",
+        else "the code works in one process but not on several ranks",
         because=f"the traceback of rank {first.rank} ends at {_at(location)}",
         fix="use model.module.<name> for attributes of a wrapped model"
         if hidden
@@ -101,59 +105,58 @@ def broken(subject: Subject, outcome: Outcome) -> Finding:
 
 
 def _hang(outcome: Outcome, during: str, evidence: dict[str, Any]) -> Finding:
-    """Explain ranks that wait for each other for ever."""
+    """Explain ranks that deadlock."""
     places = [(s.rank, s.location) for s in outcome.stuck]
     where = "; ".join(f"rank {rank} at {_at(place)}" for rank, place in places)
     lines = {place.line if place else 0 for _, place in places}
     ended = outcome.ranks - len(places)
     return violated(
         "hang",
-        f"the ranks wait for each other for ever {during}: {where}",
+        f"the ranks deadlock {during}: {where}",
         culprits=[
             Culprit("rank", f"rank {rank}", f"waits at {_at(place)}", place)
             for rank, place in places
         ],
-        observed=f"no rank got on for {outcome.quiet:.0f} s and all were ended; {where}",
+        observed=f"no rank made progress for {outcome.quiet:.0f} s, so all were stopped; {where}",
         cause="not all ranks reach the same collective operation in the same order",
-        because=f"the stacks stand at {len(lines)} different lines"
+        because=f"the stacks are at {len(lines)} different lines"
         if len(lines) > 1
-        else "all stacks stand at the same line"
+        else "all stacks are at the same line"
         if not ended
-        else f"{ended} of {outcome.ranks} ranks had already gone on and ended",
-        fix="let every rank call the same collectives (barrier, all_reduce, backward of the wrapped model), whatever its rank or its data",
+        else f"{ended} of {outcome.ranks} ranks had already finished",
+        fix=(
+            "call the same collectives on every rank (barrier, all_reduce, backward of the "
+            "wrapped model), regardless of rank and data"
+        ),
         evidence=evidence,
     )
 
 
 def unused(subject: Subject, names: list[str], outcome: Outcome) -> Finding:
-    """Name the parameters for which DistributedDataParallel waits in vain."""
+    """Name the parameters whose gradients DistributedDataParallel waits for and never gets."""
     local = outcome.stages["local"]
     sets = [set(found["missing"]) for found in local]
     varies = any(found != sets[0] for found in sets)
     stopped = stopped_at(outcome) == "unused"
     error = next((f for f in outcome.failures if f.stage == "unused" and not f.follows), None)
-    said = (
-        (error.message.splitlines() or [""])[0][:140]
-        if error
-        else ("the ranks wait for each other for ever" if stopped else "")
-    )
+    said = _line(error.message)[:140] if error else "the ranks deadlock" if stopped else ""
     by_rank = ", ".join(
         f"rank {rank}: {listed(sorted(found)) or 'none'}" for rank, found in enumerate(sets)
     )
     return violated(
         "unused-parameter",
-        f"{listed(names)} {'gets' if len(names) == 1 else 'get'} no gradient"
+        f"{listed(names)} {'receives' if len(names) == 1 else 'receive'} no gradient"
         + (" on some ranks only" if varies else "")
-        + ", for which DistributedDataParallel waits in vain",
+        + ", yet DistributedDataParallel waits for one",
         culprits=culprits_of(subject, names, "parameter", "grad is None"),
-        observed=f"without a gradient from its shard: {by_rank}"
+        observed=f"without a gradient, by rank: {by_rank}"
         + (f"; the second step fails: {said}" if said else ""),
-        cause="the forward takes another branch, by rank or by data, or never uses them"
+        cause="forward takes a branch that depends on the rank or the data"
         if varies
         else "the loss does not depend on them in this step",
         because="without any wrapper, backward leaves their grad None"
-        + (", and with the wrapper's defaults step 2 fails" if stopped else ""),
-        fix="use them in every step or remove them; else wrap with find_unused_parameters=True and declare "
+        + (", and step 2 fails with the wrapper's defaults" if stopped else ""),
+        fix="use them in every step or remove them; otherwise wrap with find_unused_parameters=True and declare "
         "MayLackGradient for them",
         evidence={
             "by rank": [sorted(found) for found in sets],
@@ -186,28 +189,40 @@ def gradients(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Find
         names = uneven or first["worst"]
         yield violated(
             "gradients-differ",
-            f"the gradients that {ranks} ranks average are not the mean of the ranks' gradients (worst: {names[0]})",
+            f"the gradients averaged over {ranks} ranks are not the mean of the ranks' gradients (worst: {names[0]})",
             culprits=culprits_of(
                 subject,
                 names,
                 "parameter",
                 "differs between ranks" if uneven else "not the ranks' mean",
             ),
-            observed=f"{len(uneven)} gradients differ between ranks after the all-reduce; relative error {first['error']:.3g}",
-            cause="part of the gradient is not made by the wrapped forward: another module's, or one made after wrapping",
-            because=f"the same shards in one process give a mean gradient {first['error']:.3g} away, where rounding gives 1e-16",
-            fix="make every parameter in __init__, and call only the wrapped model in the step",
+            observed=(
+                f"{len(uneven)} gradients differ between ranks after the all-reduce; relative "
+                f"error {first['error']:.3g}"
+            ),
+            cause=(
+                "part of the gradient comes from outside the wrapped forward: from another "
+                "module, or a parameter created after wrapping"
+            ),
+            because=(
+                f"the mean gradient of the same shards in one process is {first['error']:.3g} "
+                "away; rounding explains 1e-16"
+            ),
+            fix="create every parameter in __init__, and call only the wrapped model in the step",
         )
         return
     accumulated = first.get("accumulated")
     if accumulated is not None and accumulated > bound:
         yield violated(
             "accumulation-differs",
-            f"gradients accumulated under no_sync are not those of the whole shard's halves (relative error {accumulated:.3g})",
+            (
+                "gradients accumulated under no_sync differ from those of the whole shard "
+                f"(relative error {accumulated:.3g})"
+            ),
             observed=f"relative error {accumulated:.3g}, ratio {first['accumulated_ratio']:.4g}",
             culprits=culprits_of(subject, first["worst"], "parameter", "differs when accumulated"),
-            cause="the model keeps something from one backward to the next",
-            because=f"one step without accumulation is right to {first['error']:.1e}",
+            cause="the model carries state from one backward to the next",
+            because=f"one step without accumulation agrees to {first['error']:.1e}",
             fix="let forward depend on its inputs and parameters only",
         )
     if local["decomposes"] <= max(bound, exact * 10):
@@ -222,13 +237,22 @@ def _not_a_mean(subject: Subject, local: Mapping[str, Any], ranks: int) -> Itera
         # the outputs themselves change with the batch: no bug of the loss, nor of the ranks
         yield suspicious(
             "batch-coupled",
-            f"a sample's output depends on the rest of its batch (by {coupled:.2g}, relative), so that ranks compute something else",
+            (
+                f"a sample's output depends on the rest of its batch (by {coupled:.2g}, "
+                "relative), so ranks compute something different"
+            ),
             culprits=[Culprit("module", type(subject.model).__name__)],
             location=sources.of_object(type(subject.model).forward),
-            observed=f"outputs change by {coupled:.3g} (relative) when the batch is cut into {ranks} shards; gradients by {local['decomposes']:.3g}",
-            cause="statistics over the batch: each rank has its own",
-            because="this happens in one process already, with no wrapper and every normalisation of torch on its running statistics",
-            fix="gather the statistics over ranks (as SyncBatchNorm does), or skip this check with the reason",
+            observed=(
+                f"outputs change by {coupled:.3g} (relative) when the batch is cut into "
+                f"{ranks} shards; gradients by {local['decomposes']:.3g}"
+            ),
+            cause="each rank computes batch statistics over its own shard",
+            because=(
+                "it also happens in one process without a wrapper, with every normalization "
+                "layer of torch on its running statistics"
+            ),
+            fix="synchronize the statistics over ranks (as SyncBatchNorm does), or skip this check and give the reason",
         )
         return
     loss = subject.contract.loss
@@ -238,15 +262,22 @@ def _not_a_mean(subject: Subject, local: Mapping[str, Any], ranks: int) -> Itera
     if abs(ratio * ranks - 1) < TIGHT and local["across"] < TIGHT:
         yield violated(
             "loss-sum",
-            f"{getattr(loss, '__name__', None) or 'the loss'} is a sum over samples, so that {ranks} ranks train with 1/{ranks} "
-            "of the single process's gradient",
+            f"{getattr(loss, '__name__', None) or 'the loss'} is a sum over samples, so "
+            f"{ranks} ranks train with 1/{ranks} "
+            "of the gradient of a single process",
             culprits=[
                 Culprit("loss", str(getattr(loss, "__name__", type(loss).__name__)), location=where)
             ],
             location=where,
-            observed=f"averaged gradient = {ratio:.6g} x the full batch's, {local['across']:.1e} across",
-            cause="DistributedDataParallel averages over ranks; only a mean over samples stays the same",
-            because=f"the mean of {ranks} shards' gradients is exactly 1/{ranks} of the whole batch's, in one process",
+            observed=(
+                f"averaged gradient = {ratio:.6g} x that of the full batch; the rest differs "
+                f"by {local['across']:.1e}"
+            ),
+            cause="DistributedDataParallel averages over ranks, which preserves only a mean over samples",
+            because=(
+                f"in one process, the mean gradient of {ranks} shards is exactly 1/{ranks} of "
+                "that of the whole batch"
+            ),
             fix="use the mean over samples in the loss (or multiply it by the number of ranks)",
         )
         return
@@ -254,17 +285,21 @@ def _not_a_mean(subject: Subject, local: Mapping[str, Any], ranks: int) -> Itera
         return
     yield suspicious(
         "loss-coupled",
-        f"the loss is no mean over samples: the ranks' averaged gradient is {local['decomposes']:.2g} (relative) away from the full batch's",
+        ("the loss is not a mean over samples: the gradient averaged over ranks differs "
+            f"from that of the full batch by {local['decomposes']:.2g} (relative)"),
         culprits=[
             Culprit(
                 "loss", str(getattr(loss, "__name__", type(loss).__name__)), location=where
             )
         ],
         location=where,
-        observed=f"relative difference {local['decomposes']:.3g}, ratio {ratio:.4g}, across {local['across']:.3g}",
-        cause="the loss divides by a count of its own shard (valid tokens, weights), or compares samples with each other",
-        because="outputs do not change when the batch is cut, gradients do; this happens in one process already",
-        fix="divide by the count over all ranks (all_reduce it, then multiply by the number of ranks), or skip with the reason",
+        observed=(f"relative difference {local['decomposes']:.3g}, ratio {ratio:.4g}; the rest "
+            f"differs by {local['across']:.3g}"),
+        cause=("the loss divides by a count of its own shard (valid tokens, weights), or compares "
+            "samples with each other"),
+        because="splitting the batch changes the gradients but not the outputs, even in one process",
+        fix=("divide by the count over all ranks (all_reduce it, then multiply by the number of "
+            "ranks), or skip this check and give the reason"),
     )  # fmt: skip
 
 
@@ -275,14 +310,14 @@ def parameters_differ(subject: Subject, names: list[str], outcome: Outcome) -> F
         f"{listed(names)} {'differs' if len(names) == 1 else 'differ'} between ranks after two steps",
         culprits=culprits_of(subject, names, "parameter", "not bit-equal on all ranks"),
         observed=f"{len(names)} parameters differ over {outcome.ranks} ranks after two SGD steps",
-        cause="the wrapper neither sent their start nor averaged their gradient",
+        cause="the wrapper neither broadcast their initial values nor averaged their gradients",
         because="the digests of all ranks were compared after the step",
-        fix="make every parameter in __init__, before wrapping",
+        fix="create every parameter in __init__, before wrapping",
     )
 
 
 def consistency(subject: Subject, outcome: Outcome) -> Iterator[Finding]:
-    """Explain ranks that start with other models, or draw the same noise."""
+    """Explain ranks that start with different models, or draw the same noise."""
     ranks = outcome.ranks
     if "init" in outcome.stages:
         yield from _built_apart(subject, outcome)
@@ -296,12 +331,15 @@ def consistency(subject: Subject, outcome: Outcome) -> Iterator[Finding]:
         )
         yield violated(
             "not-broadcast",
-            f"{listed(names) or 'state outside parameters and buffers'} differs between ranks after wrapping, and so do the outputs",
-            culprits=culprits_of(subject, names, "tensor", "not sent by the wrapper"),
+            (
+                f"{listed(names) or 'state outside parameters and buffers'} differs between "
+                "ranks after wrapping, and so do the outputs"
+            ),
+            culprits=culprits_of(subject, names, "tensor", "not broadcast by the wrapper"),
             observed=f"{listed(apart)} of the same batch in eval mode differs between {ranks} ranks",
-            cause="DistributedDataParallel sends parameters and buffers of rank 0; this is neither",
-            because="all ranks ran the same batch with the same seed, having built the model with seeds of their own",
-            fix=f"register_buffer({names[0].rpartition('.')[2]!r}, ...) in place of a plain attribute"
+            cause="DistributedDataParallel broadcasts the parameters and buffers of rank 0; this is neither",
+            because="all ranks ran the same batch with the same seed, after each built the model with its own seed",
+            fix=f"call register_buffer({names[0].rpartition('.')[2]!r}, ...) instead of assigning a plain attribute"
             if names
             else "keep all state in parameters and buffers",
         )
@@ -315,7 +353,7 @@ def consistency(subject: Subject, outcome: Outcome) -> Iterator[Finding]:
                 culprits=culprits_of(subject, [name], "module", "the same noise on every rank"),
                 location=in_model(subject, r"manual_seed|fork_rng|set_rng_state|set_state"),
                 observed=f"training outputs of one batch are bit-equal on {ranks} ranks whose seeds differ",
-                cause="the forward sets the random state itself",
+                cause="forward sets the random state itself",
                 because=f"rank 0 with two seeds gives {'equal' if drawn[0][0] == drawn[0][1] else 'different'} outputs",
                 fix="remove the seeding from forward",
             )
@@ -334,26 +372,32 @@ def _built_apart(subject: Subject, outcome: Outcome) -> Iterator[Finding]:
         place = line(factory, r"[rR][aA][nN][kK]", r"manual_seed")
         yield violated(
             "rank-dependent-init",
-            f"{listed(names)} {'starts' if len(names) == 1 else 'start'} with other values on each rank, from the same seed",
+            (
+                f"{listed(names)} {'starts' if len(names) == 1 else 'start'} with different "
+                "values on each rank, although the seed is the same"
+            ),
             culprits=culprits_of(subject, names, "parameter", "not bit-equal on all ranks"),
             location=in_model(subject, r"get_rank|RANK") or place,
             observed=f"{len(names)} of {len(init[0]['first'])} tensors differ over {ranks} ranks before wrapping",
             cause="the initialisation depends on the rank",
-            because="every rank was seeded alike, and rank 0 builds the same model twice",
+            because="every rank used the same seed, and rank 0 builds the same model twice",
             fix="initialise from one seed on all ranks; let only data and dropout depend on the rank",
         )
     elif unseeded:
         yield suspicious(
             "unseeded-init",
-            f"{listed(unseeded)} {'is' if len(unseeded) == 1 else 'are'} not decided by torch's seed, so that ranks start apart",
-            culprits=culprits_of(subject, unseeded, "parameter", "another value at each building"),
+            (
+                f"{listed(unseeded)} {'is' if len(unseeded) == 1 else 'are'} not set by "
+                "torch's seed, so ranks start from different values"
+            ),
+            culprits=culprits_of(subject, unseeded, "parameter", "a different value in each build"),
             observed=f"rank 0 built the model twice from one seed; {len(unseeded)} tensors differ",
-            cause="the factory draws from a source of its own",
-            because="the same seed was set before each building",
-            fix="draw from torch's generator, or seed your own one with a number from the configuration",
+            cause="the factory draws from a generator that torch.manual_seed does not seed",
+            because="the same seed was set before each build",
+            fix="draw from torch's generator, or seed your own generator with a number from the configuration",
         )
     if untied(init):
         yield tie_split(
-            subject, [each["ties"] for each in init], "one tensor on some ranks only, after building",
+            subject, [each["ties"] for each in init], "one tensor on some ranks only after building",
             "the factory ties them on some ranks only", line(factory, r"[rR][aA][nN][kK]"),
         )  # fmt: skip

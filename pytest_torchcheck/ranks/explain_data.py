@@ -42,7 +42,7 @@ def shared(subject: Subject, outcome: Outcome) -> Iterator[Finding]:
 
 
 def hung(subject: Subject, outcome: Outcome) -> Finding:
-    """Explain that the loop waits for ever: batches that only some ranks had, where that was counted."""
+    """Explain that the loop deadlocks: batches that only some ranks had, where that was counted."""
     finding = broken(subject, outcome)
     found = outcome.stages.get("epochs")
     if found is None or finding.code != "hang":
@@ -56,18 +56,18 @@ def hung(subject: Subject, outcome: Outcome) -> Finding:
     told = ", ".join(f"rank {rank}: {total}" for rank, total in enumerate(totals))
     return finding.replace(
         code="uneven-batches",
-        summary=f"ranks are given different numbers of batches ({told}), and wait for each other for ever",
+        summary=f"ranks are given different numbers of batches ({told}), and deadlock",
         culprits=(_loader(place, f"{told} batches"),),
         location=place,
-        cause="a rank that has one batch more waits in backward for gradients that no other rank sends",
-        because=f"the batches delivered were counted on each rank ({told}); then no rank got on "
+        cause="a rank with an extra batch waits in backward for gradients that no other rank sends",
+        because=f"the batches delivered were counted on each rank ({told}); then no rank made progress "
         f"for {outcome.quiet:.0f} s",
         fix=_EVEN,
     )
 
 
 _EVEN = (
-    "share the samples with DistributedSampler (it pads to equal numbers), or with drop_last=True"
+    "split the samples with DistributedSampler (it pads to equal numbers), or set drop_last=True"
 )
 
 
@@ -105,26 +105,26 @@ def _not_shared(
     twice = total - unique
     if equal and sum(firsts[0].sizes) >= _ENOUGH:
         observed = (
-            f"{len(firsts[0].contents)} batches of {ranks} ranks are bit-equal, one after the other"
+            f"{len(firsts[0].contents)} batches of {ranks} ranks are bit-equal, in the same order"
         )
         because = (
             "the digests of the batches delivered in the first epoch are the same on all ranks"
         )
     elif same_data and not repeats and total >= _ENOUGH and twice > ranks * max(1, total // 20):
-        observed = f"{ranks} ranks drew {total} samples of the first epoch, of which only {unique} are different ones"
+        observed = f"{ranks} ranks drew {total} samples of the first epoch, of which only {unique} are distinct"
         because = (
-            f"the indices drawn on each rank were compared: {twice} come more than once, where "
-            f"padding needs {ranks - 1} at most"
+            f"the indices drawn on each rank were compared: {twice} occur more than once, where "
+            f"padding needs at most {ranks - 1}"
         )
     else:
         return None
     return violated(
         "data-not-shared",
-        f"{ranks} ranks train on the same samples: the data is not shared among them",
+        f"{ranks} ranks train on the same samples: the data is not split among them",
         culprits=[_loader(place, f"order by {firsts[0].sampler}")],
         location=place,
         observed=observed,
-        cause=f"the order comes from {firsts[0].sampler}, which knows nothing of ranks",
+        cause=f"the order comes from {firsts[0].sampler}, which does not depend on the rank",
         because=because,
         fix="give the DataLoader sampler=DistributedSampler(dataset), and call its set_epoch before each epoch",
     )
@@ -146,8 +146,8 @@ def _uneven(
                 culprits=[_loader(passes[0].location, f"{told} batches")],
                 location=passes[0].location or place,
                 observed=f"batches of epoch {number + 1}: {told}",
-                cause="from the last common batch on, ranks average gradients of different "
-                "steps, and the last one waits for ever",
+                cause="after the last common batch, ranks average gradients of different "
+                "steps, and the last rank waits forever",
                 because=f"the batches delivered in epoch {number + 1} were counted on each rank",
                 fix=_EVEN,
             )
@@ -167,16 +167,17 @@ def _uneven(
         made = violated if by_step else suspicious
         yield made(
             "uneven-last-batch",
-            f"batch {at + 1} of an epoch has other sizes on each rank ({told}), whose samples then count unequally",
+            (f"batch {at + 1} of an epoch has a different size on each rank ({told}), so "
+                "its samples get unequal weights"),
             culprits=[_loader(passes[0].location, f"batch {at + 1}: {told} samples")],
             location=passes[0].location or place,
             observed=f"batch {at + 1} of {len(sizes[0])}: {told}; with shards of unequal sizes the "
                 f"{'train step' if by_step else 'loss'} gives a gradient "
-            f"{error:.2g} (relative) away from the mean over all samples",
-            cause="each rank's loss is the mean over its own shard, and the ranks average these means without weights",
+            f"{error:.2g} (relative) away from that of the mean over all samples",
+            cause="each rank's loss is the mean over its own shard, and the ranks average these means unweighted",
             because=f"the sizes were counted on {ranks} ranks, and the same samples in one batch "
-                "of one process give another gradient",
-            fix=f"{_EVEN}; else weigh the loss by ranks * own samples / all samples",
+                "in one process give a different gradient",
+            fix=f"{_EVEN}; or weight the loss by ranks * own samples / all samples",
         )  # fmt: skip
         return
 
@@ -199,7 +200,7 @@ def _repeated(passes: Sequence[Pass]) -> Finding | None:
                 f"every epoch has the same order: set_epoch of {new.sampler} is never called",
                 culprits=[_loader(new.location, f"{new.sampler}.epoch stays {new.epoch}")],
                 location=new.location,
-                observed=f"the {len(new.indices)} indices of rank 0 are the same, in the same order, in two epochs; "
+                observed=f"the {len(new.indices)} indices of rank 0 are the same, in the same order in two epochs; "
                 f"{new.sampler}.epoch is {new.epoch} in both",
                 cause=f"{new.sampler} shuffles from seed + epoch, and the epoch stays {new.epoch}",
                 because="the indices of both passes were recorded as they were drawn",

@@ -1,4 +1,4 @@
-"""Say what FSDP2 computes otherwise, what it unties, and what does not come back from a build on meta."""
+"""Say what FSDP2 computes differently, what it unties, and what a build on meta loses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _place(subject: Subject, *patterns: str) -> Location | None:
 
 
 def sharding(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]:
-    """Explain what the sharded model does otherwise than the plain one."""
+    """Explain what the sharded model does differently from the plain one."""
     found = outcome.stages["sharded"][0]
     if not found["units"]:
         yield violated(
@@ -44,8 +44,8 @@ def sharding(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Findi
             culprits=[Culprit("function", str(getattr(_plan(subject), "__name__", "wrap")))],
             location=_place(subject),
             observed=f"0 units, {len(found['managed'])} parameters that every rank holds whole",
-            cause="fully_shard is never reached, or its result is another module than the one handed in",
-            because="the modules were looked through after the plan had run",
+            cause="fully_shard is never called, or its result is not the module passed in",
+            because="the modules were inspected after the plan ran",
             fix="call fully_shard(model) last in the plan: it changes the module in place",
         )  # fmt: skip
         return
@@ -64,9 +64,9 @@ def split(subject: Subject, found: Mapping[str, Any]) -> Finding:
         subject,
         [found["ties"], found["tied"]],
         "one tensor before sharding and two after it",
-        "fully_shard gives each of its units parameters of their own, and the tied modules stand in different units",
+        "fully_shard gives each unit its own parameters, and the tied modules are in different units",
         _place(subject, rf"fully_shard\([^)]*\b{owner}\b" if owner else _SHARD),
-        fix="leave both modules to one unit, such as the root: fully_shard(model), or fully_shard([a, b])",
+        fix="keep both modules in one unit, such as the root: fully_shard(model), or fully_shard([a, b])",
     )
 
 
@@ -79,16 +79,16 @@ def _differing(
         names = found["managed"]
         yield violated(
             "not-sharded",
-            f"{listed(names)} {'is' if len(names) == 1 else 'are'} in no unit of FSDP, so that the ranks never average "
+            f"{listed(names)} {'is' if len(names) == 1 else 'are'} in no unit of FSDP, so the ranks never average "
             f"{'its gradient' if len(names) == 1 else 'their gradients'}",
             culprits=culprits_of(subject, names, "parameter", "in no unit"),
             location=_place(subject),
-            observed=f"{len(names)} parameters are no DTensor after the plan; gradients differ by "
+            observed=f"{len(names)} parameters are not DTensors after the plan; gradients differ by "
             f"{found['error']:.3g} (relative)",
-            cause="the plan shards some modules and not the model that holds them",
-            because="the units were listed after the plan had run: "
+            cause="the plan shards some modules but not the model that contains them",
+            because="the units were listed after the plan ran: "
             f"{listed([name or 'the model' for name in found['units']])}",
-            fix="call fully_shard(model) on the whole model last: it takes what is left",
+            fix="call fully_shard(model) on the whole model last: it shards what is left",
         )
         return
     parts = {
@@ -102,14 +102,14 @@ def _differing(
     names = found["missing"] or found["worst"]
     yield violated(
         "fsdp-differs",
-        f"under FSDP the {wrong or 'gradient'} is not that of one process (worst: {names[0]})",
+        f"under FSDP the {wrong or 'gradient'} differs from that of one process (worst: {names[0]})",
         culprits=culprits_of(subject, names, "parameter", "no gradient" if found["missing"] else "differs"),
         location=_place(subject),
         observed=", ".join(f"{name} {value:.3g}" for name, value in parts.items())
         + f" (relative differences); ratio {found['ratio']:.6g}",
         cause="part of the model is used outside the forward of its unit, where its parameters are shards"
-        if wrong == "output" else "the shards' gradients are not averaged over ranks as one process would",
-        because="the same shards without FSDP give the outputs exactly, and in float64 rounding "
+        if wrong == "output" else "the gradients of the shards are not averaged over ranks",
+        because="the same shards without FSDP give the exact outputs, and float64 rounding "
             f"stays below {bound:.0e}",
         fix="use a sharded module's parameters only inside its own forward, and reduce gradients by the mean",
     )  # fmt: skip
@@ -120,21 +120,21 @@ def _state(subject: Subject, found: Mapping[str, Any]) -> Iterator[Finding]:
         names = sorted({*found["keys"]} ^ {*found["expected"]}) or found["unloadable"]
         yield violated(
             "sharded-state",
-            f"the state_dict under FSDP has other names than the plain model's: {listed(names)}",
+            f"the state_dict under FSDP has different names than that of the plain model: {listed(names)}",
             culprits=[Culprit("tensor", name) for name in names[:8]],
             location=_place(subject),
             observed=f"{len(found['keys'])} names under FSDP, {len(found['expected'])} in the plain "
-            f"model; {len(names)} stand in one only",
-            cause="the plan wraps or renames modules besides sharding them",
+            f"model; {len(names)} are in only one of them",
+            cause="the plan also wraps or renames modules",
             because="both lists of names were compared",
-            fix="shard in place (fully_shard keeps all names), or strip what the wrapper adds before saving",
+            fix="shard in place (fully_shard keeps all names), or strip the prefix of the wrapper before saving",
         )
     elif found["lost"] or found["restored"]:
         names = found["lost"] or found["restored"]
         yield violated(
             "sharded-state",
-            f"{listed(names)} {'does' if len(names) == 1 else 'do'} not come back from the "
-                "state_dict under FSDP",
+            f"{listed(names)} {'does' if len(names) == 1 else 'do'} not survive the "
+                "state_dict round trip under FSDP",
             culprits=culprits_of(subject, names, "parameter", "different after loading"),
             location=_place(subject),
             observed=f"{len(names)} parameters differ after "
@@ -146,14 +146,14 @@ def _state(subject: Subject, found: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def meta(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]:
-    """Explain what a model built on meta lacks after it was given memory and its state."""
+    """Explain what a model built on meta lacks after it was materialized and loaded."""
     found = outcome.stages["meta"][0]
     materialise = next((p.meta for p in subject.contract.promised("FullyShards")), None)  # type: ignore[attr-defined]
     place = line(materialise, r"to_empty", r"def ") if callable(materialise) else None
     if found["ties"] != found["tied"]:
         yield tie_split(
-            subject, [found["ties"], found["tied"]], "one tensor on meta and two after they were given memory",
-            "each name is given memory of its own", place or _place(subject),
+            subject, [found["ties"], found["tied"]], "one tensor on meta and two after materialization",
+            "each name is allocated separately", place or _place(subject),
         )  # fmt: skip
         return
     if found["on_meta"]:
@@ -163,8 +163,8 @@ def meta(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]:
             f"{listed(names)} {'stays' if len(names) == 1 else 'stay'} on meta, without values",
             culprits=culprits_of(subject, names, "tensor", "on meta"),
             location=place or _place(subject),
-            observed=f"{len(names)} tensors are on meta after the model was given memory",
-            cause="what materialises the model leaves them out",
+            observed=f"{len(names)} tensors are on meta after the model was materialized",
+            cause="the function that materializes the model leaves them out",
             because="the devices of all parameters and buffers were listed",
             fix="call model.to_empty(device=...) on the whole model",
         )
@@ -184,10 +184,11 @@ def meta(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]:
             f"{'has' if len(absent or lost) <= 1 else 'have'} no values after a build on meta",
         culprits=culprits_of(subject, absent or lost, "buffer" if absent else "tensor", "not in the state_dict" if absent else "another value"),
         location=where or place or _place(subject),
-        observed=f"built on meta, sharded, given memory and loaded: {len(lost)} tensors differ, "
+        observed=f"built on meta, sharded, materialized and loaded: {len(lost)} tensors differ, "
             f"outputs by {found['output']:.3g} (relative)",
-        cause="a buffer that is no part of the state_dict is computed in __init__, where meta has no values"
-        if absent else "what gives the model memory after loading, or instead of it, overwrites values",
+        cause="a buffer that is not in the state_dict is computed in __init__, where meta tensors have no values"
+        if absent else ("the function that materializes the model runs after loading, or without loading, "
+            "and overwrites values"),
         because="tensors were compared one by one with the model that was built on the device",
         fix=f"compute {last or 'it'} again after to_empty (in reset_parameters, called by "
             "FullyShards(meta=...)), or make it persistent",

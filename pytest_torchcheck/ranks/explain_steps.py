@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def steps(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]:
-    """Explain ranks that part company in the user's own training step."""
+    """Explain ranks that diverge in the user's own training step."""
     found = outcome.stages["steps"]
     step = subject.contract.train_step
     late = sorted({name for each in found for name in each["late"]})
@@ -39,7 +39,7 @@ def steps(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]
         yield tie_split(
             subject, [each[key] for each in found for key in ("ties", "tied")],
             "one tensor before the train step and two after it",
-            "the step puts another tensor in the place of one of them",
+            "the step replaces one of them with another tensor",
             line(step, r"assign\s*=\s*True", r"nn\.Parameter\(", r"\.weight\s*="),
         )  # fmt: skip
         return  # what is split also trains apart
@@ -62,15 +62,15 @@ def steps(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Finding]
     if drifting:
         yield violated(
             "buffer-drift",
-            f"{listed(drifting)} {'holds' if len(drifting) == 1 else 'hold'} other values "
+            f"{listed(drifting)} {'holds' if len(drifting) == 1 else 'hold'} different values "
                 f"on each rank after {len(found[0]['steps'])} steps",
             culprits=culprits_of(subject, drifting, "buffer", "not bit-equal on all ranks"),
             location=in_model(subject, rf"self\.{drifting[0].rpartition('.')[2]}\b.*(\w_\(|[-+*/]?=[^=])(?!.*register)")
             or line(step, rf"\b{drifting[0].rpartition('.')[2]}\b"),
             observed=f"{len(drifting)} buffers differ over {outcome.ranks} ranks",
-            cause="each rank updates it from its own shard; rank 0's then overwrites the others, whose data is lost",
+            cause="each rank updates it from its own shard; rank 0's value then overwrites the others, which are lost",
             because="the digests of all ranks were compared after the step; batch normalisation is not counted",
-            fix="all_reduce what the update is made from, or promise MayChange with the reason",
+            fix="all_reduce the values that the update uses, or promise MayChange and give the reason",
         )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def _apart(subject: Subject, names: list[str], rows: list[dict[str, Any]], index
         )
         fix = "step the optimizer on every rank"
     elif uneven:
-        cause = "the gradients are changed on one rank only after they were averaged, or are never averaged"
+        cause = "the gradients change on one rank after they were averaged, or are never averaged"
         place = line(step, ranked, r"\.module\s*\(", r"no_sync", r"clip_grad", r"\.backward\(")
         fix = (
             "do the same to the gradients on every rank (clipping included), and call the "
@@ -100,10 +100,10 @@ def _apart(subject: Subject, names: list[str], rows: list[dict[str, Any]], index
         )
     else:
         cause, place = (
-            "the update depends on the rank, though the gradients do not",
+            "the update depends on the rank, although the gradients do not",
             line(step, ranked, r"\.step\("),
         )
-        fix = "make every write to parameters the same on all ranks"
+        fix = "write the same values to the parameters on all ranks"
     return violated(
         "parameters-differ",
         f"{listed(names)} {'differs' if len(names) == 1 else 'differ'} between ranks after "
@@ -133,7 +133,7 @@ def _factor(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Findin
     step = subject.contract.train_step
     observed = (
         f"gradient at the optimizer's step with {ranks} ranks = {ratio:.6g} x that with one "
-        f"rank, {across:.1e} across"
+        f"rank; the rest differs by {across:.1e}"
     )
     if across < TIGHT and min(abs(ratio - ranks), abs(ratio * ranks - 1)) < TIGHT * ranks:
         sums = ratio > 1
@@ -150,9 +150,12 @@ def _factor(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Findin
                 r"\.backward\(",
             ),
             observed=observed,
-            cause="gradients are added over ranks instead of averaged (or the loss is multiplied once too often)"
+            cause=(
+                "gradients are added over ranks instead of averaged (or the loss is multiplied "
+                "by the number of ranks once too often)"
+            )
             if sums
-            else "the loss is a sum over samples (or divided by the ranks twice), and the ranks average",
+            else "the loss is a sum over samples (or is divided by the number of ranks twice), and the ranks average",
             because=f"the same step with the whole batch on one rank gives exactly {'1/' if sums else ''}{ranks} of it"
             if sums
             else f"the same step with the whole batch on one rank gives exactly {ranks} x as much",
@@ -165,12 +168,12 @@ def _factor(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Findin
         return  # the user's loss may be no mean over samples, which one process cannot be held against
     yield suspicious(
         "step-differs",
-        f"{ranks} ranks train with another gradient than one process on the same batch "
+        f"{ranks} ranks train with a different gradient than one process on the same batch "
         f"(relative difference {error:.2g})",
         culprits=culprits_of(subject, first["worst"], "parameter", "differs most"),
         location=line(step, r"clip_grad", r"all_reduce", r"\.backward\("),
         observed=observed,
-        cause="the step treats shards unlike the whole batch",
+        cause="the step treats shards differently from the whole batch",
         because=f"the declared loss by itself gives the same gradient to {local['decomposes']:.1e}",
-        fix="average what the step makes of its shard over ranks",
+        fix="average over ranks what the step computes from its shard",
     )

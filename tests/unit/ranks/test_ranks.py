@@ -62,7 +62,7 @@ def test_what_cannot_be_sent_is_named() -> None:
     assert raised.value.part == "loss"
     finding = declared.check(["ddp-equivalence"]).findings[0]
     assert (finding.status, finding.code) == ("inconclusive", "not-sendable")
-    assert "write loss as a function" in finding.summary
+    assert "define loss as a function" in finding.summary
 
 
 def test_a_batch_that_cannot_be_shared_is_told() -> None:
