@@ -59,11 +59,7 @@ def _line(message: str) -> str:
 
 
 def _at(place: Location | None) -> str:
-    return (
-        "outside the user's code"
-        if place is None
-        else f"{place.file.rpartition('/')[2]}:{place.line}"
-    )
+    return f"{place.file.rpartition('/')[2]}:{place.line}" if place else "outside the user's code"
 
 
 def broken(subject: Subject, outcome: Outcome) -> Finding:
@@ -76,9 +72,7 @@ def broken(subject: Subject, outcome: Outcome) -> Finding:
         + [{"rank": s.rank, "stage": s.stage, "stack": s.stack} for s in outcome.stuck]
     }
     during = _DURING.get(stopped_at(outcome), "")
-    first = next((f for f in outcome.failures if not f.follows), None) or next(
-        iter(outcome.failures), None
-    )
+    first = min(outcome.failures, key=lambda failure: bool(failure.follows), default=None)
     if first is None:
         return _hang(outcome, during, evidence)
     location = first.location
