@@ -72,7 +72,7 @@ def broken(subject: Subject, outcome: Outcome) -> Finding:
         + [{"rank": s.rank, "stage": s.stage, "stack": s.stack} for s in outcome.stuck]
     }
     during = _DURING.get(stopped_at(outcome), "")
-    first = min(outcome.failures, key=lambda failure: bool(failure.follows), default=None)
+    first = next(iter(outcome.failures), None)
     if first is None:
         return _hang(outcome, during, evidence)
     location = first.location
@@ -226,7 +226,7 @@ def gradients(subject: Subject, outcome: Outcome, exact: float) -> Iterator[Find
 
 def _not_a_mean(subject: Subject, local: Mapping[str, Any], ranks: int) -> Iterator[Finding]:
     """Explain a loss or a model whose gradient on the whole batch is not the mean over its shards."""
-    coupled, ratio = local["coupled"], local["ratio"]
+    coupled = local["coupled"]
     if coupled == coupled and coupled > TIGHT:
         # the outputs themselves change with the batch: no bug of the loss, nor of the ranks
         yield suspicious(
@@ -249,19 +249,22 @@ def _not_a_mean(subject: Subject, local: Mapping[str, Any], ranks: int) -> Itera
             fix="synchronize the statistics over ranks (as SyncBatchNorm does), or skip this check and give the reason",
         )
         return
-    loss = subject.contract.loss
-    where = (
-        None if loss is None or isinstance(loss, str) else line(loss, r"\.sum\(", r"reduction\s*=")
-    )
+    finding = _loss_not_a_mean(subject.contract.loss, local, ranks)
+    if finding is not None:
+        yield finding
+
+
+def _loss_not_a_mean(loss: Any, local: Mapping[str, Any], ranks: int) -> Finding | None:
+    ratio = local["ratio"]
+    name = "the loss" if loss is None else str(getattr(loss, "__name__", type(loss).__name__))
+    where = None if isinstance(loss, str) else line(loss, r"\.sum\(", r"reduction\s*=")
+    culprits = [Culprit("loss", name, location=where)]
     if abs(ratio * ranks - 1) < TIGHT and local["across"] < TIGHT:
-        yield violated(
+        return violated(
             "loss-sum",
-            f"{getattr(loss, '__name__', None) or 'the loss'} is a sum over samples, so "
-            f"{ranks} ranks train with 1/{ranks} "
-            "of the gradient of a single process",
-            culprits=[
-                Culprit("loss", str(getattr(loss, "__name__", type(loss).__name__)), location=where)
-            ],
+            f"{name} is a sum over samples, so {ranks} ranks train with 1/{ranks} of "
+            "the gradient of a single process",
+            culprits=culprits,
             location=where,
             observed=(
                 f"averaged gradient = {ratio:.6g} x that of the full batch; the rest differs "
@@ -274,18 +277,13 @@ def _not_a_mean(subject: Subject, local: Mapping[str, Any], ranks: int) -> Itera
             ),
             fix="use the mean over samples in the loss (or multiply it by the number of ranks)",
         )
-        return
     if loss is None:
-        return
-    yield suspicious(
+        return None
+    return suspicious(
         "loss-coupled",
         ("the loss is not a mean over samples: the gradient averaged over ranks differs "
             f"from that of the full batch by {local['decomposes']:.2g} (relative)"),
-        culprits=[
-            Culprit(
-                "loss", str(getattr(loss, "__name__", type(loss).__name__)), location=where
-            )
-        ],
+        culprits=culprits,
         location=where,
         observed=(f"relative difference {local['decomposes']:.3g}, ratio {ratio:.4g}; the rest "
             f"differs by {local['across']:.3g}"),
