@@ -16,8 +16,9 @@ from ..probes.recorded.watch import Watch, name_of, tensors_in
 from ..runs.again import forward_and_loss
 from ..runs.facts import forward_facts
 from ..runs.layers import parameter_rows
-from ..runs.looks import REDRAWS, shared_shifts, single_positions, unreached
+from ..runs.looks import HIDDEN, REDRAWS, hidden_by_data, shared_shifts, unreached
 from ..runs.losses.consumption import evidence
+from ..runs.omitted import read_where_given
 from ..runs.training.otherwise import in_live_memory, trained_in_step, written_by_step
 from ..runs.training.steps import trajectory, untrainable
 from ..state import seed_everything
@@ -98,9 +99,12 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
         del dead[name]
     rounding = structural_zeros(subject, set(first.names("live")))
     zeros = [*rounding, *(name for name, kind in dead.items() if kind == "zero")]
-    alone = single_positions(subject, zeros)
+    alone = hidden_by_data(subject, zeros)
     rounding = [name for name in rounding if name not in alone]
-    for name in alone & set(dead):
+    for name in alone.keys() & set(dead):
+        del dead[name]
+    omitted = read_where_given(subject, [name for name, kind in dead.items() if kind == "none"])
+    for name in omitted:
         del dead[name]
     untrained = _untrained(subject)
     if untrained:
@@ -111,22 +115,23 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
     table = {"gradients": parameter_rows(subject, first.stats)}
     if none:
         yield from _with_table(explain.missing(subject, none, total), table)
+    if omitted:
+        yield from _with_table(explain.not_given(subject, omitted, total), table)
     if zero or rounding:
         found = explain.zero(subject, [*zero, *rounding], total, rounding=rounding)
         yield from _with_table(found, {} if none else table)
-    if alone:
-        yield inconclusive(
-            f"{names_text(sorted(alone))} got no gradient here: an attention has only one "
-            "position to attend to in this batch; use a larger input",
-            code="not-reached",
-        )
+    for kind, why in HIDDEN.items():
+        if hidden := sorted(name for name in alone if alone[name] == kind):
+            yield inconclusive(
+                f"{names_text(hidden)} got no gradient here: {why}", code="not-reached"
+            )
     if elsewhere:
         yield inconclusive(
             f"{names_text(sorted(elsewhere))} got no gradient here: the data selected other "
             "modules of the same container, or another batch or initialisation reaches them",
             code="not-reached",
         )
-    elif not alone and not none and not zero and not rounding and not untrained:
+    elif not (alone or none or omitted or zero or rounding or untrained):
         otherwise[_CANCELS] = shifts
         yield from _with_gradients(first, subject, otherwise, table)
 

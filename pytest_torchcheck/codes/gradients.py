@@ -14,6 +14,7 @@ changed_inputs = Each(
     "diagnosis.gradient.changed_inputs:changed_inputs", "input-mutated", seen=True
 )
 missing = Each("diagnosis.gradient.missing:missing", "grad-none", seen=True)
+not_given = Each("diagnosis.gradient.missing:not_given", "grad-none", doubtful=True, seen=True)
 non_finite = Each(
     "diagnosis.gradient.non_finite:non_finite", "non-finite-forward non-finite-gradient", seen=True
 )

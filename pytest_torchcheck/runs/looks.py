@@ -114,13 +114,22 @@ def shared_shifts(subject: Subject, names: Collection[str]) -> set[str]:
     return {name for name in biases if name in found and found[name].kind in _SHIFTS}
 
 
-def single_positions(subject: Subject, names: Collection[str]) -> set[str]:
-    """Name the queries and keys of an attention that has one position to attend to: the input is too small."""
+HIDDEN = {
+    "single-position": "an attention has only one position to attend to in this batch; use a larger "
+    "input",
+    "partly-overwritten": "what is computed from it is overwritten where the loss uses it, at places "
+    "that the data decide",
+}
+"""Why a gradient may be zero in these data alone, by the kind of zero."""
+
+
+def hidden_by_data(subject: Subject, names: Collection[str]) -> dict[str, str]:
+    """Return the parameters whose gradient these data make zero, with the reason of :data:`HIDDEN`."""
     if not names:
-        return set()
+        return {}
     with subject.pristine():
         found = find_zero_gradients(forward_and_loss(subject), subject.model, list(names))
-    return {name for name in names if name in found and found[name].kind == "single-position"}
+    return {n: found[n].kind for n in names if n in found and found[n].kind in HIDDEN}
 
 
 def differentiated(subject: Subject, names: Collection[str]) -> set[str]:

@@ -15,11 +15,12 @@ from ...loop.closures import functions_of
 from ...runs.looks import (
     REDRAWS,
     differentiated,
+    hidden_by_data,
     rounding_noise,
     shared_shifts,
-    single_positions,
     unreached,
 )
+from ...runs.omitted import read_where_given
 from ...runs.training.later_steps import moved_as_built, stopped
 from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ...findings import Finding
+    from ...runs.training.steps import Trajectory
     from ...subject import Subject
 
 
@@ -125,21 +127,7 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
     excused: set[str] = set()
     if still:
         first = subject.gradients()
-        gradless = [
-            name for name in still if first.stats[name].kind != "live" and name not in made.live
-        ]
-        excused = _move_elsewhere(subject, gradless)
-        excused |= unreached(subject, set(gradless) - excused)
-        excused |= shared_shifts(
-            subject, [n for n in gradless if n not in excused and first.stats[n].kind == "zero"]
-        )
-        excused |= single_positions(
-            subject, [n for n in gradless if n not in excused and first.stats[n].kind == "zero"]
-        )
-        excused |= differentiated(
-            subject, [n for n in gradless if n not in excused and first.stats[n].kind == "none"]
-        )
-        excused |= rounding_noise(subject, set(still) - excused)
+        excused = _excused(subject, still, made)
         still = [name for name in still if name not in excused]
         largest = max((g.norm for g in first.stats.values() if math.isfinite(g.norm)), default=0.0)
         faint = [n for n in still if 0.0 < first.stats[n].norm < _FAINT * largest]
@@ -161,6 +149,23 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
         f"{len(made.losses)} steps{note}",
         evidence={"losses": list(made.losses), "rates": list(made.rates)},
     )
+
+
+def _excused(subject: Subject, still: list[str], made: Trajectory) -> set[str]:
+    """Name the parameters, of those that stand still, that these data or this loss give nothing to move by."""
+    stats = subject.gradients().stats
+    kinds = {n: stats[n].kind for n in still if stats[n].kind != "live" and n not in made.live}
+    excused = _move_elsewhere(subject, list(kinds))
+
+    def left(kind: str = "") -> list[str]:
+        return [n for n in kinds if n not in excused and (not kind or kinds[n] == kind)]
+
+    excused |= unreached(subject, set(left()))
+    excused |= shared_shifts(subject, left("zero"))
+    excused |= hidden_by_data(subject, left("zero")).keys()
+    excused |= differentiated(subject, left("none"))
+    excused |= read_where_given(subject, left("none")).keys()
+    return excused | rounding_noise(subject, set(still) - excused)
 
 
 def _move_elsewhere(subject: Subject, names: list[str]) -> set[str]:

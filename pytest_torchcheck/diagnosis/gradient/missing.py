@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ...probes.gradient.provenance import GraphCut
     from ...probes.recorded.watch import Op
+    from ...runs.omitted import Omitted
     from ...subject import Subject
     from .siblings import Sibling
 
@@ -145,6 +146,34 @@ def _used_instead(cause: str, instead: Sibling, culprits: list[Culprit]) -> tupl
 def _called_instead(subject: Subject, name: str) -> Sibling | None:
     """Return the sibling that is used in the place of a parameter, or of the layer that owns it."""
     return read_instead(subject, name) or called_instead(subject, name)
+
+
+def not_given(subject: Subject, omitted: dict[str, Omitted], total: int) -> Iterator[Finding]:
+    """Explain parameters that are read only where the forward gets an argument, which it did not get here."""
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, found in omitted.items():
+        groups[found.module, found.argument].append(name)
+    for (module, argument), names in groups.items():
+        found = omitted[names[0]]
+        forward = f"{found.called}.forward"
+        given = (
+            f"declare {argument} among the inputs"
+            if not module
+            else f"pass {argument} where {module} is called"
+        )
+        yield suspicious(
+            "grad-none",
+            f"{names_text(names)} {have(names)} no gradient: {argument} is not given ({len(names)} of {total} parameters)",
+            culprits=[parameter(subject, name, "never read") for name in names],
+            location=found.line,
+            observed=f"no operation reads {'it' if len(names) == 1 else 'them'} in a forward without {argument}",
+            cause=f"the branch that uses {'it' if len(names) == 1 else 'them'} is taken only where "
+            f"{forward} receives {argument}, and it was left at its default",
+            because=f"in a run with a value for {argument}, "
+            + (f"line {found.line.line} reads {names[0]}" if found.line else f"{names[0]} is read"),
+            fix=f"{given}, or declare MayLackGradient({names[0]!r}, reason=...)",
+            evidence={"kind": "not-given", "argument": argument, "parameters": list(names)},
+        )
 
 
 def not_reparameterised(subject: Subject, stop: GraphCut) -> Finding:

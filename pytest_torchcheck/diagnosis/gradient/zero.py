@@ -165,6 +165,7 @@ _ZERO_CAUSES = {
     "saturated": "a clamp or squashing function that it feeds is at its bounds",
     "sampling": "a draw that is not reparameterised stands between it and the loss",
     "overwritten": "what it computes is overwritten in place",
+    "function": "the backward of a custom autograd Function returned zeros for it",
 }
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
 
 from ..recorded.recording import Recorder
 from ..recorded.steps import gradients_kept, record_step, values_behind
@@ -27,6 +30,7 @@ ZeroKind = Literal[
     "step",
     "sampling",
     "overwritten",
+    "partly-overwritten",
     "normalised",
     "cancels",
     "unread",
@@ -38,7 +42,8 @@ over one entry; ``single-position`` an attention with one position to attend to;
 clamp, squashing function or softmax at its bound; ``times-zero`` a factor
 that is zero; ``step`` a rounding or sign, flat everywhere; ``sampling`` a draw that is not
 reparameterised;
-``overwritten`` the values were replaced; ``normalised`` a normalisation removes what the gradient would
+``overwritten`` the values were replaced; ``partly-overwritten`` those that count were, where other
+tensors say; ``normalised`` a normalisation removes what the gradient would
 change; ``cancels`` the contributions of several uses, or of all samples, add up to zero;
 ``unread`` it is joined with other values, and the loss reads the others only;
 ``function`` a custom
@@ -190,6 +195,11 @@ def _reason(stopped: Stopped) -> tuple[ZeroKind, str]:
     if verb in _PRODUCTS and (factor := _zero_factor(call, value)) is not None:
         return "times-zero", f"the other operand of {name}, {factor}, is all zeros"
     if verb in _REPLACING:
+        if _picks_some(call.args):
+            return (
+                "partly-overwritten",
+                f"{name} replaced those values of {describe(before)} that the loss uses",
+            )
         return "overwritten", f"{name} replaced all {count} values of {describe(before)}"
     if verb in _NORMS:
         return "normalised", f"{measured}: the loss does not change along what {name} lets through"
@@ -203,6 +213,18 @@ def _reason(stopped: Stopped) -> tuple[ZeroKind, str]:
 
 
 _ZEROING = ("inactive", "times-zero", "overwritten")
+
+
+def _picks_some(args: tuple[Any, ...]) -> bool:
+    """Say whether a write goes to some values of a tensor only, which other tensors choose."""
+    if len(args) < 2 or not isinstance(args[0], torch.Tensor):
+        return False
+    chosen = [args[1]] if isinstance(args[1], torch.Tensor) else args[1]
+    if not isinstance(chosen, list | tuple) or not all(isinstance(i, torch.Tensor) for i in chosen):
+        return False
+    sizes = args[0].shape[: sum(i.dim() if i.dtype == torch.bool else 1 for i in chosen)]
+    picked = {i.numel() if i.dtype != torch.bool else int(i.sum()) for i in chosen}
+    return max(picked, default=0) < math.prod(sizes)
 
 
 def _zeros_made(stopped: Stopped) -> Stopped | None:

@@ -61,14 +61,9 @@ TRUE: dict[str, dict[str, str]] = {
         "weight-static": "the same",
     },
     "transformers.layoutlm": {"grad-none": "token classification does not use the pooler"},
-    "transformers.led": {"grad-none": "nothing attends globally without a global_attention_mask"},
-    "transformers.longformer": {
-        "grad-zero": "the last layer's local attention of the one position that is read is overwritten"
-    },
     "transformers.recurrent_gemma": {
         "copy-after-training": "copy.deepcopy raises after a training forward: the states keep their graph"
     },
-    "transformers.xlnet": {"grad-none": "no segments and no targets of a permutation are given"},
     "vector_quantize.LatentQuantize": {"grad-none": "its values are behind a detach()"},
 }
 """What plain torch code confirms of a model: code and reason."""
