@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 Gradients = dict[str, torch.Tensor]
 
+_EXACT = 1e-6
+"""How near the micro-batches' gradients must add up to the whole one's, in float64."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -52,6 +55,8 @@ class Comparison:
         applied: The same of what stands in the gradients when the optimizer steps.
         worst: Parameters that differ most, the worst first.
         dtype: In which they were computed.
+        weights: How much each micro-batch counts in the full gradient; empty where that is no sum
+            of theirs, as of a loss that relates samples to each other.
         counts: Valid targets of each micro-batch, where targets are labels.
         loss: Name of the tensor that backward is called on, and the line that makes it.
         place: Line of the backward pass.
@@ -67,6 +72,7 @@ class Comparison:
     worst: tuple[str, ...]
     dtype: str
     counts: tuple[int, ...]
+    weights: tuple[float, ...] = ()
     loss: str = ""
     loss_place: Location | None = None
     place: Location | None = None
@@ -363,10 +369,20 @@ def _compare(
         worst=tuple(worst[:4]),
         dtype=dtype,
         counts=counts,
+        weights=_weights(b, [flat(m) for m in micro]),
         loss=capture.loss,
         loss_place=_bound_at(capture),
         place=capture.place,
     )
+
+
+def _weights(full: torch.Tensor, parts: list[torch.Tensor]) -> tuple[float, ...]:
+    """Return the factors with which the parts add up to the whole; nothing where they do not, or not in one way."""
+    rows = torch.stack(parts)
+    found = torch.linalg.lstsq(rows @ rows.T, rows @ full, driver="gelsd").solution
+    near = float((found @ rows - full).norm()) <= _EXACT * float(full.norm())
+    distinct = int(torch.linalg.matrix_rank(rows @ rows.T, hermitian=True)) == len(parts)
+    return tuple(found.tolist()) if near and distinct else ()
 
 
 def _across(vector: torch.Tensor, direction: torch.Tensor) -> float:

@@ -27,7 +27,7 @@ def not_accumulated(found: Comparison, n: int, trace: Trace | None) -> Finding:
     loss = found.loss or "the loss"
     counts = (
         f"; valid targets of the micro-batches: {', '.join(map(str, found.counts))}"
-        if found.counts
+        if len(set(found.counts)) > 1
         else ""
     )
     code, cause, fix, because, clearing = _accumulation_cause(found, n, loss, trace)
@@ -83,9 +83,15 @@ def _accumulation_cause(
     elif found.means < _ALIKE:
         code, cause = (
             "accumulation-mean-of-means",
-            "each micro-batch is averaged separately, regardless of its number of targets",
+            "each micro-batch is averaged separately, regardless of how much of the loss it holds",
         )
         because = f"the accumulated gradient equals the mean of the micro-batches' means (distance {found.means:.1e})"
+        if found.weights:
+            shares = ", ".join(f"{weight:.3g}" for weight in found.weights)
+            because += (
+                f"; in the loss of the whole batch they have the weights {shares}, here each has "
+                f"{1 / n:.3g}"
+            )
         fix = f"sum {loss} over targets and divide by the count of the whole batch"
     elif found.last < _ALIKE:
         code, cause = (

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pytest_torchcheck.subject import Subject
 
 _ACCUMULATED = 1e-5  # float64 leaves 1e-12; losses that compute in float32 inside leave 1e-7
+_UNEVEN = 1.5
+"""From which ratio on the weights of micro-batches are clearly unequal: class weights leave less."""
 
 
 def accumulated(subject: Subject) -> Iterator[Finding]:
@@ -35,7 +37,8 @@ def accumulated(subject: Subject) -> Iterator[Finding]:
 
     Without the promise, a step that runs several backward passes before its optimizer's step may
     mean anything by them. Only what cannot be meant is told then: the full batch's gradient times
-    their number, and the last micro-batch's alone.
+    their number, the last micro-batch's alone, and the plain mean of micro-batches that count for
+    unequal shares of the declared loss, as those of sequences of unequal lengths do.
     """
     if not subject.contract.promised("Accumulates"):
         yield _unpromised(subject)
@@ -59,14 +62,24 @@ def _unpromised(subject: Subject) -> Finding:
         return not_applicable("the backward passes of the step do not split the batch")
     limit = _ACCUMULATED if made.dtype == "float64" else 1e-3
     if made.error <= limit:
+        uneven = accumulation.compare(subject, passes, None, unequal=True)
+        if uneven is not None and _each_by_itself(uneven, limit):
+            return explain.not_accumulated(uneven, passes, trace)
         return passed(f"{passes} passes give the full batch's gradient up to {made.error:.1e}")
     added = made.residual <= limit and abs(made.ratio - passes) <= limit * passes
-    if added or (max(made.last, made.applied) <= limit and made.residual > 100 * limit):
+    cleared = max(made.last, made.applied) <= limit and made.residual > 100 * limit
+    if added or cleared or _each_by_itself(made, limit):
         return explain.not_accumulated(made, passes, trace)
     return not_applicable(
         f"the step's {passes} backward passes do not add up to the gradient of the declared "
         f"loss: their sum differs by {made.error:.1%} from the full batch's gradient"
     )
+
+
+def _each_by_itself(made: accumulation.Comparison, limit: float) -> bool:
+    """Say whether micro-batches of clearly unequal weight in the loss are averaged as if they were equal."""
+    uneven = made.weights and max(made.weights) > _UNEVEN * min(made.weights) > 0
+    return bool(uneven) and made.means <= limit < made.error
 
 
 def _passes(trace: Trace) -> int:

@@ -130,3 +130,70 @@ def test_the_branch_that_ran_is_named() -> None:
     assert wrong.status == "violated"
     assert wrong.location.text.endswith("# not divided")
     assert verdict(train_step=step(True), promises=(Accumulates(4),)).status == "passed"
+
+
+class Scorer(nn.Module):
+    """Scores each element of a padded sequence, by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 12), nn.GELU(), nn.Linear(12, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).squeeze(-1)
+
+
+def masked_error(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    real = ~y.isnan()
+    return ((output - y.nan_to_num()) ** 2 * real).sum() / real.sum()
+
+
+def nearest_is_own(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    scores = output @ y.nan_to_num().T
+    return F.cross_entropy(scores, torch.arange(len(scores)))
+
+
+def weighed(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    weight = 1 + 0.2 * (y.nan_to_num() > 0)  # as class weights do
+    return (weight * (output - y.nan_to_num()) ** 2).sum() / weight.sum()
+
+
+def without_promise(loss, lengths: tuple[int, ...], *, by_count: bool = False) -> Finding:
+    def train_step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        for x, y in zip(inputs[0].chunk(3), targets.chunk(3), strict=True):
+            share = (~y.isnan()).sum() / (~targets.isnan()).sum() if by_count else 1 / 3
+            (loss(model(x), y) * share).backward()
+        optimizer.step()
+
+    torch.manual_seed(0)
+    y = torch.randn(6, 8).masked_fill(torch.arange(8) >= torch.tensor(lengths)[:, None], torch.nan)
+    contract = Contract(
+        model=Scorer(), batch=((torch.randn(6, 8, 3),), y), loss=loss, train_step=train_step,
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    )  # fmt: skip
+    (finding,) = training.accumulated(Subject(contract))
+    return finding
+
+
+RAGGED = (8, 8, 2, 3, 5, 1)
+
+
+def test_micro_batches_of_unequal_lengths_are_not_averaged_as_equal() -> None:
+    finding = without_promise(masked_error, RAGGED)
+    assert (finding.status, finding.code) == ("violated", "accumulation-mean-of-means")
+    assert "weights 0.593, 0.185, 0.222, here each has 0.333" in finding.because
+    assert "nan" not in str(finding)
+
+
+@pytest.mark.parametrize(
+    ("loss", "lengths", "by_count"),
+    [
+        (masked_error, RAGGED, True),  # each by its share
+        (masked_error, (8, 3, 3, 8, 8, 3), False),  # as many elements in each
+        (nearest_is_own, RAGGED, False),  # relates samples: no split gives the whole
+        (weighed, (8,) * 6, False),  # nearly equal weights
+    ],
+)
+def test_other_sums_of_micro_batches_are_left_alone(loss, lengths, by_count) -> None:
+    assert without_promise(loss, lengths, by_count=by_count).status in ("passed", "not-applicable")
