@@ -173,9 +173,8 @@ CHECKS: tuple[Check, ...] = (
             "label-shift",
             "A causal language model is trained on the next token, not on the current one "
             "or the one after next.",
-            needs=("loss", "targets"),
-            promise="Causal",
-            cost="1 F + a backward through the loss only",
+            needs=("loss",),
+            cost="1 F + a backward through the loss only, where labels are tokens of an input",
             axes="once",
         ),
         check(

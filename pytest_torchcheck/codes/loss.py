@@ -11,6 +11,7 @@ changed_arguments = One(
     "diagnosis.loss.consumed:changed_arguments", "output-mutated target-mutated", doubtful=True
 )
 dead_term = One("diagnosis.loss.consumed:dead_term", "derivative-without-graph")
+partial_norm = One("diagnosis.loss.consumed:partial_norm", "penalty-in-parts")
 disconnected = One("diagnosis.loss.consumed:disconnected", "loss-disconnected")
 focal_mean = One("diagnosis.loss.consumed:focal_mean", "focal-of-mean")
 hot_start = One("diagnosis.loss.at_start:hot_start")

@@ -13,7 +13,7 @@ from ...codes.undecided import BLOCKED
 from ...probes.loss.arguments import targets_of
 from ...probes.loss.consumption import LINEAR, Broadcast, LogOf, Stretched
 from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
-from ...runs.losses.in_steps import step_evidence
+from ...runs.losses.in_steps import penalised_in_parts, step_evidence
 from ...specs import Labels
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -164,8 +164,8 @@ def _misused(used: Consumed) -> str:
 def step_losses(subject: Subject) -> Iterator[Finding]:
     """Watch one training step: what torch's loss functions get, and what outputs and targets broadcast to.
 
-    Derivatives that are added to a loss without their graph count too, and a step whose result is
-    the same for any targets.
+    Derivatives that are added to a loss without their graph count too, penalties on the norm of a
+    derivative that is not each sample's, and a step whose result is the same for any targets.
     """
     seen = step_evidence(subject)
     if seen is None:
@@ -188,6 +188,11 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     ]
     if (unread := unread_by_step(subject)) is not None:
         found.append(unread)
+    found += [
+        explain.partial_norm(norm, over)
+        for norm in seen.norms[:1]
+        if (over := penalised_in_parts(subject, norm)) is not None
+    ]
     yield from found
     if found:
         return

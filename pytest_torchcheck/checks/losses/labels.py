@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from ... import promises
 from ...codes import labels as explain
 from ...objects import trees
+from ...probes.loss.own import labels_of
 from ...runs.losses.consumption import Consumed, evidence
 from ...specs import Labels
 from ...state import seed_everything
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
 from ..promised import find_input
+
+_CLEAR: Final = 0.95
+"""Share of the positions from which on labels count as a copy of the ids."""
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,11 +31,17 @@ def output_gradients(
     subject: Subject, batch: Batch
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None:
     """Return the float outputs of a batch and the loss's gradient to each, or None where there is none."""
-    batch = batch.clone()
+    kinds = (True,) if subject.contract.loss == "output" else (False, True)
+    return next((made for own in kinds if (made := _gradients(subject, batch.clone(), own))), None)
+
+
+def _gradients(
+    subject: Subject, batch: Batch, own: bool
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None:
+    """Return outputs and gradients; of a loss that the model computes, its graph is that of the forward."""
     with subject.pristine() as model:
         model.train()
         seed_everything(subject.seed)
-        own = subject.contract.loss == "output"  # the loss's graph is then that of the forward
         with torch.set_grad_enabled(own):
             output = subject.call(model, batch)
         with torch.enable_grad():
@@ -47,7 +57,8 @@ def output_gradients(
                 return None
             with subject.phase("backward", batch):
                 grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    found = {path: g for path, g in zip(leaves, grads, strict=True) if g is not None}
+    # where the output holds the loss, the gradient to that number says nothing
+    found = {p: g for p, g in zip(leaves, grads, strict=True) if g is not None and g.dim()}
     return ({path: leaves[path].detach() for path in found}, found) if found else None
 
 
@@ -175,14 +186,18 @@ def _reduce_to(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
 
 
 def label_shift(subject: Subject) -> Iterator[Finding]:
-    """Read off the loss's gradient which token each position is pulled to, and compare with the input."""
-    promise = subject.contract.promised("Causal")[0]
-    assert isinstance(promise, promises.Causal)
+    """Read off the loss's gradient which token each position is pulled to, and compare with the input.
+
+    Without the promise ``Causal``, this is asked where labels are the tokens of an input at other
+    positions, and only a pull beyond the next token is told: to repeat its tokens may be a model's task.
+    """
     batch = subject.batch()
-    found = find_input(batch, promise.input)
-    ids = None if found is None else found[1]
-    if ids is None or ids.is_floating_point() or ids.dim() != 2 or promise.dim != 1:
-        yield not_applicable("the causal input is not a batch of token ids")
+    promised = subject.contract.promised("Causal")
+    repeated = _repeated_in_labels(batch)
+    ids = _causal_ids(batch, promised[0]) if promised else repeated[1] if repeated else None
+    if ids is None:
+        kind = "the causal input is not" if promised else "no input whose tokens are the labels is"
+        yield not_applicable(f"{kind} a batch of token ids")
         return
     gradients = output_gradients(subject, batch)
     if gradients is None:
@@ -190,26 +205,67 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
             "the gradient of the loss with respect to the outputs could not be computed"
         )
         return
+    found: dict[str, tuple[int, float, int]] = {}
     for path, grad in gradients[1].items():
         wanted = _pulled(trees.dense(grad), ids)
         if wanted is None:
             continue
         implied, counts = wanted
         shares = {shift: _agreement(implied, counts, ids, shift) for shift in (-1, 0, 1, 2, 3)}
-        if max(shares.values()) < 0.95:
-            yield not_applicable(
-                f"the targets are not a shifted copy of the ids (best {max(shares.values()):.0%})"
-            )
-            return
         best = max(shares, key=lambda shift: (shares[shift], -abs(shift - 1)))
-        if best == 1:
-            yield passed(f"{int(counts.sum())} positions of {path} are trained on the next token")
-        elif shares[1] >= shares[best]:
+        repeats = best != 1 and shares[1] >= shares[best]
+        found[path] = (1 if repeats else best, shares[best], int(counts.sum()))
+        if repeats:
             yield inconclusive("the text repeats, so the shift cannot be determined")
-        else:
-            yield explain.shifted(subject, path, best, shares[best])
-        return
-    yield inconclusive("no output has a vector of logits for each token")
+            return
+    yield _shift_verdict(subject, found, bool(promised), repeated[0] if repeated else "targets")
+
+
+def _shift_verdict(
+    subject: Subject, found: dict[str, tuple[int, float, int]], promised: bool, labels: str
+) -> Finding:
+    """Judge the outputs by the shift at which they are trained; one on the next token allows further ones."""
+    if not found:
+        return inconclusive("no output has a vector of logits for each token")
+    clear = {path: one for path, one in found.items() if one[1] >= _CLEAR}
+    if not clear:
+        share = max(share for _, share, _ in found.values())
+        return not_applicable(f"the targets are not a shifted copy of the ids (best {share:.0%})")
+    path = next((path for path, (shift, _, _) in clear.items() if shift == 1), None)
+    if path is not None:
+        return passed(f"{clear[path][2]} positions of {path} are trained on the next token")
+    path, (shift, share, _) = next(iter(clear.items()))
+    if shift < 1 and not promised:
+        return not_applicable(
+            "the model is not declared causal, and is trained on tokens it is given"
+        )
+    return explain.shifted(subject, path, shift, share, labels)
+
+
+def _causal_ids(batch: Batch, promise: Any) -> torch.Tensor | None:
+    """Return the promised input where it is a batch of token ids."""
+    found = find_input(batch, promise.input)
+    fits = found is not None and not found[1].is_floating_point() and found[1].dim() == 2
+    return found[1] if found is not None and fits and promise.dim == 1 else None
+
+
+def _repeated_in_labels(batch: Batch) -> tuple[str, torch.Tensor] | None:
+    """Return the path of labels that repeat the tokens of an input, at the same or earlier positions, and that input."""
+    labels = {path: t for path, t in labels_of(batch).items() if _is_ids(t)}
+    for place, leaf in batch.input_leaves():
+        if not isinstance(leaf, torch.Tensor) or not _is_ids(leaf) or place in labels:
+            continue
+        for path, given in labels.items():
+            if given.shape == leaf.shape and any(
+                _agreement(given, given >= 0, leaf, shift) >= _CLEAR for shift in range(3)
+            ):
+                return path, leaf
+    return None
+
+
+def _is_ids(tensor: torch.Tensor) -> bool:
+    integers = not tensor.is_floating_point() and not tensor.is_complex()
+    return integers and tensor.dim() == 2 and tensor.shape[1] > 3 and len(tensor.unique()) > 3
 
 
 def _pulled(grad: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -23,6 +23,7 @@ from ..lines.passed_on import forward_returned, loss_returned
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...probes.gradient.penalties import PartialNorm
     from ...probes.gradient.surrogates import DeadTerm
     from ...probes.loss.consumption import Broadcast
     from ...probes.loss.focal import FocalMean
@@ -151,6 +152,30 @@ def dead_term(subject: Subject, term: DeadTerm) -> Finding:
         + (f", and line {added.line} adds a number computed from it" if added is not None else ""),
         fix=f"pass create_graph=True to autograd.grad{line}",
     )  # fmt: skip
+
+
+def partial_norm(found: PartialNorm, over: int) -> Finding:
+    """Explain a penalty that takes the norm of each part of a sample's gradient, not of the whole."""
+    place = found.reduced.location or found.derivative.location
+    name = (place.function if place is not None else "").rpartition(".")[2] or found.reduced.name
+    shape, left = list(found.shape), list(found.left)
+    many = math.prod(found.left) // found.shape[0]
+    return violated(
+        "penalty-in-parts",
+        f"{name} penalises {many} norms for each sample, not the norm of the sample's gradient",
+        culprits=[
+            Culprit("function", name, f"takes the norm over dimension {over} alone", place),
+            Culprit("call", found.reduced.name, f"{shape} -> {left}", place),
+        ],
+        location=place,
+        observed=f"a gradient of shape {shape} of one number per sample is reduced to {left}",
+        cause=f"the norm is taken over dimension {over}, so each of {many} parts of a sample is "
+        "pushed towards the norm that the whole gradient is to have",
+        because="the loss keeps its value when the gradient is reflected along dimension "
+        f"{over}, and changes when all entries of a sample are reflected, which keeps the "
+        "sample's norm",
+        fix="flatten the gradient before the norm: gradient.flatten(1).norm(2, dim=1)",
+    )
 
 
 def focal_mean(found: FocalMean) -> Finding:

@@ -149,10 +149,12 @@ def _made_lines(subject: Subject) -> tuple[Culprit, ...]:
     return target_culprits(contract.batch, contract.loss, type(subject.model))
 
 
-def shifted(subject: Subject, path: str, shift: int, share: float) -> Finding:
-    """Explain a language model that learns another token than the next one."""
+def shifted(subject: Subject, path: str, shift: int, share: float, labels: str) -> Finding:
+    """Explain a language model that learns another token than the next one; ``labels`` is the path of its targets."""
     made = _made_lines(subject)
-    line = declared_loss_line(subject)
+    name = labels.rpartition(".")[2]
+    within = made[0].location if made and not labels.startswith("targets") else None
+    line = within or declared_loss_line(subject)
     what = {0: "the current token, which is its input", -1: "the previous token"}.get(
         shift, f"the token {shift} positions ahead"
     )
@@ -165,20 +167,20 @@ def shifted(subject: Subject, path: str, shift: int, share: float) -> Finding:
         "label-shift",
         f"each position is trained to predict {what}, not the next token",
         culprits=[
-            Culprit("target", "targets", f"shift {shift}", line),
+            Culprit("target", name, f"shift {shift}", line),
             *made,
         ],
         location=line,
         observed=f"at {share:.0%} of the positions of {path} the gradient of the loss favours "
         f"ids[t{shift:+d}]",
-        cause="logits and targets are not aligned"
+        cause=f"logits and {name} are not aligned"
         if shift < 1
-        else "logits and targets are shifted twice",
+        else f"logits and {name} are shifted twice",
         because="the most negative gradient of each position's logits is at that token",
         fix=fix
         + (
             f"; the targets are created on line {made[0].location.line}"
-            if made and made[0].location
+            if made and made[0].location and made[0].location != line
             else ""
         ),
     )

@@ -27,6 +27,7 @@ from .pulls import cut_outputs, goals_of, share_away
 if TYPE_CHECKING:
     from ...batches import Batch
     from ...findings import Location
+    from ...probes.gradient.penalties import PartialNorm
     from ...probes.gradient.surrogates import DeadTerm
     from ...probes.loss.focal import FocalMean
     from ...probes.loss.slopes import LossOfOutput
@@ -114,7 +115,7 @@ class LossEvidence:
     """How the user's loss consumed the output of one forward; plain data.
 
     ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms
-    without a graph, ``focal`` the focal weights of a mean.
+    without a graph, ``focal`` the focal weights of a mean, ``norms`` the derivatives reduced in parts.
     """
 
     shape: tuple[int, ...]
@@ -127,6 +128,7 @@ class LossEvidence:
     producer: Producer | None = None
     samples: int = 0
     logs: tuple[LogOf, ...] = ()
+    norms: tuple[PartialNorm, ...] = ()
     outputs: dict[str, float] = field(default_factory=dict)
     away: dict[str, float] = field(default_factory=dict)
     written: tuple[str, ...] = ()

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ...objects import trees
+from ...probes.gradient.penalties import PartialNorms, Turned, reflected
 from ...probes.loss.consumption import LossWatch
-from ...probes.recorded.watch import tensors_in
+from ...probes.recorded.watch import name_of, tensors_in
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
 from .consumption import LossEvidence, describe, stretched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor, nn
 
+    from ...probes.gradient.penalties import PartialNorm
     from ...subject import Subject
+
+_NORMS: Final = (0.1, 1.0, 10.0)
+"""Norms of which one is near enough to that which a penalty asks for."""
+_ROUNDING: Final = 1e-5
 
 
 class _StepWatch(LossWatch):
@@ -31,7 +37,16 @@ class _StepWatch(LossWatch):
 
     def __init__(self, module: nn.Module, targets: Iterable[Tensor]) -> None:
         super().__init__(module)
+        self.norms = PartialNorms()
         self.between((), targets)
+
+    def after(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
+    ) -> None:
+        """Follow derivatives too."""
+        super().after(func, args, kwargs, result, token)
+        name = name_of(func)
+        self.norms.see(name, args, kwargs, result, lambda: self.op(name))
 
     def module_left(self, module: nn.Module, args: Any, result: Any) -> None:
         """Take the outputs of a module that no other module called."""
@@ -68,4 +83,67 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
             broadcasts=stretched(watch),
             dead=tuple(watch.derivatives.found),
             logs=tuple(watch.logs),
+            norms=tuple(watch.norms.found),
         )
+
+
+def penalised_in_parts(subject: Subject, found: PartialNorm) -> int | None:
+    """Return the dimension over which a penalty takes the norms of a derivative, for each entry of the others.
+
+    None where the loss of the step depends on the derivative in another way: on each sample's whole
+    norm, on its entries or their signs, or where no norm above zero has the lowest loss.
+
+    Args:
+        subject: Has a train step.
+        found: As the step's evidence has it.
+    """
+    base = _loss_with(subject, found, _long)
+    if base is None:
+        return None
+
+    def keeps(dim: int | None) -> bool:
+        return _near(_loss_with(subject, found, lambda made: reflected(_long(made), dim)), base)
+
+    if keeps(None):
+        return None
+    over = next((dim for dim in range(1, len(found.shape)) if keeps(dim)), None)
+    if over is None:
+        return None
+
+    def at(size: float) -> float | None:
+        return _loss_with(
+            subject, found, lambda made: made * (size / made.detach().norm(dim=over).mean())
+        )
+
+    none, some = at(0.0), [at(size) for size in _NORMS]
+    if none is None or None in some:
+        return None
+    lower = any(value < none and not _near(value, none) for value in some if value is not None)
+    bounded = _near(some[0], none) and not _near(some[-1], none)
+    return over if lower or bounded else None
+
+
+def _long(made: Tensor) -> Tensor:
+    """Return the derivative at a size at which no norm is below a bound that a penalty may allow."""
+    return made * (3.0 / made.detach().square().mean().sqrt())
+
+
+def _near(one: float | None, other: float) -> bool:
+    return one is not None and abs(one - other) <= _ROUNDING * max(1.0, abs(other))
+
+
+def _loss_with(
+    subject: Subject, found: PartialNorm, change: Callable[[Tensor], Tensor]
+) -> float | None:
+    """Return the loss of the step on which a derivative is changed; None where it raises or has none."""
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        made = subject.make_optimizer(model)
+        turned = Turned(found, change)
+        try:
+            with turned:
+                subject.train_step(model, made, subject.batch().clone())
+        except SubjectError:
+            return None
+    return turned.loss if turned.loss is not None and math.isfinite(turned.loss) else None

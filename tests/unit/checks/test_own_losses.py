@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract, Floats, Labels
+from pytest_torchcheck import Contract, Floats, Labels, promises
 
 CLASSES = Labels("B T", classes=5, ignore_index=-1)
 
@@ -257,3 +257,60 @@ def test_a_models_own_loss_over_its_labels_is_told_in_its_own_words():
     (finding,) = contract.check(["target-ownership"]).findings
     assert "changes the gradient of the inputs of 3 other samples" in finding.observed
     assert "the labels in another order give the same loss" in finding.because
+
+
+class Decoder(nn.Module):
+    """A causal convolution over tokens that computes the cross entropy of each head, ``ahead`` of its labels."""
+
+    def __init__(self, *ahead: int) -> None:
+        super().__init__()
+        self.ahead = ahead
+        self.words, self.mixed = nn.Embedding(17, 12), nn.Conv1d(12, 24, 3)
+        self.heads = nn.ModuleList(nn.Linear(24, 17) for _ in ahead)
+
+    def forward(self, tokens, labels):
+        x = F.pad(self.words(tokens).transpose(1, 2), (2, 0))
+        hidden = self.mixed(x).tanh().transpose(1, 2)
+        scores = [head(hidden) for head in self.heads]
+        loss = sum(
+            F.cross_entropy(s[:, : s.shape[1] - k].flatten(0, 1), labels[:, k:].flatten())
+            for s, k in zip(scores, self.ahead, strict=True)
+        )
+        return {"loss": loss, "scores": scores}
+
+
+def told_of_shift(by_data, *ahead, **declared):
+    text = torch.randint(0, 17, (5, 14), generator=torch.Generator().manual_seed(3))
+    tokens, labels = text[:, :12], text[:, by_data : 12 + by_data].contiguous()
+    contract = Contract(
+        model=Decoder(*ahead), batch=({"tokens": tokens, "labels": labels}, None),
+        loss=lambda out, _: out["loss"], **declared,
+    )  # fmt: skip
+    (finding,) = contract.check(["label-shift"]).findings
+    return finding
+
+
+@pytest.mark.parametrize(("by_data", "ahead"), [(1, 1), (0, 2), (2, 0)])
+def test_labels_of_a_models_own_loss_are_shifted_once(by_data, ahead):
+    finding = told_of_shift(by_data, ahead)
+    assert (finding.status, finding.code) == ("violated", "label-shift")
+    assert "token 2 positions ahead" in finding.summary
+    assert finding.culprits[0].name == "labels"
+
+
+@pytest.mark.parametrize(
+    ("by_data", "ahead", "status"),
+    [
+        (1, (0,), "passed"),
+        (0, (1,), "passed"),
+        (1, (0, 1), "passed"),  # a second head learns the token after the next, as drafts do
+        (0, (0,), "not-applicable"),  # to repeat what it is given may be its task
+    ],
+)
+def test_shifts_of_labels_that_may_be_meant(by_data, ahead, status):
+    assert told_of_shift(by_data, *ahead).status == status
+
+
+def test_a_promised_causal_model_of_its_own_loss_must_not_repeat_its_input():
+    finding = told_of_shift(0, 0, promises=(promises.Causal(input="tokens", output="scores.0"),))
+    assert (finding.status, finding.code) == ("violated", "label-shift")
