@@ -125,7 +125,7 @@ CHECKS: tuple[Check, ...] = (
         check(
             "averages-follow",
             "A moving average of the trained weights moves towards them in training steps.",
-            cost="3 FBS where the model holds such an average, else nothing",
+            cost="3 FBS where the model holds such an average, 1 FBS for a module under two names, else nothing",
             axes="once",
         ),
         check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from ...loop.recorder import record
 from ...loop.replay import where_changed
 from ...objects import trees
 from ...state import seed_everything
+from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 _AVERAGED = 1e-5
 _PAIRS = 4
 """How many copies are followed, the largest first."""
+_PART = 0.9
+"""An average moves a part of the way, not all of it."""
 _STEPS = 3
 _UNIT = 2e-6
 """By how much rounding lets a unit vector of float32 depart from length 1."""
@@ -62,7 +66,14 @@ class _Pair:
 
 
 def averages_follow(subject: Subject) -> Iterator[Finding]:
-    """Follow copies of trained parameters through three steps, whatever the rate of their average."""
+    """Follow copies of trained parameters through three steps, whatever the rate of their average.
+
+    Where the model holds one module under two names, a step is taken with a copy under the second one. If it
+    writes to one of the two what no gradient asks for, it takes them for two, and must not find one.
+    """
+    if subject.contract.train_step is not None and (same := _taken_for_two(subject)) is not None:
+        yield explain.one_for_two(subject, *same)
+        return
     pairs = _copies(subject)
     if not pairs:
         yield not_applicable("the model holds no copy of a trained parameter")
@@ -117,6 +128,86 @@ def averages_follow(subject: Subject) -> Iterator[Finding]:
         )
     else:
         yield not_applicable("no step updates the model's copies of trained weights")
+
+
+def _taken_for_two(subject: Subject) -> tuple[str, str, str] | None:
+    """Return two names of one trained module of which a step updates one by hand, and a parameter of it."""
+    twice = _named_twice(subject.model)
+    if not twice:
+        return None
+    with subject.pristine(steps=True) as model:
+        shared = {name: model.get_submodule(name) for name in twice}
+        try:
+            copies = copy.deepcopy(shared)
+        except (RuntimeError, TypeError):
+            return None  # copy-and-pickle tells of it
+        ran: list[nn.Module] = []
+        handles = [
+            module.register_forward_hook(lambda module, *_: ran.append(module))
+            for module in (*copies.values(), *shared.values())
+        ]
+        try:
+            for name, module in copies.items():
+                model.set_submodule(name, module)
+            before = {name: _parameters(module) for name, module in copies.items()}
+            model.train()
+            seed_everything(subject.seed)
+            made = subject.make_optimizer(model)
+            subject.train_step(model, made, subject.batch().clone())
+            for name, first in twice.items():
+                both = (name, copies[name]), (first, shared[name])
+                for (one, held), (other, trained) in (both, both[::-1]):
+                    moved = _moved_by_hand(before[name], held, trained, called=held in ran)
+                    if moved is not None:
+                        return one, other, moved
+        except SubjectError:
+            return None  # a step that works with one module only: weights-update tells of others
+        finally:
+            for handle in handles:
+                handle.remove()
+            for name, module in shared.items():
+                model.set_submodule(name, module)
+    return None
+
+
+def _moved_by_hand(
+    before: dict[str, torch.Tensor], held: nn.Module, trained: nn.Module, *, called: bool
+) -> str | None:
+    """Return a parameter that a step moved without a gradient while it trained its equal.
+
+    Module and copy may both be written to, as by a bound on all weights: the step must call the one,
+    or move it along the way of the other.
+    """
+    ours, theirs = dict(held.named_parameters()), dict(trained.named_parameters())
+    moved = [name for name, p in ours.items() if not torch.equal(before[name], p)]
+    graded = [any(p.grad is not None for p in side.values()) for side in (ours, theirs)]
+    if not moved or graded != [False, True]:
+        return None
+    ways = [
+        torch.cat([(side[name].detach() - before[name]).double().flatten() for name in moved])
+        for side in (ours, theirs)
+    ]
+    size = float(ways[1].norm())
+    share = float(ways[0] @ ways[1]) / size**2 if size else 0.0
+    along = 0 < share < _PART and float((ways[0] - share * ways[1]).norm()) < 1e-2 * share * size
+    return moved[0] if called or along else None
+
+
+def _named_twice(model: nn.Module) -> dict[str, str]:
+    """Return further names of modules with trained parameters, each with the first name; none within another."""
+    first: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        known = first.setdefault(id(module), name)
+        within = any(name.startswith(f"{other}.") for other in found)
+        trained = any(p.requires_grad for p in module.parameters())
+        if known and known != name and trained and not within:
+            found[name] = known
+    return found
+
+
+def _parameters(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in module.named_parameters()}
 
 
 def _statistics(model: nn.Module, pairs: dict[str, str]) -> dict[str, str]:

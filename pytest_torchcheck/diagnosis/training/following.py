@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
@@ -94,6 +95,30 @@ def shortened(subject: Subject, shrunk: Mapping[str, float], pairs: Mapping[str,
         because=f"each step keeps {pairs[name]} at length 1, and the output changes with the length of {name}",
         fix="copy such buffers after each update (spectral norm's vectors, for one), and average parameters only",
         evidence={"lengths": dict(shrunk)},
+    )
+
+
+def one_for_two(subject: Subject, follower: str, trained: str, name: str) -> Finding:
+    """One module under two names, of which a step trains one and updates the other by hand."""
+    parent, _, attribute = follower.rpartition(".")
+    place = sources.of_assignment(subject.model.get_submodule(parent), attribute)
+    method = re.search(
+        r"\.(to|cpu|cuda|eval|train|requires_grad_|float|half)\(", place.text if place else ""
+    )
+    returned = f": .{method[1]}() returns the module that it is called on" if method else ""
+    return violated(
+        "average-shared",
+        f"{follower} and {trained} are the same module: {follower} moves with every step of {trained}",
+        culprits=[
+            Culprit("module", follower, f"is {trained} itself", place),
+            Culprit("parameter", f"{follower}.{name}", "shares its memory with the trained one"),
+        ],
+        location=place,
+        observed=f"model.{follower} is model.{trained}, and the optimizer steps its parameters",
+        cause=f"{follower} was assigned the module itself, not a copy{returned}",
+        because=f"in a step with a copy in place of {follower}, the copy receives no gradient "
+        f"and the step updates {follower}.{name} all the same: it is to follow {trained}",
+        fix=f"assign a copy: self.{attribute} = copy.deepcopy(...)",
     )
 
 

@@ -225,3 +225,76 @@ def test_unit_vectors_that_are_copied_or_normalised_again_pass(update) -> None:
 def test_directions_of_which_no_output_reads_the_length_may_be_averaged() -> None:
     made = averages(average_buffers, last=lambda: Direction(normalises=True))
     assert made.status == "passed", str(made)
+
+
+class Guided(nn.Module):
+    """A student that follows the answers of a teacher, which is to be its average."""
+
+    def __init__(self, teacher) -> None:
+        super().__init__()
+        self.student = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4))
+        self.teacher = teacher(self.student)
+
+    def forward(self, x):
+        return self.student(x)
+
+
+def guided(teacher, update, *, asks=True, trains_teacher=False):
+    def step(model, optimizer, inputs, targets):
+        with torch.set_grad_enabled(trains_teacher):
+            wanted = model.teacher(inputs[0]) if asks else targets
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(inputs[0] + 0.1), wanted) + F.mse_loss(model(*inputs), targets)
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            update(model)
+
+    torch.manual_seed(0)
+    contract = Contract(
+        model=lambda: Guided(teacher), batch=((torch.randn(6, 5),), torch.randn(6, 4)),
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1), train_step=step,
+    )  # fmt: skip
+    (found,) = contract.check(checks=["averages-follow"]).findings
+    return found
+
+
+def follow_slowly(model):
+    for slow, fast in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+        slow.mul_(0.99).add_(fast, alpha=0.01)
+
+
+def replace(model):
+    model.teacher.load_state_dict(model.student.state_dict())
+
+
+def bound(model):
+    for p in model.parameters():
+        p.clamp_(-0.05, 0.05)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("teacher", [lambda net: net, nn.Module.eval], ids=["itself", "eval"])
+def test_a_teacher_that_is_the_student(teacher, asks):
+    found = guided(teacher, follow_slowly, asks=asks)
+    assert (found.status, found.code) == ("violated", "average-shared")
+    assert found.summary.startswith("teacher and student are the same module")
+    assert found.location.text == "self.teacher = teacher(self.student)"
+
+
+def test_a_target_that_is_replaced_and_shared():
+    assert guided(lambda net: net.float(), replace).code == "average-shared"
+
+
+@pytest.mark.parametrize(
+    ("teacher", "update", "given"),
+    [
+        (copy.deepcopy, follow_slowly, {}),
+        (lambda net: net, lambda model: None, {}),  # a student that is its own teacher
+        (lambda net: net, bound, {"asks": False}),  # two names, one of which the step never uses
+        (lambda net: net, lambda model: None, {"trains_teacher": True}),  # shared by design
+    ],
+    ids=["copied", "its own teacher", "one name unused", "shared"],
+)
+def test_modules_under_two_names_that_are_meant(teacher, update, given):
+    assert guided(teacher, update, **given).status in ("passed", "not-applicable")
