@@ -19,13 +19,19 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.record.tracing import line_of
-from pytest_torchcheck.specs import Labels
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject.errors import SubjectError
 from pytest_torchcheck.subject.gradients import clear_gradients
 
 from .closures import kept
-from .micro import call_micro_step
+from .micro import (
+    call_micro_step,
+    counts_of,
+    divisible,
+    parts_of,
+    valid_targets,
+    with_unequal_counts,
+)
 from .naming import name_in, user_frame
 
 if TYPE_CHECKING:
@@ -120,8 +126,8 @@ def compare(
     Returns:
         The comparison, or None where ``unequal`` cannot be had.
     """
-    batch = _divisible(subject, n)
-    if unequal and (changed := _unequal(subject, batch)) is not None:
+    batch = divisible(subject, n)
+    if unequal and (changed := with_unequal_counts(subject, batch)) is not None:
         batch = changed
     elif unequal:
         return None
@@ -129,13 +135,13 @@ def compare(
         batch = batch.to(dtype=dtype).clone()
         full = _full(subject, model, batch)
         capture = _accumulated(subject, model, batch, n, micro_step)
-        micro = [_full(subject, model, part) for part in _parts(subject, batch, n)]
+        micro = [_full(subject, model, part) for part in parts_of(subject, batch, n)]
     return _compare(
         capture,
         full,
         micro,
         str(dtype or torch.float32).removeprefix("torch."),
-        _counts(subject, batch, n),
+        counts_of(subject, batch, n),
     )
 
 
@@ -204,7 +210,7 @@ def _accumulated(
     subject: Subject, model: nn.Module, batch: Batch, n: int, micro_step: Callable[..., Any] | None
 ) -> _Capture:
     """Run the train step on the whole batch; on ``n`` parts where one call is one part; else the micro step."""
-    parts = _parts(subject, batch, n)
+    parts = parts_of(subject, batch, n)
     capture = None
     if subject.contract.train_step is not None:
         for batches in ([batch], parts):
@@ -212,7 +218,7 @@ def _accumulated(
             if capture.stepped and capture.passes > 1:
                 return capture
     if micro_step is not None:
-        whole = _valid(subject, batch)
+        whole = valid_targets(subject, batch)
         return _run(
             subject,
             model,
@@ -273,70 +279,6 @@ def _run(subject: Subject, model: nn.Module, call: Callable[[Any], None]) -> _Ca
             parameter.copy_(values[name])
     clear_gradients(model)
     return capture
-
-
-def _divisible(subject: Subject, n: int) -> Batch:
-    """Return the base batch with a size that ``n`` divides: unequal parts are another question."""
-    batch = subject.batch()
-    symbol = subject.source.batch_symbol
-    size = batch.sizes.get(symbol, 0) if symbol is not None else 0
-    if symbol is None or size % n == 0:
-        return batch
-    if size > n:
-        return subject.source.rows(batch, torch.arange(size - size % n))
-    return subject.at(**{symbol: 2 * n}) or batch
-
-
-def _parts(subject: Subject, batch: Batch, n: int) -> list[Batch]:
-    """Cut a batch into ``n`` parts as :func:`torch.chunk` does."""
-    symbol = subject.source.batch_symbol
-    size = batch.sizes.get(symbol, 0) if symbol is not None else 0
-    if size < 2:
-        return [batch]
-    return [subject.source.rows(batch, index) for index in torch.arange(size).chunk(n)]
-
-
-def _ignored(subject: Subject) -> int | None:
-    spec = subject.contract.targets
-    return spec.ignore_index if isinstance(spec, Labels) else None
-
-
-def _unequal(subject: Subject, batch: Batch) -> Batch | None:
-    """Mark ever more targets as ignored from the first sample to the last, never all of a sample."""
-    ignore = _ignored(subject)
-    targets = batch.targets
-    if (
-        ignore is None
-        or not isinstance(targets, torch.Tensor)
-        or targets.is_floating_point()
-        or targets.dim() < 2
-    ):
-        return None
-    rows, width = targets.shape[0], targets[0].numel()
-    if rows < 2 or width < 2:
-        return None
-    keep = torch.linspace(1.0, 1.0 / width, rows).mul(width).round().clamp_min(1).long()
-    marked = (torch.arange(width)[None] >= keep[:, None]).reshape(targets.shape)
-    changed = torch.where(marked, torch.full_like(targets, ignore), targets)
-    return batch.map(lambda path, leaf: changed if leaf is targets else leaf)
-
-
-def _valid(subject: Subject, batch: Batch) -> int:
-    """Count the targets that are not ignored; the samples where targets are no labels."""
-    targets = batch.targets
-    if not isinstance(targets, torch.Tensor):
-        return max(batch.sizes.values(), default=1)
-    if targets.is_floating_point():
-        return len(targets)
-    ignore = _ignored(subject)
-    return int((targets != (-100 if ignore is None else ignore)).sum())
-
-
-def _counts(subject: Subject, batch: Batch, n: int) -> tuple[int, ...]:
-    targets = batch.targets
-    if not isinstance(targets, torch.Tensor) or targets.is_floating_point():
-        return ()
-    return tuple(_valid(subject, part) for part in _parts(subject, batch, n))
 
 
 def flat(gradients: Gradients) -> torch.Tensor:

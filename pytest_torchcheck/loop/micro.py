@@ -1,4 +1,4 @@
-"""Call a user's micro step, whatever arguments it takes."""
+"""Micro-batches: a batch in parts, with unequal counts of targets, and a user's micro step called on them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pytest_torchcheck.specs import Labels
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pytest_torchcheck.batches import Batch
+    from pytest_torchcheck.subject import Subject
 
 _COUNTS = (
     "n",
@@ -80,3 +83,68 @@ def call_micro_step(
     untouched = all(p.grad is before[name] for name, p in model.named_parameters())
     if isinstance(value, torch.Tensor) and value.requires_grad and untouched:
         torch.autograd.backward(value)
+
+
+def divisible(subject: Subject, n: int) -> Batch:
+    """Return the base batch with a size that ``n`` divides: unequal parts are another question."""
+    batch = subject.batch()
+    symbol = subject.source.batch_symbol
+    size = batch.sizes.get(symbol, 0) if symbol is not None else 0
+    if symbol is None or size % n == 0:
+        return batch
+    if size > n:
+        return subject.source.rows(batch, torch.arange(size - size % n))
+    return subject.at(**{symbol: 2 * n}) or batch
+
+
+def parts_of(subject: Subject, batch: Batch, n: int) -> list[Batch]:
+    """Cut a batch into ``n`` parts as :func:`torch.chunk` does."""
+    symbol = subject.source.batch_symbol
+    size = batch.sizes.get(symbol, 0) if symbol is not None else 0
+    if size < 2:
+        return [batch]
+    return [subject.source.rows(batch, index) for index in torch.arange(size).chunk(n)]
+
+
+def _ignored(subject: Subject) -> int | None:
+    spec = subject.contract.targets
+    return spec.ignore_index if isinstance(spec, Labels) else None
+
+
+def with_unequal_counts(subject: Subject, batch: Batch) -> Batch | None:
+    """Mark ever more targets as ignored from the first sample to the last, never all of a sample."""
+    ignore = _ignored(subject)
+    targets = batch.targets
+    if (
+        ignore is None
+        or not isinstance(targets, torch.Tensor)
+        or targets.is_floating_point()
+        or targets.dim() < 2
+    ):
+        return None
+    rows, width = targets.shape[0], targets[0].numel()
+    if rows < 2 or width < 2:
+        return None
+    keep = torch.linspace(1.0, 1.0 / width, rows).mul(width).round().clamp_min(1).long()
+    marked = (torch.arange(width)[None] >= keep[:, None]).reshape(targets.shape)
+    changed = torch.where(marked, torch.full_like(targets, ignore), targets)
+    return batch.map(lambda path, leaf: changed if leaf is targets else leaf)
+
+
+def valid_targets(subject: Subject, batch: Batch) -> int:
+    """Count the targets that are not ignored; the samples where targets are no labels."""
+    targets = batch.targets
+    if not isinstance(targets, torch.Tensor):
+        return max(batch.sizes.values(), default=1)
+    if targets.is_floating_point():
+        return len(targets)
+    ignore = _ignored(subject)
+    return int((targets != (-100 if ignore is None else ignore)).sum())
+
+
+def counts_of(subject: Subject, batch: Batch, n: int) -> tuple[int, ...]:
+    """Return how many targets count in each of ``n`` parts; nothing where targets are no labels."""
+    targets = batch.targets
+    if not isinstance(targets, torch.Tensor) or targets.is_floating_point():
+        return ()
+    return tuple(valid_targets(subject, part) for part in parts_of(subject, batch, n))

@@ -73,7 +73,11 @@ def averages_follow(subject: Subject) -> Iterator[Finding]:
     """
     if subject.contract.train_step is not None and (same := _taken_for_two(subject)) is not None:
         yield explain.one_for_two(subject, *same)
-        return
+    else:
+        yield from _of_copies(subject)
+
+
+def _of_copies(subject: Subject) -> Iterator[Finding]:
     pairs = _copies(subject)
     if not pairs:
         yield not_applicable("the model holds no copy of a trained parameter")
