@@ -76,8 +76,11 @@ def padding_invariance(subject: Subject) -> Iterator[Finding]:
         yield from promise_woken(subject, _padding, promise)
 
 
-def _padding(subject: Subject, promise: promises.PaddingInvariant, extra: int = 3) -> Finding:
-    batch = subject.batch()
+def _padding(
+    subject: Subject, promise: promises.PaddingInvariant, batch: Batch | None = None, extra: int = 3
+) -> Finding:
+    given = batch
+    batch = given or subject.batch()
     found = find_input(batch, promise.ids)
     mask = None if promise.mask is None else find_input(batch, promise.mask)
     if found is None or (promise.mask is not None and mask is None):
@@ -92,7 +95,7 @@ def _padding(subject: Subject, promise: promises.PaddingInvariant, extra: int = 
     longer = _lengthened(batch, dim, length, subject, path, mask, promise, extra)
     extended = with_inputs(batch, longer)
     refilled = with_inputs(extended, {path: _refill(longer[path], ids, dim, extra, promise.side)})
-    told = (mask is not None and mask[0] in longer) or _has_lengths(subject, path, dim)
+    told = (mask is not None and mask[0] in longer) or bool(_lengths_of(subject, path, dim))
     varied = told and not trees.same(refilled.tensors()[path], longer[path])
     try:
         outputs, bound = run_wide(subject, [batch, extended, *([refilled] if varied else [])])
@@ -120,6 +123,10 @@ def _padding(subject: Subject, promise: promises.PaddingInvariant, extra: int = 
             compared += keep.numel() if run == 0 else 0
             gap = trees.apart(then, keep)
             if beyond_rounding(subject, batch, gap, bound):
+                whole = _whole(subject, promise, batch, path, mask) if given is None else None
+                plain = _padding(subject, promise, whole) if whole is not None else None
+                if plain is not None and plain.status == "violated":
+                    return plain
                 return explain.padding(
                     subject, promise, path, name, gap, extra, batch, extended, refilled if told else None,
                     real=_real(ids, mask[1] if mask else None, promise), contents=run == 1,
@@ -160,6 +167,32 @@ def _lengthened(
     return longer
 
 
+def _whole(
+    subject: Subject,
+    promise: promises.PaddingInvariant,
+    batch: Batch,
+    path: str,
+    mask: tuple[str, torch.Tensor] | None,
+) -> Batch | None:
+    """Return the batch with every position real, so that all padding is what is appended; None where it is so already.
+
+    In a batch with padding of its own, what a sample has there may change: which operation lets
+    padding through is seen best where there is none.
+    """
+    inputs = batch.tensors()
+    ids, length = inputs[path], inputs[path].shape[promise.dim]
+    changed = {}
+    if mask is not None:
+        changed[mask[0]] = torch.ones_like(mask[1])
+    elif not ids.is_floating_point() and (real := ids[ids != promise.pad]).numel():
+        places = torch.arange(ids.numel(), device=ids.device).view(ids.shape) % real.numel()
+        changed[path] = torch.where(ids == promise.pad, real[places], ids)
+    for name in _lengths_of(subject, path, promise.dim):
+        changed[name] = torch.full_like(inputs[name], length)
+    whole = with_inputs(batch, changed)
+    return None if all(trees.same(inputs[name], t) for name, t in changed.items()) else whole
+
+
 def _real(
     ids: torch.Tensor, mask: torch.Tensor | None, promise: promises.PaddingInvariant
 ) -> torch.Tensor | None:
@@ -171,15 +204,14 @@ def _real(
     return ids != promise.pad if ids.dim() == 2 and not ids.is_floating_point() else None
 
 
-def _has_lengths(subject: Subject, path: str, dim: int) -> bool:
-    """Say whether another input tells the model how long each row is, so that anything may stand behind."""
-    for symbol in subject.source.symbols:
-        if subject.source.axes(symbol).get(path) == dim:
-            return any(
-                isinstance(spec.values, Lengths) and spec.values.longest == symbol
-                for spec in subject.source.specs.values()
-            )
-    return False
+def _lengths_of(subject: Subject, path: str, dim: int) -> list[str]:
+    """Return the inputs that tell the model how long each row is, so that anything may stand behind."""
+    symbols = [s for s in subject.source.symbols if subject.source.axes(s).get(path) == dim][:1]
+    return [
+        name
+        for name, spec in subject.source.specs.items()
+        if isinstance(spec.values, Lengths) and spec.values.longest in symbols
+    ]
 
 
 def _follows(subject: Subject, path: str, name: str, dim: int) -> bool:

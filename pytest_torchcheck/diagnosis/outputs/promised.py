@@ -209,9 +209,32 @@ def padding(
         because=f"the {extra} padded positions on the {promise.side} have other values"
         if contents
         else f"{extra} positions of {promise.pad} were appended on the {promise.side}",
-        fix="mask the padded positions before this operation (attention mask, masked mean, lengths)",
+        fix=_hide_from(place.op if place else ""),
         evidence={"gap": gap},
     )
+
+
+def _hide_from(op: str) -> str:
+    """Return how padded positions are kept from an operation."""
+    name = op.rpartition(".")[2]
+    return next(
+        (edit for names, edit in _HIDING if any(each in name for each in names)),
+        "mask the padded positions before this operation (attention mask, masked mean, lengths)",
+    )
+
+
+_HIDING = (
+    (("conv", "avg_pool"), "set the padded positions to 0 before this operation"),
+    (("max_pool",), "set the padded positions to the lowest number before this operation"),
+    (
+        ("instance_norm", "group_norm", "batch_norm", "layer_norm"),
+        "take mean and variance over real positions only, or use nn.LayerNorm over the features",
+    ),
+    (
+        ("lstm", "gru", "rnn_"),
+        "give it real positions only: nn.utils.rnn.pack_padded_sequence(..., enforce_sorted=False)",
+    ),
+)
 
 
 def _query_mask(

@@ -79,9 +79,10 @@ def first_spread(
     """
     masks = _changed_places(changed_after, base, allowed, side)
 
+    spread = _spread_places(base, masks, length)
+
     def spreads(place: int) -> bool:
-        known = masks.get(place, {})
-        return bool(known) and not _confined(known, length)
+        return place in spread
 
     starts = [place for place in base.outputs if spreads(place)]
     if not base.outputs:
@@ -96,10 +97,28 @@ def first_spread(
         return rows_of_labels(masks.get(place, {}), length, lambda labels, kept: labels >= kept)
 
     def in_pairs(place: int) -> bool:
-        return _confined(masks.get(place, {}), length, pairs_only=True)
+        return _confined(masks.get(place, {}), length, "pairs")
 
     reread = find_reread(base, step, masks, rows, length, in_pairs)
     return replace(_spread(base, step, masks[place], length, side), reread=reread)
+
+
+def _spread_places(base: Trace, masks: Mapping[int, Mapping[int, Tensor]], length: int) -> set[int]:
+    """Return the values in which a change has left its place.
+
+    A value without a dimension of the sequence's length may seem to keep it by chance, such as the
+    16 features of a pooled sequence of 11: it counts as what it was made of.
+    """
+    found = {
+        place for place, known in masks.items() if known and not _confined(known, length, "any")
+    }
+    for step in base.steps:
+        read = any(place in found and place in base.makers for place in step.operands)
+        for place in step.results if read else ():
+            known = masks.get(place, {})
+            if known and not _confined(known, length, "exact"):
+                found.add(place)
+    return found
 
 
 def _changed_places(
@@ -149,8 +168,17 @@ def operands_of(trace: Trace, step: Step) -> tuple[Op, ...]:
     return tuple(dict.fromkeys(maker.op for maker in makers if maker is not None))
 
 
-def _confined(masks: Mapping[int, Tensor], length: int, *, pairs_only: bool = False) -> bool:
-    """Say whether the changes stay along one dimension, or two, where they may be."""
+def _confined(
+    masks: Mapping[int, Tensor], length: int, along: Literal["any", "exact", "pairs"]
+) -> bool:
+    """Say whether the changes stay along one dimension, or two, where they may be.
+
+    Args:
+        masks: What changed, by number of kept positions.
+        length: Length of the sequence.
+        along: ``any`` dimension that can be the sequence, those of its length (``exact``), or two
+            of its length (``pairs``).
+    """
     if not any(bool(mask.any()) for mask in masks.values()):
         return True
     shape = next(iter(masks.values())).shape
@@ -158,9 +186,10 @@ def _confined(masks: Mapping[int, Tensor], length: int, *, pairs_only: bool = Fa
         (dim, reading) for dim, size in enumerate(shape) for reading in _readings(size, length)
     ]
     whole = [(dim, reading) for dim, reading in readings if shape[dim] == length]
-    pairs = list(combinations(whole, 2))
-    candidates = pairs if pairs_only else [*((one,) for one in readings), *pairs]
-    return any(_holds(masks, candidate) for candidate in candidates)
+    single = {"any": readings, "exact": whole, "pairs": []}[along]
+    return any(
+        _holds(masks, each) for each in [*((one,) for one in single), *combinations(whole, 2)]
+    )
 
 
 def _holds(masks: Mapping[int, Tensor], along: Iterable[tuple[int, Tensor]]) -> bool:

@@ -131,3 +131,62 @@ def test_rounding_to_float32_in_between_is_no_leak(length: int) -> None:
     finding = held(0.1)
     assert finding.status == "violated"
     assert "self.leak * ids.shape[1]" in finding.location.text
+
+
+class Block(nn.Module):
+    """Attention that masks padding, before or after an operation along the positions that does not."""
+
+    def __init__(self, between: str, first: bool) -> None:
+        super().__init__()
+        self.enter, self.head = nn.Linear(6, 16), nn.Linear(16, 4)
+        self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.conv = nn.Conv1d(16, 16, 3, padding=1)
+        self.pool = nn.MaxPool1d(3, 1, 1)
+        self.norm = nn.GroupNorm(4, 16)
+        self.rnn = nn.GRU(16, 8, batch_first=True, bidirectional=True)
+        self.between, self.first = between, first
+
+    def mix(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if self.between == "masked":
+            return self.conv((x * mask[:, :, None]).mT).mT
+        if self.between == "rnn":
+            return self.rnn(x)[0]
+        return getattr(self, self.between)(x.mT).mT
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
+        for mixes in (self.first, not self.first):
+            if mixes:
+                x = x + self.mix(x, mask)
+            else:
+                x = x + self.attend(x, x, x, key_padding_mask=~mask.bool(), need_weights=False)[0]
+        real = mask[:, :, None].to(x.dtype)
+        return self.head((x * real).sum(1) / real.sum(1))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("between", "op", "fix"),
+    [
+        ("conv", "F.conv1d", "to 0 before"),
+        ("pool", "F.max_pool1d", "lowest number before"),
+        ("norm", "F.group_norm", "mean and variance over real positions only"),
+        ("rnn", "torch.gru", "pack_padded_sequence"),
+        ("masked", "", ""),
+    ],
+)
+def test_the_operation_without_a_mask_is_named_not_the_masked_attention(
+    between: str, op: str, fix: str, first: bool
+) -> None:
+    """The samples have padding of their own, which may change: it is not where padding leaks."""
+    finding = hold(
+        lambda: Block(between, first),
+        {"x": "B T 6", "mask": Mask("B T", kind="right")},
+        promises.PaddingInvariant(ids="x", mask="mask"),
+    )
+    if not op:
+        assert finding.status == "passed"
+        return
+    assert finding.code == "padding-leak"
+    assert f"an operation reads padded positions ({op} in {between} (" in finding.cause
+    assert fix in finding.fix
