@@ -136,14 +136,16 @@ def _called(node: ast.Call) -> str:
 
 
 def _without_method(line: _Line, match: re.Match[str]) -> Rewrite:
-    name = match["method"]
+    name, called = match["method"], bool(match["called"])
 
     def inner(node: ast.AST) -> str | None:
-        assert isinstance(node, ast.Call)
-        own = isinstance(node.func, ast.Attribute) and node.func.attr == name
-        return ast.unparse(node.func.value) if own else None  # type: ignore[attr-defined]
+        own = node.func if called and isinstance(node, ast.Call) else node
+        if not isinstance(own, ast.Attribute) or own.attr != name or (own is node) is called:
+            return None
+        kept = ast.unparse(own.value)
+        return f"({kept})" if isinstance(own.value, ast.BinOp | ast.UnaryOp | ast.IfExp) else kept
 
-    return line.with_one(ast.Call, inner)
+    return line.with_one(ast.expr, inner)
 
 
 def _unwrapped(line: _Line, match: re.Match[str]) -> Rewrite:
@@ -252,7 +254,7 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], Callable[[_Line, re.Match[str]], Rewr
     tuple(
         (re.compile(pattern), rewrite)
         for pattern, rewrite in (
-            (rf"^(?:[\w ,]+: )?drop \.(?P<method>\w+)\(\){_PLACE}", _without_method),
+            (rf"^(?:[\w ,]+: )?drop \.(?P<method>\w+)(?P<called>\(\))?{_PLACE}", _without_method),
             (rf"\bdrop the (?P<function>\w+){_PLACE}", _unwrapped),
             (rf"^drop (?P<key>\w+)=[\w.'\"]+{_PLACE}", _without_keyword),
             (_WRITE, _replaced),

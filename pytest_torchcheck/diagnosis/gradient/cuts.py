@@ -12,6 +12,8 @@ from ...probes.gradient.provenance import find_cut, find_stops
 from ...runs.again import forward_and_loss
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ...findings import Location
     from ...probes.gradient.provenance import GraphCut
     from ...subject import Subject
@@ -82,30 +84,54 @@ _WRITTEN = {
 
 
 def kind_at(kind: str, location: Location | None) -> str:
-    """Return the kind of a cut, told from the line where that shows that it is meant.
+    """Return the kind of a cut, told from the lines around it where those show that it is meant.
 
-    ``z + (q - z).detach()`` gives the value of ``q`` and the gradient of ``z``: the same value stands
-    in the sum with its graph and without it.
+    ``z + (q - z).detach()`` gives the value of ``q`` and the gradient of ``z``: what the sum takes
+    with its graph, it takes away without it. ``x + f(x).detach()`` takes nothing away, and cuts.
     """
     if kind not in ("detach", "data") or location is None:
         return kind
     line = sources.statement(location.file, location.line)
-    nodes = list(ast.walk(line)) if line is not None else []
-    cut = [n.value for n in nodes if isinstance(n, ast.Attribute) and n.attr in ("detach", "data")]
-    within = {id(part) for value in cut for part in ast.walk(value)}
-    if not any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add | ast.Sub) for n in nodes):
+    if line is None:
         return kind
+    places, cut = [line], {}
+    if isinstance(line, ast.Assign) and isinstance(name := line.targets[0], ast.Name):
+        cut[name.id] = line.value  # a later line may add it
+        function = sources.function_around(location.file, location.line)
+        places += [
+            n for n in sources.own_nodes(function) if isinstance(n, ast.stmt) and n is not line
+        ]
+    for place in places:
+        for node in ast.walk(place):
+            taken = set(_terms(node, {} if place is line else cut))
+            if any((text, -sign, True) in taken for text, sign, detached in taken if not detached):
+                return "straight-through"
+    return kind
 
-    def values(parts: list[ast.AST]) -> set[str]:
-        kinds = (ast.Name, ast.Attribute, ast.Subscript)
-        return {
-            ast.unparse(n) for n in parts if isinstance(n, kinds) and isinstance(n.ctx, ast.Load)
-        } - {"self"}
 
-    inside = values([part for part in nodes if id(part) in within])
-    calls = {id(n.func) for n in nodes if isinstance(n, ast.Call)}
-    outside = values([n for n in nodes if id(n) not in within and id(n) not in calls])
-    return "straight-through" if inside & outside else kind
+def _terms(
+    node: ast.AST, cut: dict[str, ast.expr], sign: int = 1, detached: bool = False
+) -> Iterator[tuple[str, int, bool]]:
+    """Yield the terms of a sum: the code of each, its sign, and whether it lost its graph."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        yield from _terms(node.left, cut, sign, detached)
+        yield from _terms(
+            node.right, cut, sign if isinstance(node.op, ast.Add) else -sign, detached
+        )
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        yield from _terms(node.operand, cut, -sign, detached)
+    elif isinstance(node, ast.Attribute) and node.attr == "data":
+        yield from _terms(node.value, cut, sign, True)
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "detach"
+    ):
+        yield from _terms(node.func.value, cut, sign, True)
+    elif isinstance(node, ast.Name) and node.id in cut:
+        yield from _terms(cut[node.id], {}, sign, detached)
+    elif isinstance(node, ast.expr):
+        yield ast.unparse(node), sign, detached
 
 
 def fix_of(kind: str, location: Location | None, *, default: str = "") -> str:

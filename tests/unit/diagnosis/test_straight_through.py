@@ -36,11 +36,36 @@ class OfData(Quantises):
         return z + (q - z).data
 
 
+class OnTwoLines(Quantises):
+    def through(self, z, q):
+        missing = (q - z).detach()
+        return z + missing
+
+
 class Mistaken(Quantises):
     """Adds what it looked up to what it computed, and loses the graph of the former."""
 
     def through(self, z, q):
         return z + q.detach()
+
+
+class Residual(nn.Module):
+    """Cuts a branch whose input it adds, which is no estimator of anything."""
+
+    def __init__(self, cut):
+        super().__init__()
+        self.body, self.branch, self.head = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.cut = cut
+
+    def forward(self, x):
+        h = self.body(x)
+        if self.cut == "data":
+            return self.head(h + self.branch(h).data)
+        if self.cut == "detach":
+            h = h - self.branch(h).detach()
+            return self.head(h)
+        gate = self.branch(h).detach()
+        return self.head(h + gate * h)
 
 
 def told(model):
@@ -50,7 +75,7 @@ def told(model):
     return found
 
 
-@pytest.mark.parametrize("model", [Quantises, Swapped, OfData])
+@pytest.mark.parametrize("model", [Quantises, Swapped, OfData, OnTwoLines])
 def test_a_cut_that_is_meant(model):
     found = told(model)
     assert (found.status, found.code) == ("suspicious", "grad-none")
@@ -64,3 +89,12 @@ def test_a_cut_that_is_not():
     found = told(Mistaken)
     assert found.status == "violated"
     assert found.fix.startswith("drop .detach() on this line; tried: the check passes")
+
+
+@pytest.mark.parametrize("cut", ["data", "detach", "named"])
+def test_a_branch_that_is_cut_is_no_estimator(cut):
+    found = told(Residual(cut))
+    assert (found.status, found.code) == ("violated", "grad-none")
+    assert "straight-through" not in found.cause
+    word = "data" if cut == "data" else "detach()"
+    assert f"drop .{word} on this line; tried: the check passes" in found.fix
