@@ -139,7 +139,7 @@ def _keeps_places(size: int, subject: Subject, batch: Batch, rows: Rows) -> Iter
             f"forward raises {type(error.error).__name__}, as if it needs samples sorted by length"
         )
         return
-    if leaks is not None and _draws_in_eval(subject):
+    if leaks is not None and draws_in_eval(subject):
         yield passed(
             f"the first of {size} samples does not depend on the others; the output is random "
             "in eval mode, so another order gives samples other random numbers"
@@ -159,7 +159,7 @@ def _keeps_places(size: int, subject: Subject, batch: Batch, rows: Rows) -> Iter
     )
 
 
-def _draws_in_eval(subject: Subject) -> bool:
+def draws_in_eval(subject: Subject) -> bool:
     """Say whether the output in eval mode follows the seed, whichever generator draws: torch's, one made in forward."""
     first, other = outputs(subject), outputs(subject, seed=1)
     return any(path not in other or not trees.same(t, other[path]) for path, t in first.items())
@@ -319,7 +319,7 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
         if is_stochastic(subject)
         else _compare(subject, batch, single, rows, first, first, small=pair)
     )
-    if gaps is not None and (forward_facts(subject).consumed or _draws_in_eval(subject)):
+    if gaps is not None and (forward_facts(subject).consumed or draws_in_eval(subject)):
         gaps = None  # the random numbers of a batch of one are others; eval-determinism judges that
     if gaps is not None:
         yield explain.size_dependent(subject, batch, single, rows, gaps)

@@ -14,7 +14,7 @@ from ..specs.sequences import Lengths
 from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, passed
-from .batching import EXACT, ROUNDING, beyond_rounding
+from .batching import EXACT, ROUNDING, beyond_rounding, draws_in_eval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -113,16 +113,13 @@ def _padding(
             cut = None if other is None else _cut(tensor, other, extra, promise.side)
             if cut is None:
                 continue
-            keep, then = tensor, cut
-            if mask is not None and tensor.dim() > dim and tensor.shape[:2] == mask[1].shape[:2]:
-                real = mask[1].bool()
-                keep, then = tensor[real], cut[real]
-            elif tensor.dim() > dim and tensor.shape[: dim + 1] == ids.shape[: dim + 1]:
-                real = ids != promise.pad
-                keep, then = tensor[real], cut[real]
+            real = _real_of(tensor, ids, mask, promise)
+            keep, then = (tensor, cut) if real is None else (tensor[real], cut[real])
             compared += keep.numel() if run == 0 else 0
             gap = trees.apart(then, keep)
             if beyond_rounding(subject, batch, gap, bound):
+                if draws_in_eval(subject):
+                    return _random("a longer batch draws")
                 whole = _whole(subject, promise, batch, path, mask) if given is None else None
                 plain = _padding(subject, promise, whole) if whole is not None else None
                 if plain is not None and plain.status == "violated":
@@ -139,6 +136,25 @@ def _padding(
         else f"{extra} more positions of {promise.pad}"
     )
     return passed(f"{what} change {compared} output values by less than {bound:g} relatively")
+
+
+def _random(why: str) -> Finding:
+    return inconclusive(f"the output is random in eval mode: {why} other random numbers")
+
+
+def _real_of(
+    output: torch.Tensor,
+    ids: torch.Tensor,
+    mask: tuple[str, torch.Tensor] | None,
+    promise: promises.PaddingInvariant,
+) -> torch.Tensor | None:
+    """Return which entries of an output with positions are real, bool; None where all are compared."""
+    dim = promise.dim
+    if mask is not None and output.dim() > dim and output.shape[:2] == mask[1].shape[:2]:
+        return mask[1].bool()
+    if output.dim() > dim and output.shape[: dim + 1] == ids.shape[: dim + 1]:
+        return ids != promise.pad
+    return None
 
 
 def _lengthened(
@@ -325,6 +341,8 @@ def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
                 wanted = tensor.index_select(output_dim, order.to(tensor.device))
             gap = trees.apart(other.get(path, wanted.new_full(wanted.shape, float("nan"))), wanted)
             if beyond_rounding(subject, batch, gap, bound):
+                if draws_in_eval(subject):
+                    return _random("another order gives entries")
                 axes = {name: dim for name, (_, dim) in chosen.items()}
                 return explain.permutation(subject, promise, path, gap, batch, variant, axes)
     return passed(f"outputs agree over {len(orders)} permutations of {size} entries")

@@ -110,6 +110,18 @@ ENTAILS = (
         "a forward that changes the model changes the next forward",
     ),
     rule(
+        "eval-purity/eval-not-repeatable eval-purity/eval-remembers",
+        f"{COMPARED} seeding/*",
+        "model",
+        "two evaluations differ because each changes what the next one gives",
+    ),
+    rule(
+        "eval-purity/eval-not-repeatable eval-purity/eval-remembers",
+        "state-dict-roundtrip/state-unsaved",
+        "line",
+        "the state that a forward changes is no part of a checkpoint",
+    ),
+    rule(
         "input-influence/*",
         STUCK,
         "model",
@@ -126,6 +138,12 @@ ENTAILS = (
         "batch-sizes/batch-size-dependent accumulation/* ddp-equivalence/*",
         "model",
         "a sample that depends on other samples changes with the batch",
+    ),
+    rule(
+        "batch-independence/* batch-sizes/batch-size-dependent",
+        "causality/* padding-invariance/* permutation-invariance/* permutation-equivariance/*",
+        "line",
+        "an operation that mixes samples mixes their positions too",
     ),
     rule(
         "padding-invariance/*",

@@ -140,8 +140,8 @@ def _entails(cause: Finding, follower: Finding) -> bool:
 def fold(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings; those that follow from another one get its ``check/code`` as ``root``.
 
-    Only ``violated`` findings are causes. ``violated`` and ``suspicious`` ones are folded; a root that
-    a check has given stays if that cause was found, and findings of different contracts are never
+    What is ``violated`` follows from what is ``violated`` only; what is ``suspicious`` also from what is
+    ``suspicious``. A root that a check has given stays if that cause was found, and findings of different contracts are never
     linked. A root has no root of its own, so that every folded finding leads to a cause in one step.
 
     Args:
@@ -149,7 +149,7 @@ def fold(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """
     if not any(f.status in ("violated", "suspicious") for f in findings):
         return tuple(findings)
-    known = {(f.contract, f.key) for f in findings if f.status == "violated"}
+    known = {(f.contract, f.key) for f in findings if f.status in ("violated", "suspicious")}
     # a failure whose cause was not found (it was not asked for, or is skipped) is told as its own
     found = [
         f.replace(root=None)
@@ -157,7 +157,12 @@ def fold(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         else f
         for f in findings
     ]
-    causes = [place for place, f in enumerate(found) if f.status == "violated" and f.root is None]
+    causes = [
+        place
+        for status in ("violated", "suspicious")
+        for place, f in enumerate(found)
+        if f.status == status and f.root is None
+    ]
     follows: dict[int, int] = {}
     for place, finding in enumerate(found):
         if finding.status not in ("violated", "suspicious") or finding.root is not None:
@@ -165,6 +170,8 @@ def fold(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         for other in causes:
             cause = found[other]
             if other == place or cause.contract != finding.contract:
+                continue
+            if finding.status == "violated" != cause.status:
                 continue
             if _leads_to(other, place, follows):
                 continue  # two rules that lead in a circle: the first one stands

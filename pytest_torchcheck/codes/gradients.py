@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .explainer import Each, One
-from .rule import STUCK, rule
+from .rule import COMPARED, STUCK, rule
 
 nothing_trainable = One(
     "diagnosis.gradient.freezing:nothing_trainable", "nothing-trainable", doubtful=True
@@ -38,9 +38,9 @@ ENTAILS = (
     ),
     rule(
         "*/non-finite-forward initialisation/parameter-non-finite initialisation/never-written",
-        "gradients-exist/grad-zero input-influence/* dead-modules/* weights-update/* state-dict-roundtrip/state-lost",
+        f"gradients-exist/grad-zero input-influence/* dead-modules/* weights-update/* {COMPARED}",
         "model",
-        "gradients through NaN are zero or NaN, and outputs that are NaN compare as equal",
+        "gradients through NaN are zero or NaN, and outputs that are NaN compare to nothing",
     ),
     rule("gradients-finite/*", STUCK, "model", "a step with NaN gradients destroys the weights"),
     rule(
@@ -75,7 +75,8 @@ ENTAILS = (
     ),
     rule(
         "gradients-exist/*",
-        "device-portability/numpy-on-device device-portability/cpu-tensor device-portability/host-sync",
+        "device-portability/numpy-on-device device-portability/cpu-tensor device-portability/cpu-factory "
+        "device-portability/host-sync",
         "line",
         "a value converted to NumPy or Python loses both its graph and its device",
     ),

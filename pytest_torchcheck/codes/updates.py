@@ -10,7 +10,7 @@ missing = One("diagnosis.training.optimizers:missing", "optimizer-missing")
 no_match = One("diagnosis.training.optimizers:no_match", "no-match")
 frozen_by_train = One("diagnosis.training.drift:frozen_by_train", "frozen-by-train")
 stops = One("diagnosis.training.drift:stops", "weight-stops")
-standstill = One("diagnosis.training.optimizers:standstill", "weight-static")
+standstill = One("diagnosis.training.standstill:standstill", "weight-static", doubtful=True)
 statistics = One("diagnosis.training.drift:statistics", "frozen-statistics")
 twice = One("diagnosis.training.optimizers:twice", "optimizer-twice")
 
@@ -22,6 +22,12 @@ ENTAILS = (
         "weights-update/*",
         "within",
         "parameters that the optimizer does not hold do not change",
+    ),
+    rule(
+        "weights-update/*",
+        "descent/*",
+        "line",
+        "a weight that the optimizer loses is missing from the gradient too",
     ),
     rule(
         "optimizer-coverage/* weights-update/*",

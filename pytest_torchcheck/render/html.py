@@ -213,7 +213,7 @@ def _finding(finding: Finding, follow: Sequence[Finding] = ()) -> Iterator[str]:
     yield "</dl>"
     yield from _source(finding)
     if follow:
-        yield f"<p>{counted(len(follow), 'more failure')} of the same cause:</p><ul>"
+        yield f"<p>{counted(len(follow), 'more finding')} of the same cause:</p><ul>"
         yield from (f"<li>{escape(_ran_on(f))}: {escape(headline(f))}</li>" for f in follow)
         yield "</ul>"
     measured = list(blocks(finding, verbosity=2))
@@ -264,15 +264,15 @@ def _report(report: Report, anchor: str) -> Iterator[str]:
     yield f'<p class="soft">{", ".join(told) or "no check ran"}{seconds}</p>'
     for cause, follow in followers(report.findings):
         yield from _finding(cause, follow)
-    keys = {cause.key for cause in report.causes}
-    for finding in report.with_status("violated"):
+    acting = (*report.with_status("violated"), *report.with_status("suspicious"))
+    keys = {finding.key for finding in acting if finding.root is None}
+    for finding in acting:
         if finding.root is not None and finding.root not in keys:
             yield from _finding(finding)
     for finding in report.with_status("error"):
         yield from _finding(finding)
-    for finding in report.with_status("suspicious"):
-        if finding.root not in keys:
-            yield from _finding(finding)
+    for finding, follow in followers(report.findings, "suspicious"):
+        yield from _finding(finding, follow)
     yield from _reasons(
         list(report.with_status("inconclusive")), "Inconclusive: these could not have failed"
     )

@@ -134,14 +134,16 @@ def _title(report: Report) -> str:
     return f"{report.contract or 'contract'}: {report.verdict}; {told}{seconds}"
 
 
-def followers(findings: Sequence[Finding]) -> tuple[tuple[Finding, tuple[Finding, ...]], ...]:
-    """Return each cause with the violated and suspicious findings that follow from it.
+def followers(
+    findings: Sequence[Finding], status: Status = "violated"
+) -> tuple[tuple[Finding, tuple[Finding, ...]], ...]:
+    """Return each cause of a status with the violated and suspicious findings that follow from it.
 
     ``root`` names a cause by check and code, which several causes may share (two parameters cut at
     two places): a follower then goes to the one that ran on the same device and dtype and shares the
     most culprits, else to the first.
     """
-    causes = [f for f in findings if f.status == "violated" and f.root is None]
+    causes = [f for f in findings if f.status == status and f.root is None]
     grouped: list[list[Finding]] = [[] for _ in causes]
     for finding in findings:
         if finding.status not in ("violated", "suspicious") or finding.root is None:
@@ -190,21 +192,21 @@ def render_report(report: Report, *, verbosity: int = 0, width: int = WIDTH) -> 
         grouped = _by_check(report.findings)
         column = max(map(len, grouped), default=0)
         lines += [_count_line(check, found, column) for check, found in grouped.items()]
-    told = {cause.key for cause in report.causes}
+    acting = (*report.with_status("violated"), *report.with_status("suspicious"))
+    told = {finding.key for finding in acting if finding.root is None}
     for cause, group in followers(report.findings):
         lines += ["", render_finding(cause, verbosity=verbosity, width=width)]
         lines += map(render_follower, group)
-    for finding in report.with_status("violated"):
+    for finding in acting:
         if finding.root is not None and finding.root not in told:
             # its cause was found by another contract or process, so it is told in full here
             lines += ["", render_finding(finding, verbosity=verbosity, width=width)]
             lines.append(f"follows from {finding.root}")
     for finding in report.with_status("error"):
         lines += ["", render_finding(finding, verbosity=verbosity, width=width)]
-    for finding in report.with_status("suspicious"):
-        if finding.root in told:
-            continue
+    for finding, group in followers(report.findings, "suspicious"):
         lines += ["", render_finding(finding, verbosity=verbosity, width=width)]
+        lines += [f"same cause: {_tag(f)}: {headline(f)}" for f in group]
     undecided = list(report.with_status("inconclusive"))
     if undecided:
         lines += ["", "inconclusive (these could not have failed):"]

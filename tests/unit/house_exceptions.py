@@ -29,7 +29,6 @@ FUNCTIONS: frozenset[str] = frozenset(
         "diagnosis.entries.sizes.linear:linear",
         "diagnosis.training.drift:drifted",
         "diagnosis.training.optimizers:missing",
-        "diagnosis.training.optimizers:standstill",
         "loop.traces.rates:schedule_finding",
         "probes.memory.replay:build_profile",
         "runs.losses.consumption:describe",

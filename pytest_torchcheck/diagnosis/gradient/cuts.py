@@ -103,33 +103,35 @@ def kind_at(kind: str, location: Location | None) -> str:
         ]
     for place in places:
         for node in ast.walk(place):
-            taken = set(_terms(node, {} if place is line else cut))
-            if any((text, -sign, True) in taken for text, sign, detached in taken if not detached):
+            kept = set(_terms(node))
+            lost = (
+                kept
+                if place is line
+                else {
+                    term
+                    for text, sign, _ in kept
+                    if text in cut
+                    for term in _terms(cut[text], sign)
+                }
+            )
+            if any((text, -sign, True) in lost for text, sign, detached in kept if not detached):
                 return "straight-through"
     return kind
 
 
-def _terms(
-    node: ast.AST, cut: dict[str, ast.expr], sign: int = 1, detached: bool = False
-) -> Iterator[tuple[str, int, bool]]:
+def _terms(node: ast.AST, sign: int = 1, detached: bool = False) -> Iterator[tuple[str, int, bool]]:
     """Yield the terms of a sum: the code of each, its sign, and whether it lost its graph."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
-        yield from _terms(node.left, cut, sign, detached)
-        yield from _terms(
-            node.right, cut, sign if isinstance(node.op, ast.Add) else -sign, detached
-        )
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        yield from _terms(node.operand, cut, -sign, detached)
+        yield from _terms(node.left, sign, detached)
+        yield from _terms(node.right, sign if isinstance(node.op, ast.Add) else -sign, detached)
+        return
+    called = node.func if isinstance(node, ast.Call) else None
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        yield from _terms(node.operand, -sign, detached)
     elif isinstance(node, ast.Attribute) and node.attr == "data":
-        yield from _terms(node.value, cut, sign, True)
-    elif (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "detach"
-    ):
-        yield from _terms(node.func.value, cut, sign, True)
-    elif isinstance(node, ast.Name) and node.id in cut:
-        yield from _terms(cut[node.id], {}, sign, detached)
+        yield from _terms(node.value, sign, True)
+    elif isinstance(called, ast.Attribute) and called.attr == "detach":
+        yield from _terms(called.value, sign, True)
     elif isinstance(node, ast.expr):
         yield ast.unparse(node), sign, detached
 

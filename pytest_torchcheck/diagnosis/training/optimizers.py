@@ -6,25 +6,15 @@ import re
 from typing import TYPE_CHECKING
 
 from ... import sources
-from ...culprits import parameter
 from ...findings import Culprit, Finding, Location
-from ...loop.traces.rebound_parameters import where_rebound
-from ...probes.gradient.provenance import find_cut
-from ...runs.training.steps import lost
-from ...state import seed_everything
-from ...subject.errors import SubjectError
-from ...subject.optimizers import optimizers_of
 from ...text.wording import have, names_text
 from ...verdicts import inconclusive, violated
-from ..gradient.cuts import CAUSES, fix_of, kind_at
 from .making import Making, making
 from .parameter_groups import left_out, spent_of
 
 if TYPE_CHECKING:
-    from ...probes.gradient.provenance import GraphCut
-    from ...runs.training.steps import Coverage, Trajectory
+    from ...runs.training.steps import Coverage
     from ...subject import Subject
-    from ...subject.gradients import Gradients
 
 
 def optimizer_line(subject: Subject, name: str = "") -> Location | None:
@@ -175,174 +165,6 @@ def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
         if spent is not None
         else f"give each parameter to one {'optimizer' if several else 'group'} only",
     )
-
-
-def standstill(subject: Subject, names: list[str], made: Trajectory, total: int) -> Finding:
-    """Explain trainable parameters that a training step does not move."""
-    first = subject.gradients()
-    uncovered = [name for name in names if name in made.coverage.missing]
-    gradless = [name for name in names if first.stats[name].kind == "none"]
-    zero = [name for name in names if first.stats[name].kind == "zero"]
-    own = subject.contract.train_step is not None
-    rate = max((r for r in made.rates if r == r), default=None)
-    own_rate = _rate_of(subject, names) if rate else rate
-    place: Location | None = None
-    given: tuple[Culprit, ...] = ()
-    rebound = [name for name in names if name in lost(subject)]
-    line = where_rebound(subject, rebound[0]) if rebound else None
-    if line is not None:
-        cause = (
-            f"the step replaces {rebound[0]} by a new Parameter, and the optimizer keeps the "
-            "old one"
-        )
-        because = (
-            f"after line {line.line} no param_group holds the tensor that the model uses, and "
-            "the next step gives it the same values even when its gradient is negated"
-        )
-        fix = "write to the parameter in place, under torch.no_grad(): .copy_(), .clamp_(), .mul_()"
-        place = line
-    elif len(gradless) + len(zero) == len(names):
-        cause = f"it has {'no gradient' if gradless else 'a gradient of zero'}, so no optimizer can change it"
-        because = f"its gradient is {'None' if gradless else 'zero'}"
-        fix = "make the loss depend on it first (gradients-exist names the cut)"
-        place = sources.of_parameter(subject.model, names[0])
-    elif rate == 0.0:
-        cause = "the learning rate is 0"
-        because = f"the learning rate was 0 in {len(made.rates)} steps"
-        fix = "give the optimizer a learning rate above 0"
-        place = optimizer_line(subject)
-    elif own_rate == 0.0:
-        cause = "the learning rate of its parameter group is 0"
-        because = f"the group that holds {names[0]} has lr=0, another one has {rate:g}"
-        fix = f"give the group of {names[0]} a learning rate above 0"
-        place = optimizer_line(subject, names[0])
-    elif uncovered and len(uncovered) == len(names):
-        cause, because = "the optimizer does not hold it", "no param_group holds this tensor"
-        fix = "add it to the optimizer"
-        place = optimizer_line(subject, names[0])
-        if not made.coverage.foreign and (out := left_out(subject, names[0])) is not None:
-            place, given, fix = out.location, out.culprits, out.fix or fix
-    elif own:
-        place, cause, because, fix = _own_step_cause(subject, names, made, first)
-    else:
-        small = next(n for n in names if n not in gradless and n not in zero)
-        size, norm = made.sizes.get(small, 0.0), first.stats[small].norm
-        cause = f"the update of {small} is smaller than half a unit in the last place of the weight"
-        cause += f"; {len(gradless + zero)} others get no gradient" * bool(gradless + zero)
-        because = f"gradient norm {norm:.3g}, largest weight {size:.3g}, learning rate {own_rate}"
-        fix = "raise the learning rate, or keep the weights in a wider dtype"
-        place = optimizer_line(subject) or sources.of_parameter(subject.model, names[0])
-    culprits = [parameter(subject, name, "unchanged") for name in names]
-    culprits += given
-    if line is not None:
-        culprits.append(Culprit("call", rebound[0], "is replaced here", line))
-    if 0.0 in (rate, own_rate):
-        culprits += [
-            Culprit("optimizer", "lr", "is set to 0 here", line)
-            for line in making(subject).zero_rates()[:2]
-        ]
-    if own and place is not None and "zero_grad" in place.text:
-        culprits.insert(
-            0,
-            Culprit("call", "zero_grad", "between backward and step", place),
-        )
-    return violated(
-        "weight-static",
-        f"{names_text(names)} {'does' if len(names) == 1 else 'do'} not "
-        f"{'learn once a step replaces it' if line is not None else f'change in {len(made.losses)} training steps'} "
-        f"({len(names)} of {total} parameters)",
-        culprits=culprits,
-        location=place,
-        observed=f"max|after - before| = 0 over {len(made.losses)} steps"
-        if line is None
-        else f"{rebound[0]} is another tensor after {'the first step' if not made.rebound[rebound[0]] else 'a step'}",
-        cause=cause,
-        because=because,
-        fix=fix,
-        evidence={
-            "parameters": list(names),
-            "losses": list(made.losses),
-            "rates": list(made.rates),
-        },
-    )
-
-
-def _own_step_cause(
-    subject: Subject, names: list[str], made: Trajectory, first: Gradients
-) -> tuple[Location | None, str, str, str]:
-    """Return why the user's own step leaves a parameter as it is."""
-    step = subject.contract.train_step
-    plain = (
-        f"a plain forward, loss and backward gives {names[0]} a gradient of norm "
-        f"{first.stats[names[0]].norm:.3g}"
-    )
-    if (cut := _cut_in_step(subject, names[0])) is not None:
-        kind = kind_at(cut.kind, cut.region or cut.location)
-        return (
-            cut.region or cut.location,
-            f"it gets no gradient in the declared training step: {CAUSES.get(kind, 'the graph is cut')}",
-            f"{cut.fact}; {plain}" if cut.fact else plain,
-            fix_of(kind, cut.location).format(names=repr(names[0])),
-        )
-    place = _suspect(subject)
-    cleared = all(name not in made.live for name in names)
-    cause = (
-        "the gradients are cleared between backward and step"
-        if cleared and place is not None and "zero_grad" in place.text
-        else "the declared training step does not apply the gradients"
-    )
-    because = f"{plain}, and the step leaves it bit-equal"
-    fix = "order the calls as zero_grad, forward, backward, step"
-    place = place or sources.of_object(step)
-    return place, cause, because, fix
-
-
-def _cut_in_step(subject: Subject, name: str) -> GraphCut | None:
-    """Return where a parameter loses its gradient within the user's own step; None where one comes to it."""
-    with subject.pristine(steps=True) as model:
-        model.train()
-        made = subject.make_optimizer(model)
-        batch = subject.batch().clone()
-        seed_everything(subject.seed)
-        parameters = {name: dict(model.named_parameters())[name]}
-        try:
-            cut = find_cut(lambda: subject.train_step(model, made, batch), model, parameters)
-        except SubjectError:
-            return None  # the check that met the error reports it
-    return cut.get(name)
-
-
-def _rate_of(subject: Subject, names: list[str]) -> float | None:
-    """Return the largest learning rate of the groups that hold these parameters, as the optimizer is made."""
-    with subject.pristine(steps=True) as model:
-        known = dict(model.named_parameters())
-        wanted = {id(known[name]) for name in names if name in known}
-        rates = [
-            float(group["lr"])
-            for optimizer in optimizers_of(subject.make_optimizer(model))
-            for group in optimizer.param_groups
-            if group.get("lr") is not None and wanted.intersection(map(id, group["params"]))
-        ]
-    return max(rates, default=None)
-
-
-def _suspect(subject: Subject) -> Location | None:
-    """Return the zero_grad of a user's step that stands after its backward and before its step."""
-    step = subject.contract.train_step
-    if step is None:
-        return None
-    found = {
-        word: sources.search(step, pattern)
-        for word, pattern in (
-            ("zero", r"zero_grad\("),
-            ("backward", r"\.backward\("),
-            ("step", r"\.step\("),
-        )
-    }
-    zero, backward = found["zero"], found["backward"]
-    if zero is not None and backward is not None and zero.line > backward.line:
-        return zero
-    return found["step"] or backward
 
 
 def no_match(subject: Subject, promise: str, globs: list[str]) -> Finding:

@@ -219,3 +219,24 @@ def test_two_functions_with_an_input_of_the_same_name_are_two_causes():
     assert roots(first, wrong("double-backward/double-backward-wrong", "Cube")) == [None, None]
     same = wrong("double-backward/double-backward-wrong", "Square")
     assert roots(first, same) == [None, "gradcheck/gradcheck-scale"]
+
+
+def test_what_is_suspicious_follows_from_what_is_suspicious():
+    """A violation does not: it is a fact of its own, whatever else looks odd."""
+    meant = found("gradients-exist/grad-none", "table.weight", status="suspicious")
+    static = found("weights-update/weight-static", "table.weight", status="suspicious")
+    assert roots(meant, static) == [None, meant.key]
+    assert roots(static, meant) == [meant.key, None]
+    assert roots(meant, static.replace(status="violated")) == [None, None]
+
+
+def test_a_forward_that_changes_its_answers_is_one_cause():
+    keeps = found("eval-purity/eval-not-repeatable", "seen", kind="tensor", line=7)
+    others = (
+        found("batch-sizes/batch-size-dependent", "output", kind="output", line=7),
+        found("padding-invariance/padding-leak", "ids", kind="input", line=7),
+        found("state-dict-roundtrip/state-unsaved", "seen", kind="tensor", line=7),
+    )
+    assert roots(keeps, *others) == [None, *[keeps.key] * 3]
+    elsewhere = found("state-dict-roundtrip/state-unsaved", "steps", kind="tensor", line=31)
+    assert roots(keeps, elsewhere) == [None, None]

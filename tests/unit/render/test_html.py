@@ -70,7 +70,7 @@ def test_it_tells_what_the_terminal_tells():
     for words in (CUT.summary, CUT.observed, CUT.cause, CUT.because, CUT.fix, CUT.reproduce):
         assert words in page.text
     assert "models/net.py:41: h = self.encoder(x).detach()" in page.text
-    assert "1 more failure of the same cause" in page.text
+    assert "1 more finding of the same cause" in page.text
     assert "no dropout here" in page.text
     assert "two steps ran" in page.text
 

@@ -1,0 +1,265 @@
+"""Why a training step leaves a parameter as it is, explained: its gradient, its learning rate, or the step itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ... import sources
+from ...culprits import parameter
+from ...findings import Culprit, Finding
+from ...loop.traces.rebound_parameters import where_rebound
+from ...probes.gradient.provenance import find_cut
+from ...runs.training.steps import lost
+from ...state import seed_everything
+from ...subject.errors import SubjectError
+from ...subject.optimizers import optimizers_of
+from ...text.wording import names_text
+from ...verdicts import suspicious, violated
+from ..gradient.cuts import CAUSES, fix_of, kind_at
+from ..gradient.missing import missing as lost_gradients
+from ..gradient.zero import zero as zeros
+from .making import making
+from .optimizers import optimizer_line
+from .parameter_groups import left_out
+
+if TYPE_CHECKING:
+    from ...findings import Location
+    from ...probes.gradient.provenance import GraphCut
+    from ...runs.training.steps import Trajectory
+    from ...subject import Subject
+    from ...subject.gradients import Gradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reason:
+    """Why a step leaves parameters as they are."""
+
+    place: Location | None
+    cause: str
+    because: str
+    fix: str
+    culprits: tuple[Culprit, ...] = ()
+    doubtful: bool = False
+
+
+def standstill(subject: Subject, names: list[str], made: Trajectory, total: int) -> Finding:
+    """Explain trainable parameters that a training step does not move."""
+    rebound = [name for name in names if name in made.rebound]
+    line = where_rebound(subject, rebound[0]) if rebound else None
+    reason = (
+        _rebound(subject, rebound[0], line)
+        if line is not None
+        else _without_gradient(subject, names, total)
+        or _without_rate(subject, names, made)
+        or _left_alone(subject, names, made)
+    )
+    culprits = [parameter(subject, name, "unchanged") for name in names]
+    own = subject.contract.train_step is not None
+    if own and reason.place is not None and "zero_grad" in reason.place.text:
+        culprits.insert(0, Culprit("call", "zero_grad", "between backward and step", reason.place))
+    return (suspicious if reason.doubtful else violated)(
+        "weight-static",
+        f"{names_text(names)} {'does' if len(names) == 1 else 'do'} not "
+        f"{'learn once a step replaces it' if line is not None else f'change in {len(made.losses)} training steps'} "
+        f"({len(names)} of {total} parameters)",
+        culprits=[*culprits, *reason.culprits],
+        location=reason.place,
+        observed=f"max|after - before| = 0 over {len(made.losses)} steps"
+        if line is None
+        else f"{rebound[0]} is another tensor after {'a step' if made.rebound[rebound[0]] else 'the first step'}",
+        cause=reason.cause,
+        because=reason.because,
+        fix=reason.fix,
+        evidence={
+            "parameters": list(names),
+            "losses": list(made.losses),
+            "rates": list(made.rates),
+        },
+    )
+
+
+def _rebound(subject: Subject, name: str, line: Location) -> _Reason:
+    because = f"after line {line.line} no param_group holds the tensor that the model uses"
+    if name in lost(subject):
+        because += ", and the next step gives it the same values even when its gradient is negated"
+    return _Reason(
+        place=line,
+        cause=f"the step replaces {name} by a new Parameter, and the optimizer keeps the old one",
+        because=because,
+        fix="write to the parameter in place, under torch.no_grad(): .copy_(), .clamp_(), .mul_()",
+        culprits=(Culprit("call", name, "is replaced here", line),),
+    )
+
+
+def _without_gradient(subject: Subject, names: list[str], total: int) -> _Reason | None:
+    """Return what takes the gradient away, where none of the parameters has one."""
+    stats = subject.gradients().stats
+    none = [name for name in names if stats[name].kind == "none"]
+    zero = [name for name in names if stats[name].kind == "zero"]
+    if len(none) + len(zero) < len(names):
+        return None
+    found = next(
+        lost_gradients(subject, none, total) if none else zeros(subject, zero, total, rounding=[])
+    )
+    return _Reason(
+        place=found.location,
+        cause=f"it has {'no gradient' if none else 'a gradient of zero'}, so no optimizer can "
+        f"change it: {found.cause}",
+        because=found.because,
+        fix=found.fix,
+        culprits=tuple(c for c in found.culprits if c.kind != "parameter"),
+        doubtful=found.status == "suspicious",
+    )
+
+
+def _without_rate(subject: Subject, names: list[str], made: Trajectory) -> _Reason | None:
+    """Return where a learning rate of 0 is set, where the parameters have one."""
+    rate = max((r for r in made.rates if r == r), default=None)
+    own = _rate_of(subject, names) if rate else rate
+    if own != 0.0:
+        return None
+    group = f"the group of {names[0]}" if rate else "the optimizer"
+    return _Reason(
+        place=optimizer_line(subject, names[0] if rate else ""),
+        cause=f"the learning rate {'of its parameter group ' if rate else ''}is 0",
+        because=f"the group that holds {names[0]} has lr=0, another one has {rate:g}"
+        if rate
+        else f"the learning rate was 0 in {len(made.rates)} steps",
+        fix=f"give {group} a learning rate above 0",
+        culprits=tuple(
+            Culprit("optimizer", "lr", "is set to 0 here", line)
+            for line in making(subject).zero_rates()[:2]
+        ),
+    )
+
+
+def _left_alone(subject: Subject, names: list[str], made: Trajectory) -> _Reason:
+    """Return why an optimizer leaves parameters alone that have a gradient and a learning rate."""
+    first = subject.gradients()
+    if all(name in made.coverage.missing for name in names):
+        out = None if made.coverage.foreign else left_out(subject, names[0])
+        return _Reason(
+            place=out.location if out is not None else optimizer_line(subject, names[0]),
+            cause="the optimizer does not hold it",
+            because="no param_group holds this tensor",
+            fix=(out.fix if out is not None else "") or "add it to the optimizer",
+            culprits=out.culprits if out is not None else (),
+        )
+    if subject.contract.train_step is not None:
+        place, cause, because, fix = _own_step_cause(subject, names, made, first)
+        return _Reason(place=place, cause=cause, because=because, fix=fix)
+    name = next(n for n in names if first.stats[n].kind not in ("none", "zero"))
+    gradless = sum(first.stats[n].kind in ("none", "zero") for n in names)
+    others = f"; {gradless} others get no gradient" * bool(gradless)
+    norm, size = first.stats[name].norm, made.sizes.get(name, 0.0)
+    measured = f"gradient norm {norm:.3g}, largest weight {size:.3g}, learning rate {_rate_of(subject, names)}"
+    place = optimizer_line(subject) or sources.of_parameter(subject.model, name)
+    if wide := _moves_in_double(subject, name):
+        return _Reason(
+            place=place,
+            cause=f"the update of {name} is smaller than half a unit in the last place of the weight{others}",
+            because=f"{measured}; in float64 a step changes it by {wide:.3g}",
+            fix="raise the learning rate, or keep the weights in a wider dtype",
+        )
+    return _Reason(
+        place=place,
+        cause=f"the optimizer holds {name} and leaves it as it is{others}",
+        because=measured,
+        fix=f"look at what the optimizer's step does with {name}: its state, hooks and closures",
+    )
+
+
+def _moves_in_double(subject: Subject, name: str) -> float:
+    """Return by how much a step in float64 changes a parameter, 0.0 where it does not or cannot run."""
+    try:
+        with subject.in_double() as model:
+            model.train()
+            seed_everything(subject.seed)
+            made = subject.make_optimizer(model)
+            known = dict(model.named_parameters())[name]
+            before = known.detach().clone()
+            subject.train_step(model, made, subject.batch().to(dtype=torch.float64).clone())
+            return float((known.detach() - before).abs().max())
+    except SubjectError:
+        return 0.0
+
+
+def _own_step_cause(
+    subject: Subject, names: list[str], made: Trajectory, first: Gradients
+) -> tuple[Location | None, str, str, str]:
+    """Return why the user's own step leaves a parameter as it is."""
+    step = subject.contract.train_step
+    plain = (
+        f"a plain forward, loss and backward gives {names[0]} a gradient of norm "
+        f"{first.stats[names[0]].norm:.3g}"
+    )
+    if (cut := _cut_in_step(subject, names[0])) is not None:
+        kind = kind_at(cut.kind, cut.region or cut.location)
+        return (
+            cut.region or cut.location,
+            f"it gets no gradient in the declared training step: {CAUSES.get(kind, 'the graph is cut')}",
+            f"{cut.fact}; {plain}" if cut.fact else plain,
+            fix_of(kind, cut.location).format(names=repr(names[0])),
+        )
+    place = _suspect(subject)
+    cleared = all(name not in made.live for name in names)
+    cause = (
+        "the gradients are cleared between backward and step"
+        if cleared and place is not None and "zero_grad" in place.text
+        else "the declared training step does not apply the gradients"
+    )
+    because = f"{plain}, and the step leaves it bit-equal"
+    fix = "order the calls as zero_grad, forward, backward, step"
+    place = place or sources.of_object(step)
+    return place, cause, because, fix
+
+
+def _cut_in_step(subject: Subject, name: str) -> GraphCut | None:
+    """Return where a parameter loses its gradient within the user's own step; None where one comes to it."""
+    with subject.pristine(steps=True) as model:
+        model.train()
+        made = subject.make_optimizer(model)
+        batch = subject.batch().clone()
+        seed_everything(subject.seed)
+        parameters = {name: dict(model.named_parameters())[name]}
+        try:
+            cut = find_cut(lambda: subject.train_step(model, made, batch), model, parameters)
+        except SubjectError:
+            return None  # the check that met the error reports it
+    return cut.get(name)
+
+
+def _rate_of(subject: Subject, names: list[str]) -> float | None:
+    """Return the largest learning rate of the groups that hold these parameters, as the optimizer is made."""
+    with subject.pristine(steps=True) as model:
+        known = dict(model.named_parameters())
+        wanted = {id(known[name]) for name in names if name in known}
+        rates = [
+            float(group["lr"])
+            for optimizer in optimizers_of(subject.make_optimizer(model))
+            for group in optimizer.param_groups
+            if group.get("lr") is not None and wanted.intersection(map(id, group["params"]))
+        ]
+    return max(rates, default=None)
+
+
+def _suspect(subject: Subject) -> Location | None:
+    """Return the zero_grad of a user's step that stands after its backward and before its step."""
+    step = subject.contract.train_step
+    if step is None:
+        return None
+    found = {
+        word: sources.search(step, pattern)
+        for word, pattern in (
+            ("zero", r"zero_grad\("),
+            ("backward", r"\.backward\("),
+            ("step", r"\.step\("),
+        )
+    }
+    zero, backward = found["zero"], found["backward"]
+    if zero is not None and backward is not None and zero.line > backward.line:
+        return zero
+    return found["step"] or backward
