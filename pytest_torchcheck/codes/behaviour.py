@@ -140,6 +140,18 @@ ENTAILS = (
         "a sample that depends on other samples changes with the batch",
     ),
     rule(
+        "batch-independence/*",
+        STUCK,
+        "model",
+        "samples that share their output cannot be told apart",
+    ),
+    rule(
+        "batch-sizes/*",
+        "output-spec/output-shape",
+        "line",
+        "a size that is written into the forward does not follow the batch",
+    ),
+    rule(
         "batch-independence/* batch-sizes/batch-size-dependent",
         "causality/* padding-invariance/* permutation-invariance/* permutation-equivariance/*",
         "line",

@@ -20,5 +20,11 @@ ENTAILS = (
         "model",
         "wrong labels cannot be learnt",
     ),
+    rule(
+        "*/label-classes",
+        "output-spec/output-shape",
+        "model",
+        "a head with another number of outputs than classes has another shape than declared",
+    ),
 )
 """What follows from findings of this family."""

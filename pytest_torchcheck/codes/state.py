@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..findings import Location
 from .explainer import Each, Explainer, Maybe, One
-from .rule import STUCK, rule
+from .rule import COMPARED, STUCK, rule
 
 copied_after_training = Maybe("diagnosis.stored.leaks:copied_after_training", "copy-after-training")
 held_by_cache = Maybe("diagnosis.stored.leaks:held_by_cache", "copy-held")
@@ -39,6 +39,12 @@ ENTAILS = (
         "unregistered modules and tensors are not moved, saved, switched or trained",
     ),
     rule("registration/module-hidden", STUCK, "model", "unregistered layers are not trained"),
+    rule(
+        "registration/module-hidden",
+        COMPARED,
+        "model",
+        "unregistered layers stay in training mode in evaluation",
+    ),
     rule(
         "unregistered-tensors/*",
         "device-portability/* dtype-conversion/* state-dict-roundtrip/*",

@@ -9,7 +9,7 @@ from pytest_torchcheck.codes.training import used_up_near
 from pytest_torchcheck.findings import Culprit, Finding
 
 from ...verdicts import violated
-from ..trace import Clip, OptimizerStep, Trace
+from ..trace import Backward, Clip, OptimizerStep, Trace
 from .wording import at, call
 
 if TYPE_CHECKING:
@@ -41,8 +41,14 @@ def clips(trace: Trace) -> Iterator[Finding]:
             return
         if event.given:
             continue  # a group that happens to be empty has nothing to clip
-        if event.pending:
-            continue
+        latest = next(
+            (e for e in reversed(before) if isinstance(e, Backward | OptimizerStep)), None
+        )
+        if event.pending or isinstance(latest, Backward):
+            continue  # what a backward gave may be zero, or cleared since: its order is right
+        coming = (e for e in trace.events[place:] if e.step == event.step)
+        if latest is None and not any(isinstance(e, Backward) for e in coming):
+            continue  # the gradients are set by hand
         where = f"after {stepped.name}()" if stepped is not None else "before backward"
         yield violated(
             "clip-after-step" if stepped is not None else "clip-before-backward",

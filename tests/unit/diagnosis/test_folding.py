@@ -240,3 +240,17 @@ def test_a_forward_that_changes_its_answers_is_one_cause():
     assert roots(keeps, *others) == [None, *[keeps.key] * 3]
     elsewhere = found("state-dict-roundtrip/state-unsaved", "steps", kind="tensor", line=31)
     assert roots(keeps, elsewhere) == [None, None]
+
+
+def test_one_wrong_number_or_layer_is_one_cause():
+    hidden = found("registration/module-hidden", "blocks", kind="module", line=19)
+    mixed = found("batch-independence/samples-mixed", "output", kind="output", line=12)
+    stuck = found("overfit/overfit-stuck", "loss", kind="loss", line=30)
+    assert roots(hidden, mixed) == [None, hidden.key]
+    assert roots(mixed, stuck) == [None, mixed.key]
+    sizes = found("batch-sizes/view-size", "output", kind="output", line=26)
+    shape = found("output-spec/output-shape", "output", kind="output", line=26)
+    assert roots(sizes, shape) == [None, sizes.key]
+    assert roots(sizes, shape.replace(location=None)) == [None, None]
+    head = found("label-range/label-classes", "head", kind="module", line=21)
+    assert roots(head, shape) == [None, head.key]

@@ -108,3 +108,50 @@ def test_a_filter_that_lets_nothing_through_is_no_finding_though_a_line_reads_it
             p.grad = None
 
     assert not findings(clip)
+
+
+def test_a_gradient_of_zero_is_clipped_in_the_right_order():
+    """A dead model, a loss that was made anew, gradients that are set by hand: the clipping stands where it should."""
+
+    class Dead(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(3, 2)
+            nn.init.constant_(self.body.bias, -100.0)
+
+        def forward(self, x):
+            return torch.relu(self.body(x))
+
+    def plain(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(*inputs), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()
+
+    def by_hand(model, optimizer, inputs, targets):
+        weights = list(model.parameters())
+        loss = F.mse_loss(model(*inputs), targets)
+        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+            weight.grad = gradient
+        nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        return loss.detach()
+
+    def too_early(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        loss = F.mse_loss(model(*inputs), targets)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def codes(model, step):
+        report = Contract(model=model, batch=((X,), Y), loss=F.mse_loss, train_step=step,
+                          optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=1e-2))  # fmt: skip
+        return [f.code for f in report.check(["step-protocol"]).causes]
+
+    assert codes(Dead, plain) == []
+    assert codes(nn.Linear(3, 2), by_hand) == []
+    assert codes(nn.Linear(3, 2), too_early) == ["clip-before-backward"]
