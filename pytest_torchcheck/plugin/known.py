@@ -74,6 +74,24 @@ class Baseline:
 KEY: Final = pytest.StashKey[Baseline]()
 
 
+GONE: Final = pytest.StashKey[list[str]]()
+"""Lines of the file whose finding is gone, as ``file:line``, at the end of the run."""
+
+
+class _Stale:
+    """What is said of a line to be removed, as pytest shows a failure."""
+
+    def __init__(self, message: str) -> None:
+        self.reprcrash, self.message = self, message
+
+    def __str__(self) -> str:
+        return self.message
+
+    def toterminal(self, writer: Any) -> None:
+        """Write it where pytest lists failures."""
+        writer.line(self.message, red=True)
+
+
 class _Ledger:
     """Compares what ran with the file, at the end, in the process that the user looks at."""
 
@@ -119,14 +137,28 @@ class _Ledger:
         if self.settings.write_baseline:
             self._write(set(self.entries) - set(gone), session)
             return
-        for entry in sorted(gone, key=self.entries.__getitem__):
-            self.told.append(
-                f"torchcheck: {self.shown}:{self.entries[entry]} is no longer found; "
-                "remove this line:"
-            )
-            self.told.append(f"    {entry}")
-        if gone and session.exitstatus == pytest.ExitCode.OK:
+        if not gone:
+            return
+        gone.sort(key=self.entries.__getitem__)
+        session.config.stash[GONE] = [f"{self.shown}:{self.entries[entry]}" for entry in gone]
+        reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:  # pytest counts what stands there, and is red for it
+            failed = reporter.stats.setdefault("failed", [])
+            failed += [self._failure(entry) for entry in gone]
+        if session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _failure(self, entry: Known) -> pytest.TestReport:
+        """Return what pytest shows of a line to be removed."""
+        line = self.entries[entry]
+        return pytest.TestReport(
+            nodeid=f"{self.shown}:{line}",
+            location=(self.shown, line - 1, f"{self.shown}:{line}"),
+            keywords={},
+            outcome="failed",
+            longrepr=_Stale(f"this finding is gone; remove the line: {entry}"),  # type: ignore[arg-type]
+            when="call",
+        )
 
     def _settled(self, entry: Known) -> bool:
         """Say whether every case of an entry's check ran in this session, and came to a verdict."""

@@ -20,6 +20,7 @@ from ..text.printable import message_of, printable
 from . import options, tasks
 from .collection.records import RECORD, plain
 from .coverage import page_table
+from .known import GONE
 from .summary import Tally, is_red, slowest, standing, summary
 
 if TYPE_CHECKING:
@@ -148,7 +149,8 @@ class Ledger:
             "format": _FORMAT,
             "torchcheck": __version__,
             "settings": _settings(self.settings),
-            "ok": not any(is_red(report, tallies[node]) for node, report in reports),
+            "ok": not self.gone
+            and not any(is_red(report, tallies[node]) for node, report in reports),
             "contracts": contracts,
             "functions": []
             if self.coverage is None
@@ -179,6 +181,11 @@ class Ledger:
         if step is not None and reports:
             self._append(step, self._markdown(reports))
 
+    @property
+    def gone(self) -> Sequence[str]:
+        """Lines of the file of known findings to be removed."""
+        return self.config.stash.get(GONE, [])
+
     def _wanted(self) -> dict[Path, Callable[[Sequence[tuple[str, Report]]], str]]:
         """Return what makes each report file that was asked for."""
         makers = {
@@ -204,7 +211,7 @@ class Ledger:
         return strict_json(_sarif(reports, root=root, version=__version__)) + "\n"
 
     def _markdown(self, reports: Sequence[tuple[str, Report]]) -> str:
-        line: str = _summary_line(report for _, report in reports)
+        line: str = _summary_line((report for _, report in reports), gone=len(self.gone))
         return line
 
     def _append(self, path: Path, text: str) -> None:
@@ -236,7 +243,8 @@ class Ledger:
         reports = self.reports()
         if reports and self.config.get_verbosity() >= 0:
             terminalreporter.section("torchcheck", sep="=")
-            lines = summary(reports, self.tallies(), verbosity=self.config.get_verbosity())
+            verbosity = self.config.get_verbosity()
+            lines = summary(reports, self.tallies(), verbosity=verbosity, gone=len(self.gone))
             for text, markup in lines:
                 terminalreporter.write_line(text, **markup)
         for text in slowest(self._spent(), self.settings.durations):

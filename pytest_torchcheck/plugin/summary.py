@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from ..render.terminal import followers, render_measured
-from ..render.text import headline, one_line, place
+from ..render.text import headline, one_line, place, stale_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -64,8 +64,16 @@ def summary(
     tallies: Mapping[str, Tally] | None = None,
     *,
     verbosity: int = 0,
+    gone: int = 0,
 ) -> Lines:
-    """Return the lines of the terminal summary with their markup: what is broken first, then what holds."""
+    """Return the lines of the terminal summary with their markup: what is broken first, then what holds.
+
+    Args:
+        reports: One for each contract, by its node id.
+        tallies: What pytest counts of each.
+        verbosity: pytest's.
+        gone: How many known findings are gone, so that the run fails.
+    """
     tallies = tallies or {}
     stands = {node: standing(report, tallies.get(node)) for node, report in reports}
     lines: Lines = []
@@ -89,7 +97,10 @@ def summary(
     unchanged = [(node, report) for node, report in reports if stands[node] == "unchanged"]
     for node, report in unchanged if len(unchanged) <= _MOST_LISTED or verbosity > 0 else []:
         lines.append((f"{node}: unchanged: {_counts(report)}", {"yellow": True}))
-    lines.append((_total(reports, list(stands.values()), tallies), {"bold": True}))
+    total = _total(reports, list(stands.values()), tallies)
+    if gone:
+        total += f"; {stale_lines(gone)}"
+    lines.append((total, {"bold": True, "red": bool(gone)}))
     return lines
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ..text.wording import counted
-from .text import headline, place
+from .text import headline, place, stale_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,11 +18,12 @@ _FIRST = 2
 _SAID: tuple[Status, ...] = ("suspicious", "known", "inconclusive")
 
 
-def summary_line(reports: Iterable[Report]) -> str:
+def summary_line(reports: Iterable[Report], *, gone: int = 0) -> str:
     """Return what a run came to: verdicts, the first causes with their lines, and how much else there is.
 
     Args:
         reports: One per contract.
+        gone: How many known findings are gone, so that the run fails.
 
     Returns:
         One line that ends with a newline.
@@ -46,7 +47,8 @@ def summary_line(reports: Iterable[Report]) -> str:
         shown += f"; and {len(causes) - _FIRST} more"
     counts = Counter(f.status for r in reports for f in r.findings if f.root is None)
     rest = ", ".join(f"{counts[status]} {status}" for status in _SAID if counts[status])
-    parts = [f"**torchcheck**: {said}", shown, rest]
+    stale = stale_lines(gone) if gone else ""
+    parts = [f"**torchcheck**: {said}", stale, shown, rest]
     return " — ".join(part for part in parts if part) + "\n"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ..text.wording import counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -34,6 +36,12 @@ def headline(finding: Finding) -> str:
     prefix = STATUS_WORDS[finding.status]
     plain = finding.status in ("passed", "not-applicable") or not finding.code
     return f"{prefix}: {summary}" if plain else f"{prefix}: {summary} [{finding.code}]"
+
+
+def stale_lines(gone: int) -> str:
+    """Say that known findings are gone and have to leave their file."""
+    are, them = ("is", "it") if gone == 1 else ("are", "them")
+    return f"{counted(gone, 'known finding')} {are} gone: remove {them} from the baseline"
 
 
 def shorten_path(file: str) -> str:

@@ -54,7 +54,7 @@ def found(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr("pytest_torchcheck.runner.selection.cases", cases)
         return pytester.runpytest_inprocess(
-            "-p", "no:randomly", "--torchcheck", FILE, "-rx", *arguments
+            "-p", "no:randomly", "--torchcheck", FILE, "-rxf", *arguments
         )
 
     return run
@@ -106,13 +106,18 @@ def test_a_finding_that_is_gone_must_be_removed(recorded: Any, pytester: pytest.
     sound = {"gradients": [HELD], "updates": [STILL], "other": [HELD]}
     result = recorded(**sound)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.assert_outcomes(passed=2, xfailed=1)
+    result.assert_outcomes(passed=2, xfailed=1, failed=1)  # pytest's own line is red for it
     result.stdout.fnmatch_lines(
         [
-            "torchcheck: known.txt:4 is no longer found; remove this line:",
-            "    test_net.py::net | gradients | grad-none | a.weight",
+            "this finding is gone; remove the line: test_net.py::net | gradients | grad-none | a.weight",
+            "1 contract: 0 violated, 1 ok;*; 1 known finding is gone: remove it from the baseline",
+            "FAILED known.txt:4 - this finding is gone; remove the line: *",
         ]
     )
+    for style in ("--tb=line", "--tb=no"):
+        shown = recorded(style, "--torchcheck-markdown=one.md", **sound)
+        shown.stdout.fnmatch_lines(["FAILED known.txt:4 - this finding is gone;*"])
+    assert "1 known finding is gone" in (pytester.path / "one.md").read_text()
     # a run that leaves the check out, or in which it could not decide, says nothing of it
     assert recorded("-k", "updates", **sound).ret == pytest.ExitCode.OK
     undecided = {**sound, "gradients": [inconclusive("nothing to see")]}
@@ -157,7 +162,7 @@ def test_real_findings_under_xdist_are_those_of_one_process(pytester: pytest.Pyt
     path.write_text(path.read_text().replace(".detach()", ""))
     gone = pytester.runpytest_subprocess(*arguments, "-n2")
     assert gone.ret == pytest.ExitCode.TESTS_FAILED
-    gone.stdout.fnmatch_lines(["torchcheck: known.txt:4 is no longer found*"])
+    gone.stdout.fnmatch_lines(["FAILED known.txt:4 - this finding is gone*"])
 
 
 @pytest.mark.parametrize(
