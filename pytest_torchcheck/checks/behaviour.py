@@ -22,7 +22,7 @@ from ..verdicts import inconclusive, not_applicable, passed, suspicious
 from .batching import ROUNDING, examples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from ..findings import Finding
     from ..runs.training.steps import Trajectory
@@ -183,11 +183,12 @@ def mode_flags(subject: Subject) -> Iterator[Finding]:
         return
     with subject.pristine() as model:
         model.eval()
-        training = [name for name, module in model.named_modules() if module.training]
+        # the flag of a container that nobody calls decides nothing
+        training = {n: m for n, m in model.named_modules() if m.training and not _is_list(m)}
         model.train()
         still = [name for name, module in model.named_modules() if not module.training]
         count = sum(1 for _ in model.modules())
-    kept = [name for name in training if _has_mode(model, name)]
+    kept = [name for name, module in training.items() if _has_mode(module, training.values())]
     if kept:
         yield explain.stuck_mode(subject, kept)
         return
@@ -195,7 +196,7 @@ def mode_flags(subject: Subject) -> Iterator[Finding]:
         yield suspicious(
             "mode-stuck",
             f"eval() leaves {len(training)} modules in training mode",
-            observed=", ".join(training[:5]),
+            observed=", ".join(list(training)[:5]),
             cause="an overridden train() skips them",
             because="module.training is True after model.eval()",
             fix="call super().train(mode) and return self",
@@ -210,10 +211,16 @@ def mode_flags(subject: Subject) -> Iterator[Finding]:
     yield passed(f"eval() reaches {count} of {count} modules{note}")
 
 
-def _has_mode(model: nn.Module, name: str) -> bool:
-    module = model.get_submodule(name)
+def _is_list(module: nn.Module) -> bool:
+    """Say whether a module is a list or a dict of modules, which has no forward of its own."""
+    return isinstance(module, (nn.ModuleList, nn.ModuleDict))
+
+
+def _has_mode(module: nn.Module, among: Collection[nn.Module]) -> bool:
+    """Say whether a module is, or holds, one among the given ones that does something else in training."""
     kinds = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
-    return any(isinstance(m, kinds) for m in module.modules())
+    own = {id(part) for part in among}
+    return any(isinstance(part, kinds) and id(part) in own for part in module.modules())
 
 
 def seeding(subject: Subject) -> Iterator[Finding]:

@@ -51,6 +51,10 @@ def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
         # an averaged or copied weight that the user's own step writes is trained by that step
         and not (subject.contract.train_step is not None and made.moved.get(name, 0.0) > 0.0)
     ]
+    if missing and subject.contract.train_step is not None:
+        # the step may hold optimizers of its own
+        applied = {name for names in trace_of(subject).parameters.values() for name in names}
+        missing = [name for name in missing if name not in applied]
     several = len(coverage.optimizers) > 1
     if missing:
         yield explain.missing(subject, missing, coverage)
@@ -165,6 +169,7 @@ def _excused(subject: Subject, still: list[str], made: Trajectory) -> set[str]:
     excused |= hidden_by_data(subject, left("zero")).keys()
     excused |= differentiated(subject, left("none"))
     excused |= read_where_given(subject, left("none")).keys()
+    excused |= _cancelled_in_step(subject, set(still) - excused)
     return excused | rounding_noise(subject, set(still) - excused)
 
 
@@ -178,6 +183,25 @@ def _move_elsewhere(subject: Subject, names: list[str]) -> set[str]:
         stats = subject.gradients(index, seed=seed).stats
         reached |= {name for name in left if name in stats and stats[name].kind == "live"}
     return reached
+
+
+def _cancelled_in_step(subject: Subject, names: set[str]) -> set[str]:
+    """Name the biases to which an optimizer of the step applies gradients of zero: the losses there take differences.
+
+    So does that of a critic: what its last bias adds to the scores of real samples and of made ones cancels
+    out. A weight without influence is a mistake.
+    """
+    parameters = subject.named_parameters()
+    biases = {n for n in names if parameters[n].dim() < 2 and "bias" in n.rpartition(".")[2]}
+    if not biases or subject.contract.train_step is None:
+        return set()
+    trace = trace_of(subject)
+    held = {name for names in trace.parameters.values() for name in names}
+    reached = {name for event in trace.backwards() for name in event.touched}
+    applied = {
+        n for step in trace.optimizer_steps() for names in step.sources.values() for n in names
+    }
+    return biases & held & reached - applied
 
 
 def frozen_stays(subject: Subject) -> Iterator[Finding]:
