@@ -29,7 +29,10 @@ wrong_input = One(
     "diagnosis.loss.wrong_input:wrong_input",
     "double-sigmoid double-softmax kl-of-logits log-as-rate rate-as-log relu-logits",
 )
-wrong_sign = One("diagnosis.loss.consumed:wrong_sign")
+wrong_sign = One("diagnosis.loss.consumed:wrong_sign", "loss-sign", doubtful=True)
+turned = One("diagnosis.loss.consumed:turned", "loss-sign", doubtful=True)
+shuffled = One("diagnosis.loss.targets:shuffled", "target-of-another-sample")
+over_samples = One("diagnosis.loss.targets:over_samples", "samples-share-targets")
 
 misplaced = One("diagnosis.loss.pairing:misplaced", "target-misplaced")
 spread_over = One("diagnosis.loss.pairing:spread_over", "positions-share-targets")

@@ -12,6 +12,7 @@ from ...codes import loss as explain
 from ...codes.undecided import BLOCKED
 from ...probes.loss.arguments import targets_of
 from ...probes.loss.consumption import LINEAR, Broadcast, LogOf, Stretched
+from ...probes.loss.directions import shuffled, turned
 from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
 from ...runs.losses.in_steps import penalised_in_parts, step_evidence
 from ...specs import Labels
@@ -193,6 +194,11 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
         for norm in seen.norms[:1]
         if (over := penalised_in_parts(subject, norm)) is not None
     ]
+    found += [explain.over_samples(one) for one in seen.directions if one.way == "over-samples"][:1]
+    if (away := turned(seen.directions)) is not None:
+        found.append(explain.turned(subject, away))
+    if seen.fed and (mixed := shuffled(seen.directions)) is not None:
+        found.append(explain.shuffled(mixed))
     yield from found
     if found:
         return
@@ -252,6 +258,7 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
             f"raising the true class's logit raises the loss for {wrong[0].rising:.0%} of "
             f"{wrong[0].counted} targets",
             wrong[0].place,
+            opposed=len(wrong) < len(classes),
         )
         return
     # outputs that one target pulls apart are compared with each other, not with the target
@@ -263,6 +270,12 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
             f"moving {path} towards its target raises the loss in {share:.0%} of the samples",
             None,
         )
+        return
+    if (turn := turned(seen.directions)) is not None:
+        yield explain.turned(subject, turn)
+        return
+    if any(one.way == "towards" for one in seen.directions):
+        yield passed("the loss falls as outputs move towards the labels")
         return
     if not classes and not seen.away and not subject.contract.declares("targets"):
         yield not_applicable("there are no targets, and no detached output can serve as target")

@@ -16,7 +16,7 @@ from ...probes.loss.own import OwnLoss
 from ...probes.loss.pulls import ROUNDING, SAMPLES, Pulls, pulls_of
 from ...probes.loss.slopes import LossOfOutput, Slopes
 from ...runs.facts import output_for_loss
-from ...runs.losses.consumption import loss_calls
+from ...runs.losses.consumption import evidence, loss_calls
 from ...specs import Labels
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
@@ -189,6 +189,10 @@ def _of_own_loss(subject: Subject, otherwise: str) -> Iterator[Finding]:
     """Look whether a model that computes its own loss reads the labels, and each for its own sample."""
     if subject.contract.loss != "output":
         yield not_applicable(otherwise)
+        return
+    across = [one for one in evidence(subject).directions if one.way == "over-samples"]
+    if across:
+        yield explain.over_samples(across[0])
         return
     adapted, batch = subject.contract.adapted, subject.batch()
     given = adapted is not None and adapted.call is not None

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ...probes.gradient.penalties import PartialNorm
     from ...probes.gradient.surrogates import DeadTerm
     from ...probes.loss.consumption import Broadcast
+    from ...probes.loss.directions import Direction
     from ...probes.loss.focal import FocalMean
     from ...runs.losses.consumption import LossEvidence
     from ...subject import Subject
@@ -245,9 +246,22 @@ def _producer_line(evidence: LossEvidence) -> Location | None:
     return None if evidence.producer is None else evidence.producer.op.location
 
 
-def wrong_sign(subject: Subject, observed: str, place: Location | None) -> Finding:
-    """Explain a loss whose decrease makes the fit worse."""
+def wrong_sign(
+    subject: Subject, observed: str, place: Location | None, *, opposed: bool = False
+) -> Finding:
+    """Explain a loss whose decrease makes the fit worse; one term of it, where another pulls the right way."""
     line = loss_line(subject) or place
+    if opposed:
+        return suspicious(
+            "loss-sign",
+            "one term of the loss falls when the output moves away from the target",
+            culprits=[culprit(subject, "wrong sign", place or line)],
+            location=place or line,
+            observed=observed,
+            cause="the sign of this term is wrong, unless the model is to forget what it compares",
+            because="another term of the loss pulls towards its targets",
+            fix=f"negate the term{on_line(place)}, or skip the check with the reason",
+        )
     return violated(
         "loss-sign",
         "the loss falls when the output moves away from the target",
@@ -256,6 +270,36 @@ def wrong_sign(subject: Subject, observed: str, place: Location | None) -> Findi
         observed=observed,
         cause="the sign of the loss is wrong: training would maximise the error",
         because="the slope of the loss towards the target is positive",
+        fix="negate the loss",
+    )
+
+
+def turned(subject: Subject, seen: Direction) -> Finding:
+    """Explain a loss that a model or a step computes, and that falls as outputs move away from labels."""
+    place = seen.place or loss_line(subject)
+    scores = f"the cross entropy of what {seen.function} receives"
+    compared = scores if seen.function.endswith("softmax") else seen.function
+    if not seen.alone:
+        return suspicious(
+            "loss-sign",
+            f"the loss falls when what {seen.function} compares with the labels moves away from them",
+            culprits=[Culprit("loss", seen.function, "pulls away from the labels", place)],
+            location=place,
+            observed=f"its gradient points away from the labels for all of {seen.counted}, and no "
+            "other loss of torch's pulls towards them",
+            cause="the sign of this term is wrong, unless an opponent is trained by it",
+            because="a step against the gradient moves the outputs away from the labels",
+            fix=f"negate the term{on_line(place)}, or skip the check with the reason",
+        )
+    return violated(
+        "loss-sign",
+        "the loss falls when the output moves away from the target",
+        culprits=[Culprit("loss", seen.function, "wrong sign", place)],
+        location=place,
+        observed=f"the loss equals minus {compared}; its gradient points away from all of "
+        f"{seen.counted} targets",
+        cause="the sign of the loss is wrong: training would maximise the error",
+        because="a step against the gradient moves the outputs away from the labels",
         fix="negate the loss",
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
-from ...explanation import listed
+from ...explanation import listed, on_line
 from ...findings import Culprit, Finding
 from ...probes.loss.own import OwnLoss
 from ...probes.numbers.finiteness import find_nonfinite
@@ -20,6 +20,7 @@ from .divisors import Divisors
 
 if TYPE_CHECKING:
     from ...findings import Location, Status
+    from ...probes.loss.directions import Direction
     from ...probes.loss.slopes import LossOfOutput, Slopes
     from ...probes.recorded.operations import Trace
     from ...subject import Subject
@@ -194,6 +195,37 @@ def shared(
         "scores[torch.arange(len(y)), y], or gather()"
         if own
         else "reduce after the criterion, not before it: check dim= of mean, sum and log_softmax on this line",
+    )
+
+
+def over_samples(seen: Direction) -> Finding:
+    """Explain a cross entropy of a softmax that runs over samples or positions, not over classes."""
+    line = on_line(seen.place)
+    return violated(
+        "samples-share-targets",
+        "the softmax before the loss does not run over the classes: samples compete for each class",
+        culprits=[Culprit("call", seen.function, "runs over the wrong dimension", seen.place)],
+        location=seen.place,
+        observed=f"the loss has the gradient of a cross entropy over dimension {seen.over}",
+        cause=f"{seen.function}{line} normalises over dimension {seen.over}, which does not hold the classes",
+        because="the gradient at its input is that of such a cross entropy with these labels, and "
+        "not that of one over the classes",
+        fix=f"give {seen.function}{line} the dimension of the classes: dim=-1 where they come last",
+    )
+
+
+def shuffled(seen: Direction) -> Finding:
+    """Explain a step that gives its loss the targets of the batch in another order than the samples'."""
+    return violated(
+        "target-of-another-sample",
+        "the training step compares samples with the targets of others",
+        culprits=[Culprit("call", seen.function, "gets targets of other samples", seen.place)],
+        location=seen.place,
+        observed=f"{seen.function} gets the targets of the batch in another order: those of "
+        f"{seen.moved} samples differ from their own",
+        cause="the targets are reordered on their way to the loss, and the inputs are not",
+        because="the model was given the inputs of the batch in their own order",
+        fix="keep the targets in the order of the samples, or index inputs and targets alike",
     )
 
 

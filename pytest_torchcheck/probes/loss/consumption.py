@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ...record.modes import Observer
 from ..gradient.surrogates import DeadTerms
 from ..recorded.watch import Op, Watch, name_of
+from .directions import Comparisons
 from .focal import FocalMeans
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ class LossWatch(Watch):
         self.logs: list[LogOf] = []
         self.derivatives = DeadTerms()
         self.focal = FocalMeans()
+        self.comparisons = Comparisons()
         self._squashes = 0
         self._probabilities: dict[int, tuple[weakref.ref[Tensor], Op, int]] = {}
         self._logged: dict[int, tuple[weakref.ref[Tensor], LogOf]] = {}
@@ -190,6 +192,7 @@ class LossWatch(Watch):
         inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         with torch._C.DisableTorchFunction():
             self.derivatives.see(name, bare, args, kwargs, result, lambda: self.op(name))
+            self.comparisons.see(name, args, kwargs, result, lambda: self.op(name))
             self.focal.see(name, bare, args, result, lambda: self.op(name))
             if name in LOSSES and inputs:
                 self._loss(name, args, kwargs, inputs)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ...findings import Location
     from ...probes.gradient.penalties import PartialNorm
     from ...probes.gradient.surrogates import DeadTerm
+    from ...probes.loss.directions import Direction
     from ...probes.loss.focal import FocalMean
     from ...probes.loss.slopes import LossOfOutput
     from ...subject import Subject
@@ -115,7 +116,8 @@ class LossEvidence:
     """How the user's loss consumed the output of one forward; plain data.
 
     ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms
-    without a graph, ``focal`` the focal weights of a mean, ``norms`` the derivatives reduced in parts.
+    without a graph, ``focal`` the focal weights of a mean, ``norms`` the derivatives reduced in parts,
+    ``directions`` which way a loss that nobody declared pulls, ``fed`` whether a step gave the model its samples in their order.
     """
 
     shape: tuple[int, ...]
@@ -134,6 +136,8 @@ class LossEvidence:
     written: tuple[str, ...] = ()
     dead: tuple[DeadTerm, ...] = ()
     focal: tuple[FocalMean, ...] = ()
+    directions: tuple[Direction, ...] = ()
+    fed: bool = False
 
 
 class LossSight:
@@ -154,6 +158,7 @@ class LossSight:
         self._inputs = {id(t) for _, t in batch.input_leaves() if isinstance(t, torch.Tensor)}
         self._given: dict[str, tuple[torch.Tensor, int | None]] = {}
         if subject.contract.loss == "output":
+            self.watch.comparisons.of(batch.tensors().values())
             self.watch.inside(t for _, t in batch.input_leaves() if isinstance(t, torch.Tensor))
 
     def between(self, output: Any) -> None:
@@ -168,6 +173,7 @@ class LossSight:
     def wanted(self, output: Any) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
         """Return what the loss functions were given, and the outputs by path, that require a gradient."""
         consumed = [call.input for call in self.watch.calls if call.input.requires_grad]
+        consumed += self.watch.comparisons.given()
         return consumed, {p: t for p, t in trees.floats(output).items() if t.requires_grad}
 
     def evidence(
@@ -210,6 +216,9 @@ class LossSight:
             written=written,
             dead=tuple(self.watch.derivatives.found),
             focal=tuple(self.watch.focal.found),
+            directions=self.watch.comparisons.directions(
+                float(loss.detach()) if loss.dim() == 0 else math.nan, by_input
+            ),
         )
 
     def keep(self, output: Any, loss: torch.Tensor) -> None:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 from ...objects import trees
 from ...probes.gradient.penalties import PartialNorms, Turned, reflected
 from ...probes.loss.consumption import LossWatch
+from ...probes.loss.directions import same_rows
 from ...probes.recorded.watch import name_of, tensors_in
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
+from ..training.observation import number_of
 from .consumption import LossEvidence, describe, stretched
 
 if TYPE_CHECKING:
@@ -33,12 +35,22 @@ class _StepWatch(LossWatch):
     Args:
         module: Names are qualified relative to it.
         targets: Tensors of the batch's targets.
+        batch: All tensors of the batch.
+
+    Attributes:
+        orders: Whether modules got the samples of the batch in their order (True), or in another.
     """
 
-    def __init__(self, module: nn.Module, targets: Iterable[Tensor]) -> None:
+    def __init__(
+        self, module: nn.Module, targets: Iterable[Tensor], batch: Iterable[Tensor]
+    ) -> None:
         super().__init__(module)
         self.norms = PartialNorms()
         self.between((), targets)
+        self.comparisons.of(batch)
+        self.comparisons.hooked = True
+        self.orders: set[bool] = set()
+        self._batch = [tensor for tensor in self.comparisons.labels if tensor.is_floating_point()]
 
     def after(
         self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
@@ -51,6 +63,8 @@ class _StepWatch(LossWatch):
     def module_left(self, module: nn.Module, args: Any, result: Any) -> None:
         """Take the outputs of a module that no other module called."""
         if len(self.scopes) == 1:
+            pairs = [(a, b) for a in tensors_in(args) for b in self._batch if a.shape == b.shape]
+            self.orders |= {trees.same(a, b) for a, b in pairs if same_rows(a.detach(), b)}
             self.between(list(tensors_in(result)), ())
 
 
@@ -58,19 +72,19 @@ class _StepWatch(LossWatch):
 def step_evidence(subject: Subject) -> LossEvidence | None:
     """Watch the loss functions of one training step; None where the step raises. Cached.
 
-    There is no one loss of a step, so that its value, and gradients towards what the functions were
-    given, are not part of it. A broadcast is part of it where a loss function makes it, or where
+    There is no one loss of a step, so that its value is not part of it; gradients are those that pass
+    where outputs meet the labels of the batch. A broadcast is part of it where a loss function makes it, or where
     both an output and a target grow.
     """
     batch = subject.batch().clone()
     with subject.pristine(steps=True) as model:
         model.train()
         seed_everything(subject.seed)
-        watch = _StepWatch(model, trees.tensors(batch.targets).values())
+        watch = _StepWatch(model, trees.tensors(batch.targets).values(), batch.tensors().values())
         try:
             made = subject.make_optimizer(model)
             with watch:
-                subject.train_step(model, made, batch)
+                value = number_of(subject.train_step(model, made, batch))
         except SubjectError:
             return None  # weights-update explains it
         return LossEvidence(
@@ -84,6 +98,8 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
             dead=tuple(watch.derivatives.found),
             logs=tuple(watch.logs),
             norms=tuple(watch.norms.found),
+            directions=watch.comparisons.directions(value),
+            fed=watch.orders == {True},
         )
 
 
