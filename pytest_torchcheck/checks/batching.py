@@ -11,7 +11,7 @@ from ..codes import behaviour as explain
 from ..late import Late
 from ..objects import trees
 from ..runs.facts import forward_facts, outputs
-from ..runs.outputs import Rows, floating_from, output_rows
+from ..runs.outputs import Rows, floating_from, gaps_between, output_rows
 from ..runs.time_first import other_batch_dim
 from ..runs.variants.woken import also_woken
 from ..state import seed_everything
@@ -209,7 +209,7 @@ def _compare(
             difference is as small as rounding makes it.
     """
     mine = outputs(subject, a)
-    gaps = _gaps(mine, outputs(subject, b), rows, of_a, of_b)
+    gaps = gaps_between(mine, outputs(subject, b), rows, of_a, of_b)
     if all(gap == 0.0 for gap in gaps.values()):
         return None
     narrow = all(t.dtype != torch.float64 for t in mine.values())
@@ -224,7 +224,7 @@ def _compare(
             first = trees.tensors(subject.call(model, wide_a.clone()))
             seed_everything(subject.seed)
             second = trees.tensors(subject.call(model, wide_b.clone()))
-        gaps, bound = _gaps(first, second, rows, of_a, of_b), EXACT
+        gaps, bound = gaps_between(first, second, rows, of_a, of_b), EXACT
     except SubjectError:
         pass  # hard-wired float32: judged by rounding in the model's own dtype
     wrong = {path: gap for path, gap in gaps.items() if beyond_rounding(subject, a, gap, bound)}
@@ -250,25 +250,6 @@ def beyond_rounding(subject: Subject, batch: Batch, gap: float, bound: float) ->
     if "computes-narrow" not in subject.cache:
         subject.cache["computes-narrow"] = explain.computes_narrow(subject, batch)
     return not subject.cache["computes-narrow"]
-
-
-def _gaps(
-    first: dict[str, torch.Tensor],
-    second: dict[str, torch.Tensor],
-    rows: Rows,
-    of_a: torch.Tensor,
-    of_b: torch.Tensor,
-) -> dict[str, float]:
-    gaps = {}
-    for path, dim in rows.dims.items():
-        if path not in second:
-            gaps[path] = float("inf")
-            continue
-        x = trees.dense(first[path]).index_select(dim, of_a.to(first[path].device))
-        y = trees.dense(second[path]).index_select(dim, of_b.to(second[path].device))
-        largest = max(trees.scale(x), trees.scale(y), 1e-30)  # one of the two may be all zeros
-        gaps[path] = 0.0 if trees.same(x, y) else trees.worst(x, y) / largest
-    return gaps
 
 
 def batch_sizes(subject: Subject) -> Iterator[Finding]:

@@ -23,7 +23,9 @@ reseeded = Maybe("diagnosis.outputs.behaviour:reseeded", "reseeds", doubtful=Tru
 single_shape = One("diagnosis.outputs.samples:single_shape", "batch-of-one")
 size_crash = One("diagnosis.outputs.samples:size_crash", "crash size-crash")
 fixed_size = One("diagnosis.outputs.samples:fixed_size", "size-crash")
-size_dependent = One("diagnosis.outputs.samples:size_dependent", "batch-size-dependent")
+size_dependent = One(
+    "diagnosis.outputs.samples:size_dependent", "batch-size-dependent", doubtful=True
+)
 train_overridden = One("diagnosis.outputs.behaviour:train_overridden", "train-overridden")
 stuck_mode = One("diagnosis.outputs.behaviour:stuck_mode", "mode-stuck")
 unseeded = One(

@@ -185,3 +185,31 @@ def floating_from(batch: Batch, other: Batch) -> Batch:
         return own[path].detach().clone() if whole and path in own else leaf
 
     return other.map(change)
+
+
+def gaps_between(
+    first: dict[str, torch.Tensor],
+    second: dict[str, torch.Tensor],
+    rows: Rows,
+    of_a: torch.Tensor,
+    of_b: torch.Tensor,
+) -> dict[str, float]:
+    """Return how far samples of two runs lie apart, by output, in parts of the largest value.
+
+    Args:
+        first: The outputs of one run.
+        second: Those of the other.
+        rows: Where the samples stand in each.
+        of_a: int64 ``[n]``, samples of the first run.
+        of_b: int64 ``[n]``, those of the second that they are compared with.
+    """
+    gaps = {}
+    for path, dim in rows.dims.items():
+        if path not in second:
+            gaps[path] = float("inf")
+            continue
+        x = trees.dense(first[path]).index_select(dim, of_a.to(first[path].device))
+        y = trees.dense(second[path]).index_select(dim, of_b.to(second[path].device))
+        largest = max(trees.scale(x), trees.scale(y), 1e-30)  # one of the two may be all zeros
+        gaps[path] = 0.0 if trees.same(x, y) else trees.worst(x, y) / largest
+    return gaps

@@ -10,6 +10,7 @@ import torch
 from ... import sources
 from ...findings import Culprit, Finding
 from ...probes.recorded.watch import Watch, name_of
+from ...runs.unrounded import apart_by_rounding
 from ...state import is_device_error
 from ...subject.errors import SubjectError
 from ...text.printable import message_of
@@ -55,6 +56,9 @@ def mixed(
             because="track_running_stats is False",
             fix="drop track_running_stats=False, so that eval mode uses running statistics",
         )
+    first = torch.zeros(1, dtype=torch.int64)
+    if apart_by_rounding(subject, batch, other, rows, first, first):
+        return _one_grid("samples-mixed", path, gap, place)
     return places.finding_at(
         place,
         subject,
@@ -68,6 +72,22 @@ def mixed(
         because="same shapes, same seed, eval mode: only the other samples differed",
         fix="operate per sample on this line: check the dim argument, and reshape or view across the batch",
         evidence={"gaps": dict(gaps)},
+    )
+
+
+def _one_grid(code: str, path: str, gap: float, place: Place | None) -> Finding:
+    """Explain samples that are rounded on a grid which all samples of their batch decide."""
+    return suspicious(
+        code,
+        f"{path} of a sample is rounded on a grid that the other samples of its batch decide",
+        culprits=[] if place is None else place.culprits(),
+        location=None if place is None else place.location,
+        observed=f"{path} of one sample moved by {gap:.3g} (relative) with the other samples",
+        cause="a quantisation scale is computed over the whole batch: per tensor, and from the values "
+        "at hand",
+        because="where nothing is rounded, the sample gives the same output in both batches",
+        fix="compute the scale per sample or per token (amax over the other dimensions), or keep the "
+        "one of a calibration in eval mode; if it is meant so, skip the check with this reason",
     )
 
 
@@ -280,6 +300,9 @@ def size_dependent(
     size = batch.sizes[subject.source.batch_symbol or ""]
     mixing = places.mixing_line(subject)
     place = mixing if mixing is not None and mixing.cause else _size_line(subject, batch, single)
+    first = torch.zeros(1, dtype=torch.int64)
+    if apart_by_rounding(subject, batch, single, rows, first, first):
+        return _one_grid("batch-size-dependent", path, gap, place)
     return places.finding_at(
         place,
         subject,

@@ -27,7 +27,6 @@ TRUE: dict[str, dict[str, str]] = {
     "memorizing_transformers.memorizing": {"grad-zero": "no second segment reads the memory"},
     "monai.unetr": {"grad-none": "the blocks' cross attention is built and not called"},
     "normflows.residual_flow": {"grad-none": "the number of terms is drawn by NumPy"},
-    "odd.quantiser": {"batch-size-dependent": "one scale for all samples of a batch"},
     "pyro.guide": {"cpu-tensor": "the prior's tensors stay on the CPU"},
     "segmentation_models.unet_plus": {"grad-none": "the encoder is built deeper than it is used"},
     "titans_pytorch.neural_memory": {"grad-none": "a template; copies of it are trained"},
