@@ -100,7 +100,7 @@ def summary(
     total = _total(reports, list(stands.values()), tallies)
     if gone:
         total += f"; {stale_lines(gone)}"
-    lines.append((total, {"bold": True, "red": bool(gone)}))
+    lines.append((total, {"bold": True} | ({"red": True} if gone else {})))
     return lines
 
 
