@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from ..findings import Finding
 from ..late import Late
@@ -38,6 +38,19 @@ Need = Literal[
     "own-promises",
     "ignore-index",
 ]
+
+
+_LACKING: Final[Mapping[str, str]] = {
+    "model-or-functions": "no model and no functions",
+    "step-or-trainer": "no train_step and no trainer",
+    "step-or-accumulates": "no train_step, and promises no Accumulates",
+    "specs": "no specs of its inputs",
+    "factory": "a module as its model, and no function that builds it",
+    "low-precision": "no dtype below float32",
+    "own-promises": "no promise of the project's own",
+    "ignore-index": "no targets with ignore_index",
+}
+"""What a declaration without it has, where the name of a need is no argument's."""
 
 
 class _Adapted(Protocol):
@@ -109,7 +122,7 @@ class Check:
         """Return why the check does not apply to this declaration, or None if it does."""
         for need in self.needs:
             if not contract.declares(need):
-                return f"the contract declares no {need}"
+                return f"the contract declares {_LACKING.get(need, f'no {need}')}"
         if contract.adapted is not None and self.name in contract.adapted.without:
             reason: str = contract.adapted.without[self.name]
             return reason

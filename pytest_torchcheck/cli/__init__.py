@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("name", metavar="CODE", help="such as grad-none, or a check's name")
     checks = command("checks", "list what applies to each contract of a file, and what would")
     checks.add_argument("file", metavar="FILE", nargs="?", default="tests/test_contracts.py")
+    checks.add_argument("-v", "--verbose", action="store_true", help="list every check")
     changed = command("changed", "run the contracts of changed files, for a hook before a commit")
     changed.add_argument("files", metavar="FILE", nargs="*", help="as git or pre-commit names them")
     changed.set_defaults(options=())  # others, as --name=value, go to pytest

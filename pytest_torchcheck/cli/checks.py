@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..catalogue import catalogue
 from ..contracts import Contract
 from ..text.printable import message_of
+from ..text.wording import counted
 from . import DONE, CommandError
 
 if TYPE_CHECKING:
@@ -57,7 +59,10 @@ def run(given: argparse.Namespace) -> int:
             f"{given.file} declares no contract at its top level; "
             "python -m pytest_torchcheck init PACKAGE.MODULE:NAME writes one"
         )
-    sys.stdout.write("\n\n".join(described(name, contract) for name, contract in found) + "\n")
+    show = described if given.verbose else short
+    sys.stdout.write("\n\n".join(show(name, contract) for name, contract in found) + "\n")
+    if not given.verbose:
+        sys.stdout.write("\n-v lists every check, and why each of the others does not apply\n")
     return DONE
 
 
@@ -100,8 +105,22 @@ def _held(name: str, value: Any) -> Iterator[tuple[str, Contract]]:
             yield from _held(f"{name}.{index}", part)
 
 
-def described(name: str, contract: Contract) -> str:
-    """Return what applies to one contract, what does not, and what one more line would add."""
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    """Checks by whether they apply to a contract.
+
+    Attributes:
+        applies: Those that do.
+        reasons: Those that do not, by the reason.
+        added: Those that one more line of declaration would add, by that line, the largest first.
+    """
+
+    applies: list[str]
+    reasons: dict[str, list[str]]
+    added: dict[str, list[str]]
+
+
+def _sorted(contract: Contract) -> _Sorted:
     applies: list[str] = []
     reasons: dict[str, list[str]] = {}
     added: dict[str, list[str]] = {}
@@ -118,12 +137,57 @@ def described(name: str, contract: Contract) -> str:
             line = one_line(check, contract)
             if line is not None:
                 added.setdefault(line, []).append(check.name)
-    lines = [f"{name}: {len(applies)} of {len(catalogue())} checks apply", *_wrapped(applies, 2)]
-    lines += ["", "  do not apply:"]
-    for reason, names in reasons.items():
+    largest = dict(sorted(added.items(), key=lambda item: -len(item[1])))
+    return _Sorted(applies, reasons, largest)
+
+
+def short(name: str, contract: Contract) -> str:
+    """Return a table: how many checks apply, and which do not, by the line of declaration that is missing."""
+    found = _sorted(contract)
+    rows = [(line, _few(names)) for line, names in found.added.items() if len(names) > 1]
+    single = [names[0] for names in found.added.values() if len(names) == 1]
+    addable = {name for names in found.added.values() for name in names}
+    several: list[str] = []
+    for reason, names in found.reasons.items():
+        left = [name for name in names if name not in addable]
+        if reason.startswith("the contract "):
+            several += left
+        elif left:
+            rows.append((reason, _few(left)))
+    if several:
+        rows.append(("more than one line", _few(several)))
+    if single:
+        rows.append((f"{counted(len(single), 'other line')}, one check each", _few(single)))
+    column = min(max((len(line) for line, _ in rows), default=0), _WIDE)
+    lines = [f"{name}: {len(found.applies)} of {len(catalogue())} checks apply"]
+    if rows:
+        lines.append(f"  {'without':{column}}  these do not apply")
+    lines += [f"  {_cut(line, column):{column}}  {names}" for line, names in rows]
+    return "\n".join(lines)
+
+
+_WIDE: Final = 48
+"""Columns of the reason in a table."""
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def _few(names: list[str], most: int = 2) -> str:
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def described(name: str, contract: Contract) -> str:
+    """Return what applies to one contract, what does not, and what one more line would add."""
+    found = _sorted(contract)
+    lines = [f"{name}: {len(found.applies)} of {len(catalogue())} checks apply"]
+    lines += [*_wrapped(found.applies, 2), "", "  do not apply:"]
+    for reason, names in found.reasons.items():
         lines += [f"    {reason}:", *_wrapped(names, 6)]
     lines += ["", "  one more line would add:"]
-    for line, names in sorted(added.items(), key=lambda item: -len(item[1])):
+    for line, names in found.added.items():
         lines += [f"    {line}", *_wrapped(names, 6)]
     return "\n".join(lines)
 

@@ -16,7 +16,7 @@ from pytest_torchcheck import Contract
 from pytest_torchcheck.catalogue import catalogue
 from pytest_torchcheck.catalogue.check import Need
 from pytest_torchcheck.cli import CommandError, doctor, explain, main
-from pytest_torchcheck.cli.checks import LINES, described
+from pytest_torchcheck.cli.checks import LINES, described, short
 from pytest_torchcheck.cli.pages import pages
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -95,6 +95,24 @@ def test_what_one_more_line_would_add_is_so() -> None:
     assert "backward" in before.partition("do not apply:")[0]
 
 
+def test_the_short_table_leaves_no_check_out() -> None:
+    """Every check applies, or is counted in a row with what is missing for it."""
+    contract = Contract(
+        model=lambda: nn.Linear(3, 2), inputs="B 3", skip={"backward": "too slow here"}
+    )
+    head, _, *rows = short("net", contract).splitlines()
+    applies, total = map(int, re.findall(r"\d+", head))
+    told = 0
+    for row in rows:
+        named = row.rpartition("  ")[2]
+        more = re.search(r" and (\d+) more$", named)
+        told += len(named.partition(" and ")[0].split(", ")) + (int(more[1]) if more else 0)
+    assert applies + told == total == len(catalogue())
+    assert len(rows) < 15
+    assert max(map(len, rows)) <= 100
+    assert any("skipped: too slow here" in row and "backward" in row for row in rows)
+
+
 def test_a_file_is_listed_with_the_contracts_in_its_lists(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,9 +122,10 @@ def test_a_file_is_listed_with_the_contracts_in_its_lists(
         "one = Contract(model=nn.Linear(2, 2), inputs='B 2')\n"
         "more = {'a': one, 'b': Contract(model=nn.Linear(3, 2), inputs='B 3')}\n"
     )
-    status, out, _ = run(capsys, "checks", str(file))
-    assert status == 0
-    assert re.findall(r"^(\S+): \d+ of", out, re.M) == ["one", "more.b"]
+    for verbose in ((), ("-v",)):
+        status, out, _ = run(capsys, "checks", str(file), *verbose)
+        assert status == 0
+        assert re.findall(r"^(\S+): \d+ of", out, re.M) == ["one", "more.b"]
     for name, text, told in (
         ("empty", "x = 1\n", "declares no contract"),
         ("broken", "1 / 0\n", "ZeroDivisionError"),
