@@ -72,6 +72,7 @@ def pages_of_checks() -> dict[str, str]:
     import inspect
 
     from pytest_torchcheck.catalogue import catalogue
+    from pytest_torchcheck.catalogue.check import NAMED
 
     axes = {
         "device-dtype": "one item for each device and full-precision dtype",
@@ -81,7 +82,7 @@ def pages_of_checks() -> dict[str, str]:
     }
     made = {}
     for check in catalogue().values():
-        needs = [f"`{need}`" for need in check.needs if need != "model"]
+        needs = [NAMED.get(need, f"`{need}`") for need in check.needs if need != "model"]
         if check.promise:
             needs.append(f"`promises.{check.promise}`")
         where = f"the contract declares {', '.join(needs)}" if needs else "the contract has a model"
@@ -191,6 +192,8 @@ def installed_pages(made: dict[str, str]) -> str:
         name, _, body = entry.partition("\n")
         body = re.split(r"^## ", body, flags=re.M)[0]
         codes[name] = f"{name}\n\n{re.sub(r' ?[(].the program.[(].*?[)][)]', '', body).strip()}"
+    for name, said in said_of_codes().items():
+        codes.setdefault(name, f"{name}\n\n{said}")
     checks = {}
     for path in sorted((ROOT / "docs" / "checks").glob("*.md")):
         if path.stem == "index":
@@ -200,6 +203,55 @@ def installed_pages(made: dict[str, str]) -> str:
         text = re.sub(r"\[(`[^`]*`)\]\([^)]*\)", r"\1", text)
         checks[path.stem] = re.sub(r"\[([^\]]*)\]\((?!https)[^)]*\)", r"\1", text).strip()
     return json.dumps({"checks": checks, "codes": codes}, indent=1, sort_keys=True) + "\n"
+
+
+_VERDICTS = {
+    "violated": "A finding of the status violated:",
+    "suspicious": "A finding of the status suspicious:",
+    "inconclusive": "The check could not decide:",
+}
+_WORDS = r"[a-z][a-z0-9]*(-[a-z0-9]+)+"
+
+
+def said_of_codes() -> dict[str, str]:
+    """What is said of each code, from the calls that give it: the code of those that no program of the gallery shows."""
+    import ast
+
+    found: dict[str, str] = {}
+    for path in sorted((ROOT / "pytest_torchcheck").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            verdict = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            named = {keyword.arg: keyword.value for keyword in node.keywords}
+            first = list(node.args)
+            code = named.get("code") or (first.pop(0) if verdict in _VERDICTS and first else None)
+            summary = named.get("summary") or next(iter(first), None)
+            text = "" if summary is None else _template(summary)
+            for each in ast.walk(code) if code is not None else ():
+                value = getattr(each, "value", None)
+                if isinstance(value, str) and re.fullmatch(_WORDS, value):
+                    status = getattr(named.get("status"), "value", verdict)
+                    start = _VERDICTS.get(status, "A finding:")
+                    known = found.get(value, "")
+                    found[value] = max(known, f"{start} {text}." if text else "", key=len)
+    more = "It has no example here: what was measured, the cause and the fix are in the finding itself."
+    return {code: f"{said}\n\n{more}".strip() for code, said in found.items()}
+
+
+def _template(node: object) -> str:
+    """The words of a string, with an ellipsis for what each finding fills in; empty where there are too few."""
+    import ast
+
+    while isinstance(node, ast.IfExp | ast.Subscript):
+        node = node.body if isinstance(node, ast.IfExp) else node.value
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    words = "".join(
+        part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else "…"
+        for part in parts
+    )
+    text = re.sub(r"…(?:[\s,]*…)+", "…", words)
+    return text if len(re.findall(r"\w+", text)) > 2 else ""
 
 
 def fill(text: str, made: dict[str, str]) -> str:

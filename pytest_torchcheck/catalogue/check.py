@@ -40,17 +40,17 @@ Need = Literal[
 ]
 
 
-_LACKING: Final[Mapping[str, str]] = {
-    "model-or-functions": "no model and no functions",
-    "step-or-trainer": "no train_step and no trainer",
-    "step-or-accumulates": "no train_step, and promises no Accumulates",
-    "specs": "no specs of its inputs",
-    "factory": "a module as its model, and no function that builds it",
-    "low-precision": "no dtype below float32",
-    "own-promises": "no promise of the project's own",
-    "ignore-index": "no targets with ignore_index",
+NAMED: Final[Mapping[str, str]] = {
+    "model-or-functions": "model or functions",
+    "step-or-trainer": "train_step or trainer",
+    "step-or-accumulates": "train_step or promises.Accumulates",
+    "specs": "specs of its inputs",
+    "factory": "function that builds its model",
+    "low-precision": "dtype below float32",
+    "own-promises": "promise of the project's own",
+    "ignore-index": "targets with ignore_index",
 }
-"""What a declaration without it has, where the name of a need is no argument's."""
+"""What a need asks for, where its name is no argument's."""
 
 
 class _Adapted(Protocol):
@@ -122,7 +122,7 @@ class Check:
         """Return why the check does not apply to this declaration, or None if it does."""
         for need in self.needs:
             if not contract.declares(need):
-                return f"the contract declares {_LACKING.get(need, f'no {need}')}"
+                return f"the contract declares no {NAMED.get(need, need)}"
         if contract.adapted is not None and self.name in contract.adapted.without:
             reason: str = contract.adapted.without[self.name]
             return reason

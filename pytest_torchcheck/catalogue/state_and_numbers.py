@@ -140,7 +140,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "signal-propagation",
-            ("The differences between samples neither vanish nor explode, forward or backward."),
+            "Over the layers, neither the differences between samples nor the gradients vanish or explode.",
             cost="1 FB, shared",
             axes="device",
         ),

@@ -123,7 +123,11 @@ def _is_sane(parameter: torch.Tensor) -> bool:
 
 
 def signal_propagation(subject: Subject) -> Iterator[Finding]:
-    """Compare the spread between samples, and the gradient, behind the first layers and behind the last ones."""
+    """Measure, in the model as built, how far the samples of a batch lie apart after each layer with weights, and the gradient there.
+
+    It reports both shrinking to less than a ten-thousandth from one end of five or more layers to the other, or both
+    growing more than ten-thousandfold. The last layer is left out, since a head may start at any scale.
+    """
     subject.require_values()
     taps = layers.trunk(observe(subject).signals.taps)
     if len(taps) < layers.DEPTH:  # a signal cannot fade over fewer
@@ -161,8 +165,8 @@ def _judge_signal(subject: Subject, taps: list[Tap], squashed: Sequence[Squashed
         "backward_ratio": layers.short(backward),
     }
     numbers = (
-        f"over {len(chain)} layers the spread between samples changes by {forward:.2g}, the "
-        f"gradient by {backward:.2g}"
+        f"over {len(chain)} layers the differences between samples {_changed(forward)} forward, "
+        f"and the gradients {_changed(backward)} backward"
     )
     fades = max(forward, backward) < layers.FADING
     if not fades and min(forward, backward) < layers.BURSTING:
@@ -170,6 +174,14 @@ def _judge_signal(subject: Subject, taps: list[Tap], squashed: Sequence[Squashed
     return explain.fading(
         subject, chain, squashed, trends=(forward, backward), numbers=numbers, evidence=evidence
     )
+
+
+def _changed(ratio: float) -> str:
+    if not ratio:
+        return "vanish"
+    if 0.5 < ratio < 2.0:
+        return f"keep their size (x {ratio:.2g})"
+    return f"{'shrink' if ratio < 1 else 'grow'} by a factor of {max(ratio, 1 / ratio):.2g}"
 
 
 def dead_units(subject: Subject) -> Iterator[Finding]:

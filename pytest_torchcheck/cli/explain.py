@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import pkgutil
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .. import codes
-from ..codes.explainer import Explainer
 from . import DONE, CommandError
 from .pages import pages
 
@@ -34,13 +30,7 @@ def page(name: str) -> str:
     for kind in ("codes", "checks"):
         if name in found[kind]:
             return found[kind][name]
-    if name in known_codes():
-        return (
-            f"{name}\n\nThis code has no example: its failures need more than one small program "
-            f"in one "
-            "process. What was measured, the cause and the fix stand in the finding itself."
-        )
-    allowed = sorted({*found["codes"], *found["checks"], *known_codes()})
+    allowed = sorted({*found["codes"], *found["checks"]})
     near = difflib.get_close_matches(name, allowed, 3, cutoff=0.5)
     within = [one for one in allowed if name and name in one and one not in near]
     hint = f"; did you mean {', '.join([*near, *within[:5]])}?" if near or within else ""
@@ -48,13 +38,3 @@ def page(name: str) -> str:
         f"no code and no check is named {name!r}{hint} A failure shows its code in brackets, "
         "such as [grad-none]"
     )
-
-
-def known_codes() -> frozenset[str]:
-    """Return the codes that the registry of explainers names."""
-    found: set[str] = set()
-    for module in pkgutil.iter_modules(codes.__path__):
-        for value in vars(import_module(f"{codes.__name__}.{module.name}")).values():
-            if isinstance(value, Explainer):
-                found.update(value.codes.split())
-    return frozenset(found)

@@ -148,7 +148,7 @@ def fading(
             Culprit(
                 "module",
                 tap.name or tap.kind,
-                f"spread {tap.spread:.2g}",
+                f"samples lie {tap.spread:.2g} apart",
                 initialisation_line(subject, f"{tap.name}.weight"),
             )
             for tap in dict.fromkeys((turn, last))
@@ -157,8 +157,8 @@ def fading(
         cause=f"each layer {'shrinks' if fades else 'magnifies'} the differences between samples: "
         "the initialisation does not suit the nonlinearity, or normalisation or residual "
         "paths are missing",
-        because=f"the spread changes from {first.spread:.2g} after {first.name} to "
-        f"{last.spread:.2g} after {last.name}",
+        because=f"the samples lie {first.spread:.2g} apart after {first.name}, and {last.spread:.2g} "
+        f"after {last.name}",
         fix=_rectify(chain, squashed)
         + "initialise with the gain of the nonlinearity (nn.init.kaiming_normal_), add normalisation or residual paths"
         if fades
