@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ... import sources
 from ...culprits import parameter
@@ -13,7 +14,6 @@ from ...runs.again import forward_and_loss
 from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
 from ..loss.consumed import loss_line
-from . import cutting_lines as cutting
 from . import unused_results as unused
 from .cuts import CAUSES, fix_of, kind_at
 from .siblings import called_instead, read_instead
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ...runs.omitted import Omitted
     from ...subject import Subject
     from .siblings import Sibling
+
+_MOST: Final = 2
 
 
 def missing(subject: Subject, names: list[str], total: int) -> Iterator[Finding]:
@@ -64,9 +66,11 @@ def _missing(
     cause = _cause_of(kind, op)
     fix = fix_of(kind, location, default="connect it to the loss")
     fix = fix.format(names=repr(names[0]))
-    why = cutting.reason(subject.model, cut) if cut is not None else None
-    if why is not None:
-        cause, fix, culprits = cause + why.cause, fix + why.fix, [*culprits, *why.culprits]
+    if cut is not None and cut.losing:
+        outer = cut.losing[0].line
+        cause += f"; line {outer} calls it and uses the result for the loss"
+        fix += f", or call a version that records gradients on line {outer}"
+        culprits += _calls_of(cut)
     if kind == "not-reaching-loss" and location is not None:
         more, mend, used = unused.bound(subject, location)
         cause, fix = cause + more, mend or fix
@@ -113,6 +117,16 @@ def _cause_of(kind: str, op: Op | None) -> str:
     ):
         cause = f"{cause} ({op.name})"
     return cause
+
+
+def _calls_of(cut: GraphCut) -> Iterator[Culprit]:
+    """Iterate over the calls that get nothing with a graph back, the outermost first."""
+    place = cut.region or cut.location
+    names = {at.function.rpartition(".")[2] for at in (place, *cut.losing) if at is not None}
+    for line in cut.losing[:_MOST]:
+        called = map(sources.called, sources.around(line.file, line.line, ast.Call))
+        name = next((one for one in called if one in names), "")
+        yield Culprit("call", name or line.text, "no return value here has a graph", line)
 
 
 def _beside_parameters(

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from ...batches import Batch
     from ...findings import Finding
-    from ...probes.positions.row_indices import Unshifted
     from ...probes.positions.spread import Spread
     from ...probes.recorded.operations import Trace
     from ...subject import Subject
@@ -107,8 +106,6 @@ def told_by(
     place = place_of(found, model)
     if place is None or found is None:
         return place
-    if isinstance(found, Divergence) and found.unshifted is not None:
-        return _unshifted(found.unshifted)
     if (view := found.reread) is None:
         return place
     name, dim = view.op.name.rpartition(".")[2], view.rows.dim
@@ -133,30 +130,6 @@ def told_by(
         cause=f"{view.op.name} reads {read} in memory order: it does not move dimensions, and "
         f"scatters the {what} of dimension {dim}",
         fix=mend,
-    )
-
-
-def _unshifted(found: Unshifted) -> Place:
-    made = found.maker.location if found.maker is not None else None
-    named = sources.assigned_name(made) if made is not None else ""
-    merged = (
-        f" where {found.maker.name} on line {made.line} merges the samples"
-        if found.maker and made
-        else ""
-    )
-    return Place(
-        op=found.op.name,
-        location=found.op.location,
-        module=found.op.module,
-        fact=(
-            f"the {found.indices} indices are at most {found.largest}, and {found.op.name} has "
-            f"{found.rows} rows, {found.block} of each sample"
-        ),
-        settings=(Culprit("tensor", named or "the indices", "not shifted by sample", made),)
-        if made
-        else (),
-        cause=f"the indices{f' {named}' if named else ''} of every sample point to the rows of the first one",
-        fix=f"add i * {found.block} to the indices of sample i{merged}",
     )
 
 

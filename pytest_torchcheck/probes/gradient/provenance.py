@@ -51,7 +51,6 @@ class GraphCut:
         fact: What was measured, as a clause: ``Tensor.detach took ... with grad_fn=X and gave ...``.
         losing: Lines of calls that got back nothing with a graph from the function in which it
             happens, the outermost first.
-        callers: Lines of all calls of that function.
         rivals: Other operations that also lose it on the way to the loss, the likeliest first.
     """
 
@@ -63,7 +62,6 @@ class GraphCut:
     module: str = ""
     fact: str = ""
     losing: tuple[Location, ...] = ()
-    callers: tuple[Location, ...] = ()
     rivals: tuple[Op, ...] = ()
 
 
@@ -168,7 +166,7 @@ def _called(cut: GraphCut, returned: Returned) -> GraphCut:
     place = cut.region or (cut.op.location if cut.op is not None else None)
     if cut.kind not in _BY_A_LINE or place is None:
         return cut
-    return replace(cut, losing=returned.losing(place), callers=returned.callers(place))
+    return replace(cut, losing=returned.losing(place))
 
 
 def _cut(flow: Flow, loss: Loss, names: tuple[str, ...]) -> GraphCut:

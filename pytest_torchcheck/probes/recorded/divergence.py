@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..positions.rereading import find_reread, rows_of_labels
-from ..positions.row_indices import find_unshifted
 from ..positions.spread import Spread, first_spread, operands_of, origin
 from .operations import Snapshot, Step, Trace, aligned, changed, error, record
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from ...findings import Location
     from ..positions.rereading import Reread, Rows
-    from ..positions.row_indices import Unshifted
     from .watch import Op
 
 __all__ = [
@@ -53,7 +51,6 @@ class Divergence:
         share: Share of the elements that differ, 0 to 1.
         operands: What made the values that it read, in order: where they come from.
         reread: The view before it that took the samples out of their dimension.
-        unshifted: The operation whose indices all point to the rows of the first sample.
     """
 
     kind: DivergenceKind
@@ -65,7 +62,6 @@ class Divergence:
     share: float = 0.0
     operands: tuple[Op, ...] = ()
     reread: Reread | None = None
-    unshifted: Unshifted | None = None
 
 
 def _divergence(
@@ -258,10 +254,7 @@ def first_mixing(
         return found
 
     rows = ownership.rows(size)
-    reread = find_reread(base, step, ownership.masks, rows, size)
-    if reread is not None:
-        return replace(found, reread=reread)
-    return replace(found, unshifted=find_unshifted(base, step, ownership.masks, rows, size))
+    return replace(found, reread=find_reread(base, step, ownership.masks, rows, size))
 
 
 def first_hiding(

@@ -222,10 +222,6 @@ class Returned:
             return None
         return location
 
-    def callers(self, place: Location) -> tuple[Location, ...]:
-        """Return the lines that called the function around a place and got back tensors, in the order of the run."""
-        return tuple(self._calls.get((place.file, place.function), ()))
-
     def losing(self, place: Location) -> tuple[Location, ...]:
         """Return the lines that called the function around a place, where nothing that it gave back had a graph.
 

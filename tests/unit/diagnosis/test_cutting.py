@@ -1,8 +1,6 @@
-"""A line that cuts the graph within a helper, or under a flag: the call that meets it, and what sets the flag."""
+"""A line that cuts the graph within a helper: the call that meets it."""
 
 from __future__ import annotations
-
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,11 +10,10 @@ from pytest_torchcheck import Contract
 
 
 class Backbone(nn.Module):
-    """Features of a table; how the graph of them is lost is chosen."""
+    """Features of a table, given with a graph and without."""
 
-    def __init__(self, how: str, frozen: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.how, self.frozen = how, frozen
         self.layer = nn.Linear(4, 6)
 
     def forward(self, x):
@@ -44,32 +41,12 @@ class Backbone(nn.Module):
             made = made.detach()
         return {"code": made, "x": x}
 
-    def partly(self, x, detach):
-        made = self(x)
-        return self(x), (made.detach() if detach else made)
-
-    def chosen(self, x):
-        if self.frozen:
-            with torch.no_grad():
-                made = self(x)
-        else:
-            made = self(x)
-        return made, self.layer.bias * 0
-
-    def switched(self, x):
-        with torch.set_grad_enabled(not self.frozen):
-            return self(x)
-
-    def contextual(self, x):
-        with torch.no_grad() if self.frozen and len(x) else nullcontext():
-            return self(x)
-
 
 class Net(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how = how
-        self.backbone = Backbone(how, False)
+        self.backbone = Backbone()
         self.head = nn.Linear(6, 2)
 
     def forward(self, x):
@@ -84,14 +61,6 @@ class Net(nn.Module):
             h = self.backbone.twice(x)  # twice
         elif how == "shown":
             h = self.backbone.shown(x)["code"]  # shown
-        elif how == "partly":
-            _, h = self.backbone.partly(x, detach=True)  # partly
-        elif how == "chosen":
-            h, _ = self.backbone.chosen(x)
-        elif how == "switched":
-            h = self.backbone.switched(x)
-        elif how == "contextual":
-            h = self.backbone.contextual(x)
         else:
             h = self.backbone(x)
             if how == "here":
@@ -99,38 +68,9 @@ class Net(nn.Module):
         return self.head(h)
 
 
-class Default(Net):
-    def __init__(self, how: str) -> None:
-        nn.Module.__init__(self)
-        self.how, self.head = how, nn.Linear(6, 2)
-        if how == "chosen":
-            self.backbone = Backbone(how, frozen=False)
-        self.backbone = Backbone(how)  # BUILT-DEFAULT
-
-
-class Given(Net):
-    def __init__(self, how: str) -> None:
-        nn.Module.__init__(self)
-        self.how, self.head = how, nn.Linear(6, 2)
-        if how == "other":
-            self.backbone = Backbone(how, False)
-        else:
-            self.backbone = Backbone(how, frozen=True)  # BUILT-GIVEN
-
-
-class Unclear(Net):
-    def __init__(self, how: str) -> None:
-        nn.Module.__init__(self)
-        self.how, self.head = how, nn.Linear(6, 2)
-        if how == "other":
-            self.backbone = Backbone(how)
-        else:
-            self.backbone = Backbone(how, frozen=True)
-
-
-def found(how: str, kind: type[Net] = Net):
+def found(how: str):
     contract = Contract(
-        model=kind(how),
+        model=Net(how),
         batch=((torch.randn(8, 4),), torch.randint(0, 2, (8,))),
         loss=nn.functional.cross_entropy,
     )
@@ -146,8 +86,7 @@ def found(how: str, kind: type[Net] = Net):
         ("embed", "no return value here has a graph"),
         ("code", "no return value here has a graph"),
         ("twice", "no return value here has a graph"),
-        ("shown", "called here without keep_graph=, whose default is False"),
-        ("partly", "called here with detach=True"),
+        ("shown", "no return value here has a graph"),
     ],
 )
 def test_the_call_of_a_helper_that_cuts_is_named(how, detail):
@@ -158,31 +97,7 @@ def test_the_call_of_a_helper_that_cuts_is_named(how, detail):
     assert call.name == how
 
 
-@pytest.mark.parametrize(
-    ("how", "kind", "detail"),
-    [
-        ("chosen", Default, "built without frozen=, whose default is True"),
-        ("switched", Default, "built without frozen=, whose default is True"),
-        ("contextual", Given, "built with frozen=True"),
-    ],
-)
-def test_the_line_that_sets_the_flag_is_named(how, kind, detail):
-    finding = found(how, kind)
-    (built,) = [c for c in finding.culprits if c.detail.startswith("built")]
-    assert built.location.text.endswith(f"# BUILT-{kind.__name__.upper()}")
-    assert built.detail == detail
-    assert "backbone has frozen=True" in finding.cause
-    assert f"pass frozen=False to Backbone on line {built.location.line}" in finding.fix
-
-
 def test_a_line_of_the_outermost_forward_has_no_call():
     finding = found("here")
     assert finding.location.text.endswith("# here")
     assert all(c.kind != "call" for c in finding.culprits)
-
-
-def test_of_several_lines_that_may_have_set_the_flag_none_is_named():
-    finding = found("chosen", Unclear)
-    (flag,) = [c for c in finding.culprits if c.name == "backbone" and "frozen" in c.detail]
-    assert flag.detail == "frozen is True"
-    assert "built" not in finding.cause

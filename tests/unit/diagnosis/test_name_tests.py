@@ -21,7 +21,7 @@ def by_name(model, more):
         p.requires_grad = not any(name.startswith(part) for part in LOW)  # on
         p.requires_grad_(not name.endswith(("weight", "bias")))  # off
         p.requires_grad = name in more  # unknown, so off
-        p.requires_grad = name in more or "head" in name  # on, whatever it holds
+        p.requires_grad = name in more or "head" in name  # unknown, so off
         if "head" not in name:
             p.requires_grad = False  # on: not met
         else:
