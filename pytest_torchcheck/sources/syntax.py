@@ -148,6 +148,24 @@ def names_read(filename: str, line: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node.id for node in names))
 
 
+def alias_at(place: Location) -> tuple[str, str, Location] | None:
+    """Return the statement ``name = other`` that gives two variables which a line reads one value: name, other, place."""
+    read = set(names_read(place.file, place.line))
+    function = function_around(place.file, place.line)
+    for node in own_nodes(function):
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Name)
+            and len(node.targets) == 1
+            and isinstance(node.targets[0], ast.Name)
+            and node.lineno < place.line
+            and {node.value.id, node.targets[0].id} <= read
+        ):
+            made = of_line(place.file, node.lineno, place.function)
+            return node.targets[0].id, node.value.id, made
+    return None
+
+
 @functools.lru_cache(maxsize=1024)
 def source_of(thing: Any) -> tuple[list[str], int, str]:
     """Return the lines of what has source, the number of the first, and their file; no lines where it has none."""

@@ -169,7 +169,7 @@ def _excused(subject: Subject, still: list[str], made: Trajectory) -> set[str]:
     excused |= hidden_by_data(subject, left("zero")).keys()
     excused |= differentiated(subject, left("none"))
     excused |= read_where_given(subject, left("none")).keys()
-    excused |= _cancelled_in_step(subject, set(still) - excused)
+    excused |= _cancelled_in_step(subject, set(still) - excused, made)
     return excused | rounding_noise(subject, set(still) - excused)
 
 
@@ -185,14 +185,21 @@ def _move_elsewhere(subject: Subject, names: list[str]) -> set[str]:
     return reached
 
 
-def _cancelled_in_step(subject: Subject, names: set[str]) -> set[str]:
+def _cancelled_in_step(subject: Subject, names: set[str], made: Trajectory) -> set[str]:
     """Name the biases to which an optimizer of the step applies gradients of zero: the losses there take differences.
 
     So does that of a critic: what its last bias adds to the scores of real samples and of made ones cancels
     out. A weight without influence is a mistake.
     """
     parameters = subject.named_parameters()
-    biases = {n for n in names if parameters[n].dim() < 2 and "bias" in n.rpartition(".")[2]}
+    biases = {
+        name
+        for name in names
+        if parameters[name].dim() < 2
+        and "bias" in name.rpartition(".")[2]
+        # the weight beside it moves: it is the shift alone that has no influence
+        and made.moved.get(f"{name.rpartition('.')[0]}.weight", 0.0) > 0.0
+    }
     if not biases or subject.contract.train_step is None:
         return set()
     trace = trace_of(subject)

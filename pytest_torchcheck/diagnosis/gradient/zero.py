@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from ...findings import Location
     from ...probes.gradient.provenance import GraphCut
+    from ...probes.gradient.zeros import ZeroGradient
     from ...subject import Subject
 
 
@@ -166,6 +167,9 @@ _ZERO_CAUSES = {
     "sampling": "a draw that is not reparameterised stands between it and the loss",
     "overwritten": "what it computes is overwritten in place",
     "function": "the backward of a custom autograd Function returned zeros for it",
+    "first-step": "the loss reads one position only, where the reverse direction has taken its first "
+    "step: nothing came before it",
+    "itself": "a tensor is compared with itself, so its gradients cancel",
 }
 
 
@@ -191,7 +195,23 @@ _ZERO_FIXES = {
     "saturated": "widen the bounds, or scale its input down",
     "sampling": "reparameterise the draw: mean + std * noise",
     "overwritten": "write the result to a new tensor",
+    "first-step": "read the final states that the layer returns beside its outputs (h_n), or pool over "
+    "all positions",
+    "itself": "detach one of the two operands",
 }
+
+
+def causes_of_zero(found: ZeroGradient) -> tuple[Location | None, str, str]:
+    """Return the line to look at, the cause and the fix for a gradient that dies at an operation."""
+    place = found.location
+    cause = _ZERO_CAUSES.get(found.kind, "the loss does not depend on its values")
+    fix = _ZERO_FIXES.get(found.kind, "let the loss depend on it")
+    alias = sources.alias_at(place) if found.kind == "itself" and place is not None else None
+    if alias is not None:
+        name, other, place = alias
+        cause = f"{name} is {other} itself, so the gradients of the two cancel"
+        fix = f"{name} = {other}.detach() on line {place.line}"
+    return place, cause, fix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

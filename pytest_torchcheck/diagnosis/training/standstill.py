@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -11,7 +11,7 @@ from ... import sources
 from ...culprits import parameter
 from ...findings import Culprit, Finding
 from ...loop.traces.rebound_parameters import where_rebound
-from ...probes.gradient.provenance import find_cut
+from ...probes.gradient.provenance import find_cut, find_zero_gradients
 from ...runs.training.steps import lost
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -20,17 +20,26 @@ from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 from ..gradient.cuts import CAUSES, fix_of, kind_at
 from ..gradient.missing import missing as lost_gradients
+from ..gradient.zero import causes_of_zero
 from ..gradient.zero import zero as zeros
 from .making import making
 from .optimizers import optimizer_line
 from .parameter_groups import left_out
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
     from ...findings import Location
     from ...probes.gradient.provenance import GraphCut
+    from ...probes.gradient.zeros import ZeroGradient
     from ...runs.training.steps import Trajectory
     from ...subject import Subject
     from ...subject.gradients import Gradients
+
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +213,10 @@ def _own_step_cause(
             f"{cut.fact}; {plain}" if cut.fact else plain,
             fix_of(kind, cut.location).format(names=repr(names[0])),
         )
+    if (dead := _dies_in_step(subject, names[0])) is not None:
+        where, cause, fix = causes_of_zero(dead)
+        cause = f"its gradient is zero in the declared training step: {cause}"
+        return where, cause, f"{dead.fact}; {plain}", fix
     place = _suspect(subject)
     cleared = all(name not in made.live for name in names)
     cause = (
@@ -219,17 +232,30 @@ def _own_step_cause(
 
 def _cut_in_step(subject: Subject, name: str) -> GraphCut | None:
     """Return where a parameter loses its gradient within the user's own step; None where one comes to it."""
+    return _in_step(
+        subject,
+        lambda step, model: find_cut(step, model, {name: dict(model.named_parameters())[name]}),
+    ).get(name)
+
+
+def _dies_in_step(subject: Subject, name: str) -> ZeroGradient | None:
+    """Return where the gradient of a parameter becomes zero within the user's own step; None where it does not."""
+    return _in_step(subject, lambda step, model: find_zero_gradients(step, model, [name])).get(name)
+
+
+def _in_step(
+    subject: Subject, find: Callable[[Callable[[], object], nn.Module], dict[str, _Found]]
+) -> dict[str, _Found]:
+    """Look for something in a run of the user's own step; nothing is found where it raises."""
     with subject.pristine(steps=True) as model:
         model.train()
         made = subject.make_optimizer(model)
         batch = subject.batch().clone()
         seed_everything(subject.seed)
-        parameters = {name: dict(model.named_parameters())[name]}
         try:
-            cut = find_cut(lambda: subject.train_step(model, made, batch), model, parameters)
+            return find(lambda: subject.train_step(model, made, batch), model)
         except SubjectError:
-            return None  # the check that met the error reports it
-    return cut.get(name)
+            return {}  # the check that met the error reports it
 
 
 def _rate_of(subject: Subject, names: list[str]) -> float | None:

@@ -10,6 +10,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from pytest_torchcheck import sources
 from pytest_torchcheck.record.tracing import find_line, line_of
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject.gradients import clear_gradients
@@ -35,12 +36,16 @@ class Setting:
         before: The rate until then.
         after: The rate from then on.
         loads: Whether an optimizer's ``load_state_dict`` ran on it.
+        times: How often lines have given the optimizer another rate since its last step.
+        called: The user's line that called the function of the line, or None.
     """
 
     location: Location
     before: float
     after: float
     loads: bool
+    times: int = 1
+    called: Location | None = None
 
 
 def last_setting(subject: Subject, step: int) -> Setting | None:
@@ -88,6 +93,7 @@ class _Rates:
         self._last: dict[int, Setting | None] = {}
         self._counts: dict[int, int] = {}
         self._loaded: set[int] = set()
+        self._changes: dict[int, int] = {}
         self._over = False
 
     def __call__(self, frame: FrameType, event: str, line: int) -> bool:
@@ -97,11 +103,14 @@ class _Rates:
             now = _rate(optimizer)
             if now != before:
                 self._rates[key] = (optimizer, now)
+                self._changes[key] = self._changes.get(key, 0) + 1
                 self._last[key] = Setting(
                     location=line_of(frame.f_code, line),
                     before=before,
                     after=now,
                     loads=key in self._loaded,
+                    times=self._changes[key],
+                    called=_caller(frame),
                 )
             self._loaded.discard(key)
         return self._over
@@ -130,6 +139,15 @@ class _Rates:
         if count == self._step and not self._over:
             self._over = True
             self.found = self._last.get(key)
+        self._changes[key] = 0
+
+
+def _caller(frame: FrameType) -> Location | None:
+    """Return the line of the user's function that called the one of a frame."""
+    caller = frame.f_back
+    if caller is None or sources.rank(caller.f_code.co_filename) < 2:
+        return None
+    return line_of(caller.f_code, caller.f_lineno)
 
 
 def _rate(optimizer: torch.optim.Optimizer) -> float:

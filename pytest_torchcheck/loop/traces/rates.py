@@ -148,7 +148,10 @@ def schedule_finding(
         place = next((p for _, p in made if p is not None), place) or optimizer_line(subject)
     n = wrong[0]
     if setting is not None:
-        place = setting.location
+        often = setting.times > 1 and "positions in each step" in cause
+        place = setting.called if often and setting.called is not None else setting.location
+        if often:
+            because += f"; {at(place)} changes it {setting.times} times in a step"
         if setting.loads:
             cause = (
                 f"load_state_dict replaces the learning rate {setting.before:g} by the saved "
@@ -269,6 +272,14 @@ def _stretched(
                 f"step it once per optimizer step{where}"
                 if stepped
                 else "advance the schedule by one per step",
+            )
+        if follows(lambda n, times=times: (n + 1) * times):
+            return (
+                f"the schedule advances {times} positions in each step, before the optimizer",
+                f"the rate of step n is the one declared for {times} * (n + 1)",
+                f"step it once per optimizer step{where}, after it"
+                if stepped
+                else "advance the schedule by one per step, after the optimizer",
             )
         if follows(lambda n, times=times: n // times):
             return (

@@ -35,6 +35,8 @@ ZeroKind = Literal[
     "cancels",
     "unread",
     "function",
+    "first-step",
+    "itself",
     "other",
 ]
 """Why a gradient is zero: ``inactive`` a rectifier without a positive input; ``single-choice`` a softmax
@@ -47,7 +49,8 @@ tensors say; ``normalised`` a normalisation removes what the gradient would
 change; ``cancels`` the contributions of several uses, or of all samples, add up to zero;
 ``unread`` it is joined with other values, and the loss reads the others only;
 ``function`` a custom
-backward that returned zeros; ``other`` none of these was measured."""
+backward that returned zeros; ``first-step`` the loss reads one position of a recurrence, at which
+its reverse direction has taken one step; ``itself`` a tensor is compared with itself; ``other`` none of these was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,7 @@ def find_zero_gradients(
     """Find the operation at which the gradient of connected parameters becomes zero.
 
     Args:
-        run: One forward that returns the loss, with or without its backward.
+        run: One forward that returns the loss, with or without its backward, or a whole training step.
         module: The model; its gradients are put back.
         names: Qualified names of parameters of ``module``.
         inputs: Leaves to be looked at as well, by any name.
@@ -100,13 +103,12 @@ def find_zero_gradients(
     known = dict(module.named_parameters(remove_duplicate=False))
     parameters = {name: known[name] for name in names} | dict(inputs or {})
     recorder = Recorder(module, parameters, gradients=True)
+    # before the run: an optimizer that steps in it gives them other values
+    values = {name: recorder.value_of(parameter) for name, parameter in parameters.items()}
     try:
         with gradients_kept(module.parameters()):
             ahead = Ahead(values_behind(record_step(run, recorder), alias=False))
-        found = {
-            name: _zero(name, recorder.value_of(parameter), ahead)
-            for name, parameter in parameters.items()
-        }
+        found = {name: _zero(name, value, ahead) for name, value in values.items()}
         return {name: zero for name, zero in found.items() if zero is not None}
     finally:
         recorder.release()
@@ -131,6 +133,13 @@ def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
         op = source.call.op
         if source.call is not stopped.call:
             fact += f"; {product} multiplies by what that gave"
+    if (reading := _read_after_one_step(name, stopped)) is not None:
+        kind, op = "first-step", reading.op
+        fact = (
+            f"{op.name} reads {reading.outputs[0].tensor.numel()} of the "
+            f"{stopped.output.tensor.numel()} elements that {stopped.call.op.name} gives, and no gradient "
+            f"comes to {name}"
+        )
     return ZeroGradient(
         parameter=name,
         kind=kind,
@@ -144,6 +153,24 @@ def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
     )
 
 
+def _read_after_one_step(name: str, stopped: Stopped) -> Call | None:
+    """Return what reads a bidirectional layer's result where its reverse direction has taken its first step.
+
+    The recurrent weights of that direction have multiplied nothing but the initial state of zeros there.
+    """
+    if not (name.endswith("_reverse") and "weight_hh" in name):
+        return None
+    if stopped.call.op.name.rpartition(".")[2] not in _RECURRENT:
+        return None
+    reading = [call for call in stopped.output.consumers if call.outputs and not call.shape_only]
+    if len(reading) != 1 or reading[0].op.name.rpartition(".")[2] not in _PICKING:
+        return None
+    return reading[0]
+
+
+_RECURRENT = ("gru", "lstm", "rnn_tanh", "rnn_relu")
+_PICKING = ("__getitem__", "select", "narrow", "index_select")
+_DIFFERENCES = ("sub", "__sub__", "sub_", "rsub", "__rsub__", "div", "__truediv__", "true_divide")
 _RECTIFIERS = ("relu", "relu_", "threshold", "threshold_", "relu6")
 _BOUNDED = ("clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_max", "hardtanh", "hardtanh_", "relu6",
             "hardsigmoid", "hardswish")  # fmt: skip
@@ -205,6 +232,8 @@ def _reason(stopped: Stopped) -> tuple[ZeroKind, str]:
         return "normalised", f"{measured}: the loss does not change along what {name} lets through"
     if verb in _JOINING and stopped.uses == 1:
         return "unread", f"{measured}: the part of it that this operand became gets none"
+    if verb in _DIFFERENCES and len(call.args) > 1 and call.args[0] is call.args[1]:
+        return "itself", f"both operands of {name} are one tensor, {describe(before)}"
     if stopped.uses > 1:
         return "cancels", f"{measured}: the gradients of its {stopped.uses} uses cancel"
     if before.numel() < after.numel():
