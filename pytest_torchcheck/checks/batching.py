@@ -10,8 +10,9 @@ from torch import nn
 from ..codes import behaviour as explain
 from ..late import Late
 from ..objects import trees
-from ..runs.facts import forward_facts, outputs
+from ..runs.facts import forward_facts, kept_by, outputs
 from ..runs.outputs import Rows, floating_from, gaps_between, output_rows
+from ..runs.remembering import remembered
 from ..runs.time_first import other_batch_dim
 from ..runs.variants.woken import also_woken
 from ..state import seed_everything
@@ -256,17 +257,26 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
     """Run the declared sizes, edges first, in eval mode, and a batch of one sample."""
     tried = 0
     crash = None
+    keeps: list[tuple[Batch, tuple[str, ...]]] = []
     if subject.source.declared_sizes:
         for drawn in examples(subject.source, subject.examples, subject.seed):
             batch = subject.place(drawn)
             tried += 1
             try:
-                subject.forward(batch)
+                keeps.append((batch, kept_by(subject, batch)))
             except SubjectError as error:
                 crash = (batch, error)
                 break
         if crash is not None:
             yield explain.size_crash(subject, *crash)
+            return
+    for other, names in keeps:
+        # what the sizes of the base batch keep is judged by eval-purity
+        kept = [n for n in names if not subject.is_promised("MayChange", n)]
+        if not kept or forward_facts(subject).keeps:
+            continue
+        if moved := remembered(subject, other=other):
+            yield explain.remembers(subject, list(moved), kept, other)
             return
     batch = subject.batch()
     symbol = subject.source.batch_symbol

@@ -73,7 +73,7 @@ def eval_purity(subject: Subject) -> Iterator[Finding]:
         return
     kept = [name for name in seen.keeps if not subject.is_promised("MayChange", name)]
     if kept and (moved := remembered(subject)):
-        yield explain.remembers(subject, list(moved))
+        yield explain.remembers(subject, list(moved), kept)
         return
     if kept and subject.has_modes and (moved := trained_otherwise(subject)):
         yield explain.trains_otherwise(subject, list(moved))

@@ -309,6 +309,22 @@ def _values(subject: Subject, model: nn.Module) -> dict[str, torch.Tensor]:
 _TORCHS_OWN = frozenset(vars(torch.nn.Module()))
 
 
+def kept_by(subject: Subject, batch: Batch) -> tuple[str, ...]:
+    """Run a batch in eval mode; return the attributes that the call binds anew, writes to or makes longer.
+
+    Raises:
+        SubjectError: The model raised.
+    """
+    with subject.pristine() as model, torch.no_grad():
+        model.eval()
+        seed_everything(subject.seed)
+        held = marks(model)
+        output = subject.call(model, batch.clone())
+        kept = tuple(name for name, mark in marks(model).items() if held.get(name) != mark)
+        del output
+    return kept
+
+
 def marks(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Return, by the path of each attribute and buffer, what changes as a call binds it, writes to it or lengthens it.
 

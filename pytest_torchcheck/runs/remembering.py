@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from ..batches import Batch
     from ..subject import Subject
 
 
@@ -45,14 +46,16 @@ def remembered(
     *,
     first_train: bool = False,
     then_train: bool = False,
+    other: Batch | None = None,
 ) -> tuple[str, ...]:
-    """Evaluate another batch of the same sizes, then the base batch, with nothing put back in between.
+    """Evaluate another batch, then the base batch, with nothing put back in between.
 
     Args:
         subject: Whose model.
         forget: Paths of attributes that are put back after the first of the two calls.
         first_train: Whether the other batch runs in training mode.
         then_train: Whether the base batch does.
+        other: The other batch; one of the same sizes by default.
 
     Returns:
         Paths of the outputs that are not those of the base batch alone; empty where the other batch
@@ -64,7 +67,7 @@ def remembered(
         try:
             model.train(first_train)
             seed_everything(subject.seed + 1)
-            subject.call(model, subject.batch(1).clone())
+            subject.call(model, (other or subject.batch(1)).clone())
         except SubjectError:
             return ()
         for path, value in before.items():

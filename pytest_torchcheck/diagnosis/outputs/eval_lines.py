@@ -183,8 +183,10 @@ def regrouping_line(subject: Subject, batch: Batch, size: int, wrong: int) -> Pl
     return found[0] if found else None
 
 
-def keeping_lines(subject: Subject, *, train: bool = False) -> list[Culprit]:
-    """Return the attributes that a forward binds anew or lengthens, and the lines that do."""
+def keeping_lines(
+    subject: Subject, *, train: bool = False, batch: Batch | None = None
+) -> list[Culprit]:
+    """Return the attributes that a forward, of the base batch by default, binds anew or lengthens, and the lines that do."""
     found: dict[str, Culprit] = {}
     with subject.pristine() as model:
         seen = _attributes(model)
@@ -200,13 +202,22 @@ def keeping_lines(subject: Subject, *, train: bool = False) -> list[Culprit]:
                         "tensor",
                         path,
                         "kept from one call to the next",
-                        line_of(frame.f_code, line),
+                        _keeping_line(frame, line),
                     )
             return False
 
-        run = eval_run(subject, subject.batch())
+        run = eval_run(subject, batch or subject.batch())
         find_line(functools.partial(_training, subject, model) if train else run, watcher)
     return list(found.values())
+
+
+def _keeping_line(frame: FrameType, line: int) -> Location:
+    """Return the line that keeps something: of a method that the constructor calls too, the line that calls it now."""
+    owner, caller = frame.f_locals.get("self"), frame.f_back
+    built = getattr(getattr(type(owner), "__init__", None), "__code__", None)
+    if caller is not None and built is not None and frame.f_code.co_name in built.co_names:
+        return line_of(caller.f_code, caller.f_lineno)
+    return line_of(frame.f_code, line)
 
 
 def _training(subject: Subject, model: torch.nn.Module) -> None:

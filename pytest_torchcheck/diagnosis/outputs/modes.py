@@ -21,6 +21,7 @@ from .eval_lines import keeping_lines
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...batches import Batch
     from ...findings import Finding
     from ...probes.perturbing import Perturbation
     from ...subject import Subject
@@ -187,27 +188,45 @@ _RESTORED = 6
 """How many attributes are restored one by one."""
 
 
-def remembers(subject: Subject, moved: list[str]) -> Finding:
-    """Explain an output that depends on the batch that was evaluated before."""
-    kept = forward_facts(subject).keeps
-    guilty = next((name for name in kept[:_RESTORED] if not remembered(subject, [name])), "")
-    named = _keepers(subject, [guilty] if guilty else kept)
+def remembers(
+    subject: Subject, moved: list[str], kept: Sequence[str], other: Batch | None = None
+) -> Finding:
+    """Explain an output that depends on the batch that was evaluated before.
+
+    Args:
+        subject: Whose model.
+        moved: The outputs.
+        kept: What a call keeps.
+        other: The batch before, where it is of other sizes.
+    """
+    guilty = next(
+        (name for name in kept[:_RESTORED] if not remembered(subject, [name], other=other)), ""
+    )
+    named = _keepers(subject, [guilty] if guilty else kept, other)
+    sizes = "the same sizes"
+    if other is not None:
+        sizes = "sizes " + ", ".join(f"{name}={size}" for name, size in other.sizes.items())
     place = named[0].location if named else None
-    what = guilty or names_text(list(kept))
+    listed = [guilty] if guilty else list(kept)
+    what = names_text(listed)
     return violated(
         "eval-remembers",
-        f"{names_text(moved)} depends on earlier evaluations: {what} is kept from them",
+        f"{names_text(moved)} depends on earlier evaluations: {what} {'is' if len(listed) == 1 else 'are'} kept from them",
         culprits=named or [Culprit("output", moved[0], "differs")],
         location=place or sources.of_object(type(subject.model).forward),
-        observed="after another batch of the same sizes, the base batch gives other values than "
-        "alone",
-        cause=f"{what} is computed from the data of one call and used in the next",
+        observed=f"after another batch of {sizes}, the base batch gives other values than alone",
+        cause=f"{what} {'is' if len(listed) == 1 else 'are'} computed from the {'data' if other is None else 'sizes'} "
+        "of one call and used in the next",
         because=f"with {guilty} restored between the two calls, the outputs equal those of the "
         "batch alone"
         if guilty
         else f"the same batch twice gives equal outputs, and a call changes {what}",
-        fix=f"compute {what} in each call, or cache it by all that its values depend on, not by a "
-        "shape alone",
+        fix=f"compute {what} in each call, or "
+        + (
+            "cache it by all that its values depend on, not by a shape alone"
+            if other is None
+            else "keep one for each size"
+        ),
         evidence={"outputs": list(moved), "kept": list(kept)},
     )
 
@@ -258,9 +277,9 @@ def stale_after_load(subject: Subject) -> Finding:
     )
 
 
-def _keepers(subject: Subject, names: Sequence[str]) -> list[Culprit]:
+def _keepers(subject: Subject, names: Sequence[str], batch: Batch | None = None) -> list[Culprit]:
     """Name attributes with the lines at which an eval forward binds or lengthens them."""
-    lines = {culprit.name: culprit for culprit in keeping_lines(subject)}
+    lines = {culprit.name: culprit for culprit in keeping_lines(subject, batch=batch)}
     named = [lines[name] for name in names if name in lines]
     if len(names) == 1 and not named:
         return [Culprit("tensor", names[0], "kept from one call to the next")]

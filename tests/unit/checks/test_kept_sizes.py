@@ -1,0 +1,43 @@
+"""What a call keeps may hold for other sizes only: the batch before then decides what the next one gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchcheck import Contract
+
+
+class Ramp(nn.Module):
+    """Adds weights of positions, which a longer sequence makes anew."""
+
+    def __init__(self, *, relative: bool) -> None:
+        super().__init__()
+        self.relative = relative
+        self.mix = nn.Linear(4, 4)
+        self.grow(8)
+
+    def grow(self, length: int) -> None:
+        steps = torch.arange(length).float()
+        self.weights = (steps / length if self.relative else steps / 8)[:, None]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        if length > len(self.weights):
+            self.grow(length)  # the table
+        return self.mix(x) + self.weights[:length].to(x.dtype)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_table_that_a_longer_batch_stretches_is_told(relative: bool) -> None:
+    report = Contract(
+        model=lambda: Ramp(relative=relative), inputs="B T 4", sizes={"B": 3, "T": (6, 24)},
+        batch=torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0)),
+    ).check(["batch-sizes", "eval-purity"])  # fmt: skip
+    assert report.ok is not relative
+    for found in report.failing:
+        assert (found.check, found.code) == ("batch-sizes", "eval-remembers")
+        assert found.location.text == "self.grow(length)  # the table"
+        assert [c.name for c in found.culprits] == ["weights"]
+        assert "after another batch of sizes B=3, T=" in found.observed
