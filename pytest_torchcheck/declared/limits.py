@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 
+from ..text.calls import Declaring
 from ..text.nearest import unknown
 from ..text.units import parse_bytes
 from .speeds import Kind, Speed, speeds_of
@@ -41,13 +42,15 @@ class DeclarationError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overfit:
+class Overfit(metaclass=Declaring):
     """How hard to try to overfit one batch.
 
     Attributes:
         steps: Most plain training steps that the check may spend, everything included.
         ratio: What part of the distance between the first loss and its floor may remain.
     """
+
+    _refuses: ClassVar[type[Exception]] = DeclarationError
 
     steps: int = 40
     ratio: float = 0.1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
+from ..text.calls import Declaring
 from ..text.nearest import unknown
 
 if TYPE_CHECKING:
@@ -17,13 +18,15 @@ KINDS: Final[tuple[Kind, ...]] = ("forward", "inference", "training-step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Faster:
+class Faster(metaclass=Declaring):
     """The model takes at most ``1 / by`` of another model's time on the same batch.
 
     Attributes:
         than: The other model: a factory ``() -> nn.Module``, or a module, called with the same inputs.
         by: How many times as fast; at least 1.
     """
+
+    _refuses: ClassVar[type[Exception]] = ValueError
 
     than: Callable[[], nn.Module] | nn.Module
     by: float = 1.0
@@ -43,13 +46,15 @@ class Faster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowerBy:
+class SlowerBy(metaclass=Declaring):
     """The model takes at most ``at_most`` times another model's time on the same batch.
 
     Attributes:
         than: The other model: a factory ``() -> nn.Module``, or a module, called with the same inputs.
         at_most: The largest ratio, such as 1.05 for 5 % more time.
     """
+
+    _refuses: ClassVar[type[Exception]] = ValueError
 
     than: Callable[[], nn.Module] | nn.Module
     at_most: float = 1.05

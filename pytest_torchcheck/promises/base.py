@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..text.nearest import unknown
+from ..text.calls import Declaring
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Self
 
     from ..findings import Finding
     from ..subject import Subject
 
 
-class Promise:
+class PromiseError(ValueError):
+    """A promise was declared with arguments that make no sense."""
+
+
+class Promise(metaclass=Declaring):
     """Base of all promises; subclass it to add one of your own."""
 
     __slots__ = ()
-
-    def __new__(cls, *_: Any, **fields: Any) -> Self:
-        """Refuse an unknown argument as any other misuse, before Python refuses it in its own words."""
-        taken = inspect.signature(cls.__init__).parameters
-        if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
-            allowed = [name for name in taken if name != "self"]
-            for name in fields:
-                if name not in taken:
-                    raise PromiseError(unknown(f"{cls.__name__}()", name, allowed))
-        return super().__new__(cls)
+    _refuses: ClassVar[type[Exception]] = PromiseError
 
     def verify(self, subject: Subject) -> Iterable[Finding]:
         """Check a promise of your own; the built-in ones are checked by the catalogue.
@@ -40,10 +33,6 @@ class Promise:
             f"{type(self).__name__} does not define verify(subject); define it and yield "
             "findings from pytest_torchcheck.verdicts"
         )
-
-
-class PromiseError(ValueError):
-    """A promise was declared with arguments that make no sense."""
 
 
 def globs_of(owner: str, globs: tuple[Any, ...]) -> tuple[str, ...]:
@@ -81,6 +70,15 @@ def input_of(owner: str, name: str, value: Any) -> int | str:
             f"{owner}({name}=) must be an input's position (int) or name (str); got {value!r}"
         )
     return value
+
+
+def path_of(owner: str, name: str, value: Any) -> None:
+    """Refuse what is no step of the path to an output."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise PromiseError(
+            f"{owner}({name}=) must be an output's position (int), name (str) or a tuple of these; "
+            f"got {value!r}"
+        )
 
 
 def function_of(owner: str, name: str, value: Any, signature: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .base import Promise, PromiseError, dim_of, function_of, input_of, reason_of
+from .base import Promise, PromiseError, dim_of, function_of, input_of, path_of, reason_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,9 @@ class Causal(Promise):
         dim_of("Causal", "dim", self.dim)
         dim_of("Causal", "output_dim", self.output_dim)
         input_of("Causal", "input", self.input)
+        for part in self.output if isinstance(self.output, tuple) else (self.output,):
+            if part is not None:
+                path_of("Causal", "output", part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

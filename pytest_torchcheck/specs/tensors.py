@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from pytest_torchcheck.specs.domains import (
 from pytest_torchcheck.specs.sequences import ClassLabels, Masks, TokenIds
 from pytest_torchcheck.specs.shape_parsing import parse_shape
 from pytest_torchcheck.specs.shapes import Shape, ShapeMismatch, SpecError
+from pytest_torchcheck.text.calls import Declaring
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -58,7 +59,7 @@ def parse_dtype(dtype: str | torch.dtype | None, field: str = "dtype") -> tuple[
     )
 
 
-class TensorSpec:
+class TensorSpec(metaclass=Declaring):
     """What one tensor may be: its shape, dtype and values.
 
     Args:
@@ -70,6 +71,7 @@ class TensorSpec:
     """
 
     __slots__ = ("dtypes", "explicit_dtype", "requires_grad", "shape", "values")
+    _refuses: ClassVar[type[Exception]] = SpecError
 
     shape: Shape | None
     dtypes: tuple[torch.dtype, ...]
