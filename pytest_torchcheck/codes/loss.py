@@ -10,6 +10,7 @@ broadcast = One("diagnosis.loss.consumed:broadcast", "loss-broadcast")
 changed_arguments = One(
     "diagnosis.loss.consumed:changed_arguments", "output-mutated target-mutated", doubtful=True
 )
+crossed_axes = One("diagnosis.loss.wrong_input:crossed_axes", "distribution-axes")
 dead_term = One("diagnosis.loss.consumed:dead_term", "derivative-without-graph")
 partial_norm = One("diagnosis.loss.consumed:partial_norm", "penalty-in-parts")
 disconnected = One("diagnosis.loss.consumed:disconnected", "loss-disconnected")

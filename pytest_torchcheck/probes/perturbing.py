@@ -23,6 +23,8 @@ _LAYER_DRAWS = 64
 """How often a layer of noise runs on one input, so that its mean can be told from what it is given."""
 _SIGMAS = 5.0
 _FEW = 4
+_MANY = 32
+"""From how many factors on their mean says whether they are 1 on average."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +33,15 @@ class Perturbation:
 
     Attributes:
         kind: ``dropout`` by one of torch's functions; ``mask`` a product with a random mask whose kept
-            entries are scaled up, as dropout does; ``noise`` a module without parameters whose output
-            is its input on average.
+            entries are scaled up, as dropout does; ``jitter`` a product with random factors that are
+            1 on average; ``noise`` a module without parameters whose output is its input on average.
         op: The function that draws.
         location: The user's line that draws, or that multiplies with the mask.
         module: Qualified name of the module in which it happened.
         scale: What the kept entries of a mask are multiplied by, else 1.
     """
 
-    kind: Literal["dropout", "mask", "noise"]
+    kind: Literal["dropout", "mask", "jitter", "noise"]
     op: str
     location: Location | None
     module: str
@@ -104,6 +106,9 @@ class PerturbationWatch(DrawWatch):
                 drawn = next((d.op for d in reversed(self.draws) if d.op), name)
                 made = Perturbation(**self._here(drawn), kind="mask")
                 self._judge(result, top, share, values.numel(), made)
+            elif _around_one(values):
+                drawn = next((d.op for d in reversed(self.draws) if d.op), name)
+                self._add(Perturbation(**self._here(drawn), kind="jitter"))
             return
         self._rescale(short, given, args, result)
 
@@ -173,6 +178,14 @@ class PerturbationWatch(DrawWatch):
     def _add(self, made: Perturbation) -> None:
         if all(p.location != made.location or p.kind != made.kind for p in self.found):
             self.found.append(made)
+
+
+def _around_one(values: torch.Tensor) -> bool:
+    """Say whether random factors are 1 on average, and near enough to it to keep the sign of most values."""
+    if values.numel() < _MANY:
+        return False
+    mean, spread = float(values.mean()), float(values.std())
+    return 0 < spread < 0.5 and abs(mean - 1) <= _SIGMAS * spread / math.sqrt(values.numel())
 
 
 def _is_number(tensor: torch.Tensor) -> bool:

@@ -95,7 +95,8 @@ def _shapes(pair: Broadcast) -> str:
 def loss_input(subject: Subject) -> Iterator[Finding]:
     """Compare what each loss function was given with what it expects.
 
-    Three habits are suspicious: a logarithm of what a softmax or a sigmoid gave (tried with an
+    Weights of a cross entropy written out by hand must be probabilities of the classes that its
+    logarithms are of. Three habits are suspicious: a logarithm of what a softmax or a sigmoid gave (tried with an
     input as a sure model gives it), a regression on labels that are declared as classes, and a
     cross entropy of targets that are not class probabilities (several ones in a row, negative ones,
     or one number per sample).
@@ -117,6 +118,8 @@ def _inputs(subject: Subject, seen: LossEvidence, known: set[str]) -> Iterator[F
     unstable = next((log for log in seen.logs if not _holds_when_sure(subject, log)), None)
     if unstable is not None:
         yield explain.unstable_log(subject, unstable)
+    if seen.crossed and "distribution-axes" not in known:
+        yield explain.crossed_axes(seen.crossed[0])
     labels = subject.contract.targets
     if isinstance(labels, Labels) and isinstance(labels.classes, int) and labels.classes > 2:
         compared = next((u for u in seen.consumed if u.whole), None)

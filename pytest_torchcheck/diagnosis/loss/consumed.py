@@ -210,6 +210,14 @@ def broadcast(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Find
     longer = seen.output if output_is_longer else seen.target
     axis = next((i for i, size in enumerate(longer) if size == 1), len(longer) - 1)
     names = ("output", "target") if output_is_longer else ("target", "output")
+    ones = len(longer) - min(len(seen.output), len(seen.target))
+    shapes = (
+        f"{names[0]}.squeeze({axis}), or {names[1]}.unsqueeze({axis})"
+        if ones == 1
+        else f"{names[0]}.flatten(), of shape {[size for size in longer if size > 1]}"
+    )
+    compares = seen.op.name.startswith("F.") or "sub" in seen.op.name
+    verb = "compared with the targets of" if compares else "combined with what belongs to"
     return violated(
         "loss-broadcast",
         f"output {list(seen.output)} and target {list(seen.target)} broadcast to {list(seen.result)} in the loss",
@@ -220,9 +228,9 @@ def broadcast(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Find
         ],
         location=place,
         observed=f"{seen.op.name}: {list(seen.output)} against {list(seen.target)} gives {list(seen.result)}",
-        cause="every sample is compared with the targets of all samples",
+        cause=f"every sample is {verb} all samples",
         because="both were broadcast: neither has the shape of the result",
-        fix=f"make the shapes equal: {names[0]}.squeeze({axis}), or {names[1]}.unsqueeze({axis})",
+        fix=f"make the shapes equal: {shapes}",
     )
 
 

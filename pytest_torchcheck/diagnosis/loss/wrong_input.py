@@ -12,6 +12,7 @@ from ..crashes.losses_called import criterion_culprits
 from ..lines.passed_on import forward_returned
 
 if TYPE_CHECKING:
+    from ...probes.loss.axes import Crossed
     from ...probes.loss.consumption import LogOf
     from ...runs.losses.consumption import Consumed
     from ...subject import Subject
@@ -210,6 +211,28 @@ def _loss_place(subject: Subject, used: Consumed) -> Location | None:
     if callable(subject.contract.loss) and (line is None or sources.rank(line.file) < 2):
         return subject.contract.location
     return used.place or line
+
+
+def crossed_axes(found: Crossed) -> Finding:
+    """Explain a cross entropy written by hand whose two distributions lie along different dimensions."""
+    place, product = found.probabilities.location, found.product.location
+    name, logs = found.probabilities.name, found.logs.name
+    return violated(
+        "distribution-axes",
+        f"{name} over dimension {found.over} weighs log-probabilities over dimension {found.logs_over}",
+        culprits=[
+            Culprit("call", name, f"sums to one over dimension {found.over}", place),
+            Culprit("call", logs, f"over dimension {found.logs_over}", found.logs.location),
+            Culprit("call", found.product.name, "multiplies the two", product),
+        ],
+        location=place,
+        observed=f"{found.product.name} of two tensors {list(found.shape)}",
+        cause=f"the softmax{on_line(place)} distributes over another dimension than the logarithms "
+        "that it weighs",
+        because=f"{name} was called with dim={found.over}, {logs} with dim={found.logs_over}, and "
+        f"the product{on_line(product)} takes both",
+        fix=f"give {name} dim={found.logs_over}{on_line(place)}",
+    )
 
 
 def unstable_log(subject: Subject, log: LogOf) -> Finding:

@@ -15,6 +15,7 @@ from ...runs.variants.settling import Quiet, quiet
 from ...state import seed_everything
 from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
+from ..lines.conditions import deciding
 from . import eval_lines, places
 from .eval_lines import keeping_lines
 
@@ -163,6 +164,11 @@ def _still_on(found: Perturbation, observed: str) -> Finding:
             ),
             "apply the mask only if self.training",
         ),
+        "jitter": (
+            "values are multiplied by random numbers in both modes",
+            "the factors on this line are drawn in eval mode, and are 1 on average",
+            "multiply by them only if self.training",
+        ),
         "noise": (
             "noise is added in both modes",
             f"the outputs of {found.module} are its input on average, over many draws",
@@ -172,6 +178,8 @@ def _still_on(found: Perturbation, observed: str) -> Finding:
     culprits = [Culprit("call", found.op, "draws in eval mode", found.location)]
     if found.module:
         culprits.append(Culprit("module", found.module, found.op, found.location))
+    guards = deciding(found.location) if found.location is not None else ()
+    culprits += [Culprit("call", "condition", "decides whether it runs", at) for at in guards]
     return violated(
         "random-in-eval",
         f"the output is random in eval mode: {found.op} is active",

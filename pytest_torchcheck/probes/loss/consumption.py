@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ...record.modes import Observer
 from ..gradient.surrogates import DeadTerms
 from ..recorded.watch import Op, Watch, name_of
+from .axes import CrossedAxes
 from .directions import Comparisons
 from .focal import FocalMeans
 
@@ -156,6 +157,7 @@ class LossWatch(Watch):
         self.samples: list[Op] = []
         self.logs: list[LogOf] = []
         self.derivatives = DeadTerms()
+        self.axes = CrossedAxes()
         self.focal = FocalMeans()
         self.comparisons = Comparisons()
         self._squashes = 0
@@ -193,6 +195,7 @@ class LossWatch(Watch):
         with torch._C.DisableTorchFunction():
             self.derivatives.see(name, bare, args, kwargs, result, lambda: self.op(name))
             self.comparisons.see(name, args, kwargs, result, lambda: self.op(name))
+            self.axes.see(name, bare, args, kwargs, result, lambda: self.op(name))
             self.focal.see(name, bare, args, result, lambda: self.op(name))
             if name in LOSSES and inputs:
                 self._loss(name, args, kwargs, inputs)

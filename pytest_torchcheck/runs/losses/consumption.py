@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ...findings import Location
     from ...probes.gradient.penalties import PartialNorm
     from ...probes.gradient.surrogates import DeadTerm
+    from ...probes.loss.axes import Crossed
     from ...probes.loss.directions import Direction
     from ...probes.loss.focal import FocalMean
     from ...probes.loss.slopes import LossOfOutput
@@ -118,6 +119,7 @@ class LossEvidence:
     ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms
     without a graph, ``focal`` the focal weights of a mean, ``norms`` the derivatives reduced in parts,
     ``directions`` which way a loss that nobody declared pulls, ``fed`` whether a step gave the model its samples in their order.
+    ``crossed`` the probabilities that meet log-probabilities of another dimension.
     """
 
     shape: tuple[int, ...]
@@ -131,6 +133,7 @@ class LossEvidence:
     samples: int = 0
     logs: tuple[LogOf, ...] = ()
     norms: tuple[PartialNorm, ...] = ()
+    crossed: tuple[Crossed, ...] = ()
     outputs: dict[str, float] = field(default_factory=dict)
     away: dict[str, float] = field(default_factory=dict)
     written: tuple[str, ...] = ()
@@ -155,7 +158,6 @@ class LossSight:
     def __init__(self, subject: Subject, model: torch.nn.Module, batch: Batch) -> None:
         self._subject, self._model, self._batch = subject, model, batch
         self.watch = LossWatch(model)
-        self._inputs = {id(t) for _, t in batch.input_leaves() if isinstance(t, torch.Tensor)}
         self._given: dict[str, tuple[torch.Tensor, int | None]] = {}
         if subject.contract.loss == "output":
             self.watch.comparisons.of(batch.tensors().values())
@@ -163,10 +165,8 @@ class LossSight:
 
     def between(self, output: Any) -> None:
         """Say that the forward is over and the loss begins."""
-        targets = [
-            t for t in trees.tensors(self._batch.targets).values() if id(t) not in self._inputs
-        ]
-        self.watch.between(trees.tensors(output).values(), targets)
+        targets = trees.tensors(self._batch.targets)
+        self.watch.between(trees.tensors(output).values(), targets.values())
         given = trees.tensors(self._batch.targets, "targets") | trees.tensors(output)
         self._given = {path: (tensor, version_of(tensor)) for path, tensor in given.items()}
 
@@ -215,6 +215,7 @@ class LossSight:
             away=share_away(self._subject, output, self._batch),
             written=written,
             dead=tuple(self.watch.derivatives.found),
+            crossed=tuple(self.watch.axes.found),
             focal=tuple(self.watch.focal.found),
             directions=self.watch.comparisons.directions(
                 float(loss.detach()) if loss.dim() == 0 else math.nan, by_input

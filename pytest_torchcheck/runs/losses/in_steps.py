@@ -100,6 +100,7 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
             norms=tuple(watch.norms.found),
             directions=watch.comparisons.directions(value),
             fed=watch.orders == {True},
+            crossed=tuple(watch.axes.found),
         )
 
 

@@ -314,3 +314,76 @@ def test_shifts_of_labels_that_may_be_meant(by_data, ahead, status):
 def test_a_promised_causal_model_of_its_own_loss_must_not_repeat_its_input():
     finding = told_of_shift(0, 0, promises=(promises.Causal(input="tokens", output="scores.0"),))
     assert (finding.status, finding.code) == ("violated", "label-shift")
+
+
+def distilled(teacher_dim, student_dim=-1, product=lambda p, q: -(p * q).sum(-1).mean()):
+    """A contract whose loss weighs a student's log-probabilities with a teacher's probabilities."""
+
+    def loss(out, _):
+        student, teacher = out
+        weights = (teacher.detach() / 0.1).softmax(teacher_dim)
+        return product(weights, F.log_softmax(student, student_dim))
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.student, self.teacher = nn.Linear(4, 6), nn.Linear(4, 6).requires_grad_(False)
+
+        def forward(self, x):
+            return self.student(x), self.teacher(x)
+
+    return Contract(model=Two, batch=((torch.randn(5, 4),), None), loss=loss)
+
+
+@pytest.mark.parametrize(
+    "product",
+    [lambda p, q: -(p * q).sum(-1).mean(), lambda p, q: F.kl_div(q, p, reduction="batchmean")],
+    ids=["by hand", "kl_div"],
+)
+def test_probabilities_over_samples_weigh_no_classes(product):
+    (finding,) = distilled(0, product=product).check(["loss-input"]).findings
+    assert (finding.status, finding.code) == ("violated", "distribution-axes")
+    assert "softmax(teacher_dim)" in finding.location.text
+    assert codes(distilled(-1, product=product), "loss-input")[0][0] in ("passed", "not-applicable")
+
+
+@pytest.mark.parametrize(
+    "contract",
+    [
+        distilled(0, 0, lambda p, q: -(p * q).sum(0).mean()),  # both over the samples
+        distilled(0, -1, lambda p, q: (p.log() - q).square().mean()),  # compares, weighs nothing
+        distilled(0, -1, lambda p, q: -(p.mean(1, keepdim=True) * q).sum(-1).mean()),
+        distilled(0, -1, lambda p, q: -(p * q.exp()).sum(-1).mean()),  # a match both ways
+    ],
+    ids=["samples", "compared", "weights of samples", "dual softmax"],
+)
+def test_two_distributions_that_may_meet(contract):
+    assert all(status != "violated" for status, _ in codes(contract, "loss-input"))
+
+
+def weighed_by_time(keep):
+    """A denoiser whose loss is weighed by a table at the time steps, which are inputs and targets."""
+    table, times = torch.linspace(0.1, 1.0, 50), torch.tensor([3, 9, 20, 31, 48])
+
+    class Denoiser(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 4)
+
+        def forward(self, x, t):
+            return self.layer(torch.cat([x, t[:, None] / 50], 1))
+
+    def loss(out, targets):
+        wanted, t = targets
+        errors = (out - wanted).square().mean(1, keepdim=keep)
+        return (errors * table[t][:, None]).mean()
+
+    x = torch.randn(5, 4)
+    return Contract(model=Denoiser, batch=((x, times), (torch.randn(5, 4), times)), loss=loss)
+
+
+def test_weights_by_an_input_meet_the_loss_of_their_sample():
+    (finding,) = weighed_by_time(False).check(["loss-shapes"]).findings
+    assert (finding.status, finding.code) == ("violated", "loss-broadcast")
+    assert "combined with what belongs to all samples" in finding.cause
+    assert codes(weighed_by_time(True), "loss-shapes") == [("passed", "")]

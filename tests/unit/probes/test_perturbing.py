@@ -49,6 +49,36 @@ class Blocks(nn.Module):
         return x * keep
 
 
+class Factors(nn.Module):
+    """The jitter of a router, beside a layer with weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(12, 12)
+
+    def forward(self, x):
+        x = x * torch.empty_like(x).uniform_(0.9, 1.1)  # rand
+        return self.gate(x)
+
+
+class Rescales(nn.Module):
+    """Random sizes that are not 1 on average: an augmentation, or a step of a process that grows."""
+
+    def forward(self, x):
+        return x * torch.empty_like(x).uniform_(1.0, 2.0)  # rand
+
+
+class Learned(nn.Module):
+    """A noise around 1 of learned size."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = nn.Parameter(torch.full((12,), 0.1))
+
+    def forward(self, x):
+        return x * (1 + self.size * torch.randn_like(x))
+
+
 class Chooses(nn.Module):
     def forward(self, x):
         return F.gumbel_softmax(x, tau=0.5)
@@ -75,6 +105,9 @@ class Net(nn.Module):
         (Inverted, "mask"),
         (Blocks, "mask"),
         (Functional, "dropout"),
+        (Factors, "jitter"),
+        (Rescales, None),
+        (Learned, None),
         (Latent, None),
         (Hides, None),
         (Chooses, None),
