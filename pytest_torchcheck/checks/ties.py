@@ -209,7 +209,7 @@ def _beside(cls: type, pattern: str) -> list[Location]:
     return [place for function in functions for place in sources.matches(function, pattern)]
 
 
-_SHARES = re.compile(r"=\s*self(\.\w+)+\s*(#.*)?$")
+_SHARES = re.compile(r"=\s*(self(\.\w+)+|\w+(\.\w+)*\.weight)\s*(#.*)?$")
 
 
 def _replaced(subject: Subject, qualified: str, *, untied: bool) -> Location | None:

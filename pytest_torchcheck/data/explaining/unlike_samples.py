@@ -13,6 +13,9 @@ from ..wording import dataset_culprit, few, line_ref, where
 from .making_lines import loader_made
 from .returned_object import given_line
 
+_MANY = 8
+"""Behind how many samples of one shape a smaller last one is the end of the data."""
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -123,7 +126,7 @@ def _unlike_shapes(
             ),
         ),
         observed=f"{odd.count} of {len(survey.samples)} samples read have another shape",
-        cause=f"the last {odd.count} samples reach past the end of the data: __len__ counts too many"
+        cause=f"the last {'sample reaches' if odd.count == 1 else f'{odd.count} samples reach'} past the end of the data: __len__ counts too many"
         if end is not None
         else "the default collate function stacks samples, which needs equal shapes",
         because=f"only such samples run {line_ref(own)}: {own.text}"
@@ -140,7 +143,7 @@ def _unlike_shapes(
 
 
 def _is_tail(survey: Survey, odd: validity.Deviation) -> bool:
-    """Say whether the samples of another shape are the last ones, several of them and smaller and smaller."""
+    """Say whether the samples of another shape are the last ones, smaller and smaller; a single one of many, smaller than all."""
     if survey.count is None:
         return False
     shapes = {
@@ -151,9 +154,11 @@ def _is_tail(survey: Survey, odd: validity.Deviation) -> bool:
     }
     strange = [index for index, shape in shapes.items() if str(list(shape)) != odd.usual]
     rest = [index for index, shape in shapes.items() if str(list(shape)) == odd.usual]
-    if len(strange) < 2 or not rest or min(strange) < max(rest) or max(strange) != survey.count - 1:
+    if not strange or not rest or min(strange) < max(rest) or max(strange) != survey.count - 1:
         return False
-    sizes = [math.prod(shapes[index]) for index in sorted(strange)]
+    if len(strange) == 1 and len(rest) < _MANY:
+        return False
+    sizes = [math.prod(shapes[index]) for index in (max(rest), *sorted(strange))]
     return sizes == sorted(sizes, reverse=True)
 
 

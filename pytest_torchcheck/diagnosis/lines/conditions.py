@@ -92,3 +92,23 @@ def _assignments(scope: ast.AST, name: str, before: int) -> Iterator[int]:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(ast.unparse(target) == name for target in targets):
                 yield node.lineno
+
+
+def choosing_dimensions(place: Location | None) -> list[tuple[str, Location]]:
+    """Return the variables that the calls on a line take as ``dim`` or ``axis``, with the lines that assign them."""
+    tree = sources.tree_of(place.file) if place is not None else None
+    if tree is None or place is None:
+        return []
+    scope = _around(tree, place.line)
+    given = [
+        keyword.value.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and node.lineno <= place.line <= (node.end_lineno or 0)
+        for keyword in node.keywords
+        if keyword.arg in ("dim", "dims", "axis") and isinstance(keyword.value, ast.Name)
+    ]
+    return [
+        (name, sources.of_line(place.file, line))
+        for name in dict.fromkeys(given)
+        for line in (_assignments(scope, name, place.line) if scope is not None else ())
+    ][:_MOST]

@@ -142,8 +142,12 @@ def _omitting(
 
     def enter(frame: FrameType, event: str, _: Any) -> None:
         caller = _caller(frame) if event == "call" else None
-        if caller is not None:
-            look(caller, _called(frame), _left_out(frame), frame.f_locals)
+        options = _left_out(frame) if caller is not None else {}
+        while caller is not None:
+            look(caller, _called(frame), options, frame.f_locals)
+            # one that hands on what it is given leaves the choice to its own caller
+            handing = caller.f_code.co_flags & inspect.CO_VARKEYWORDS
+            caller = _caller(caller) if handing and options else None
 
     def attention(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")

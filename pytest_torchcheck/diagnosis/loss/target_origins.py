@@ -46,23 +46,47 @@ def target_culprits(*things: Any, name: str = "targets") -> tuple[Culprit, ...]:
 
 
 def helper_returns(place: Location, most: int = 2) -> list[tuple[str, Location]]:
-    """Return the functions of the file that a line calls, with their ``return``; none that has more than a few."""
+    """Return the functions and own methods that a line calls, with their ``return``; none that has more than a few.
+
+    Where the function returns a variable, the lines that assign it stand for the ``return``.
+    """
     tree = sources.tree_of(place.file)
     if tree is None:
         return []
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and n.lineno == place.line]
-    names = dict.fromkeys(n.func.id for n in calls if isinstance(n.func, ast.Name))
+    names = dict.fromkeys(name for n in calls if (name := _own_name(n.func)))
     found: list[tuple[str, Location]] = []
     for name in names:
         function = _function(name, tree)
         if function is None:
             continue
-        ways = sorted(
-            n.lineno for n in _own(function) if isinstance(n, ast.Return) and n.value is not None
-        )
+        returned = [
+            n.value for n in _own(function) if isinstance(n, ast.Return) and n.value is not None
+        ]
+        ways = sorted({line for value in returned for line in _made_at(value, function)})
         if len(ways) <= most:
             found += [(name, sources.of_line(place.file, line, name)) for line in ways]
     return found
+
+
+def _own_name(called: ast.expr) -> str:
+    """Return the name of a function, or of a method of ``self``; empty for others."""
+    if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+        return called.attr if called.value.id in ("self", "cls") else ""
+    return called.id if isinstance(called, ast.Name) else ""
+
+
+def _made_at(value: ast.expr, function: ast.AST) -> list[int]:
+    """Return the lines that assign a variable in a function; the line itself of any other value."""
+    if not isinstance(value, ast.Name):
+        return [value.lineno]
+    assigned = [
+        n.lineno
+        for n in _own(function)
+        if isinstance(n, ast.Assign)
+        and any(isinstance(t, ast.Name) and t.id == value.id for t in n.targets)
+    ]
+    return assigned or [value.lineno]
 
 
 def target_lines(*things: Any) -> list[Location]:

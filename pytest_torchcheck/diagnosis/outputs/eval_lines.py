@@ -17,6 +17,7 @@ from ...record.tracing import find_line, line_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ..crashes.place import Place
+from ..lines.conditions import deciding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -141,9 +142,14 @@ def _callers(frames: Iterable[FrameType]) -> tuple[Culprit, ...]:
     """Return the lines, up to the module's forward, that call the helper which is running."""
     own = [f for f in frames if sources.rank(f.f_code.co_filename) == 2]
     depth = next((n for n, f in enumerate(own) if f.f_code.co_name == "forward"), 0)
-    return tuple(
+    called = [
         Culprit("call", inner.f_code.co_name, "called", sources.of_frame(outer))
         for inner, outer in pairwise(own[: min(depth, 2) + 1])
+    ]
+    guards = [at for one in called[-1:] if one.location for at in deciding(one.location)]
+    return (
+        *called,
+        *(Culprit("call", "condition", "decides whether it runs", at) for at in guards),
     )
 
 

@@ -22,6 +22,7 @@ from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
 from ...verdicts import violated
 from ..crashes.place import Place
+from ..lines.conditions import choosing_dimensions
 from .eval_lines import (
     eval_run,
 )
@@ -243,6 +244,10 @@ def place_of(found: Any, model: torch.nn.Module | None = None) -> Place | None:
         module=name,
         module_class=op.module_class if op is not None and op.module == name else "",
         fact=getattr(found, "fact", ""),
+        settings=tuple(
+            Culprit("call", name, "the dimensions are chosen here", at)
+            for name, at in choosing_dimensions(getattr(found, "location", None))
+        ),
     )
 
 

@@ -83,6 +83,11 @@ def lengthening_line(
 
 def _over_filled(place: Place, found: Lengthened) -> Place:
     """Add what stands at the padded positions that an operation reads, and which line put it there."""
+    if found.maker is not None and found.maker.location not in (None, place.location):
+        made = Culprit(
+            "call", found.maker.name, "gives what is read, padding included", found.maker.location
+        )
+        return replace(place, settings=(made,))
     if found.filler is None or found.filler.location in (None, place.location):
         return place
     made = Culprit(

@@ -18,6 +18,7 @@ from ...probes.holding.held_by_models import CONTAINERS
 from ...runs.training.observation import observe
 from ...verdicts import suspicious, violated
 from ..lines.unread import target_of
+from ..loss.target_origins import helper_returns
 from .structure import find_repetition, speaks_of_sharing
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ def unregistered(attribute: str, group: list[Holding]) -> Finding:
         culprits=[
             Culprit("module" if h.kind == "module" else "tensor", h.path, location=place)
             for h in group
+        ]
+        + [
+            Culprit("call", name, "creates it", at)
+            for name, at in (helper_returns(place) if place else ())
         ],
         observed=f"{listed(names)}: {count} tensors receive a gradient; parameters() and "
         "state_dict() hold none of them",

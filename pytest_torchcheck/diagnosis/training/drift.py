@@ -19,6 +19,7 @@ from ...verdicts import suspicious, violated
 from ..gradient import freezing
 from ..gradient.zero import zero_at_step
 from ..lines.overwritten import dropped_result
+from ..loss.target_origins import helper_returns
 from ..outputs.eval_lines import keeping_lines
 from .optimizers import optimizer_line
 
@@ -91,14 +92,14 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
             Culprit("optimizer", "weight_decay", f"{zeroed.decay:g}", optimizer_line(subject, name))
         ]
     elif trainable and not writes and thawed is None and (whole := whole_module(subject, names)):
+        made_at = sources.of_parameter(subject.model, whole)
         further.append(
-            Culprit(
-                "module",
-                whole,
-                "all of its parameters require a gradient",
-                sources.of_parameter(subject.model, whole),
-            )
+            Culprit("module", whole, "all of its parameters require a gradient", made_at)
         )
+        further += [
+            Culprit("call", function, "creates it", at)
+            for function, at in (helper_returns(made_at) if made_at is not None else ())
+        ]
         fix = f"call requires_grad_(False) on {whole} and keep it out of the optimizer, or drop it from Frozen(...)"
         if (taken := _eval_line(subject, whole)) is not None:
             place = taken

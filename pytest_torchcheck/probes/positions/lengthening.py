@@ -34,6 +34,8 @@ class Lengthened:
             else that it read differs: the length itself, or what was computed of it.
         filled: What stands at the added positions of what it read, where that is one number.
         filler: The operation that put it there.
+        maker: The operation that made what it read, values at the added positions included; None
+            where that is one number.
     """
 
     op: Op
@@ -44,6 +46,7 @@ class Lengthened:
     numbers: tuple[float, float] | None
     filled: float | None = None
     filler: Op | None = None
+    maker: Op | None = None
 
 
 def first_lengthening(
@@ -68,8 +71,7 @@ def first_lengthening(
         length: Number of positions of ``base``.
         extra: How many more there are in ``longer``.
         side: Where the padding stands.
-        allowed: Relative difference that is rounding: a sum over more zeros is added up in another
-            order.
+        allowed: Relative difference that is rounding: more zeros are summed in another order.
         real: bool [samples, positions] of ``base``: which positions are no padding; all by default.
 
     Returns:
@@ -90,21 +92,22 @@ def first_lengthening(
     if start is None:
         return None
     step, place = origin(base, start, differs)
-    if step is None:
-        return None
     mask = compare(base.values[place], longer.values[pairs[place]])
-    assert mask is not None
-    numbers = _numbers(base, longer, step, partners[id(step)])
-    filled, filler = _filled(longer, partners[id(step)], length, extra, side)
+    if step is None or mask is None:
+        return None
+    again = partners[id(step)]
+    filled, filler = _filled(longer, again, length, extra, side)
+    numbers = _numbers(base, longer, step, again)
     return Lengthened(
         op=step.op,
-        again=partners[id(step)].op,
+        again=again.op,
         location=step.op.location,
         module=step.op.module,
         fact=_said(step, mask, extra, numbers),
         numbers=numbers,
         filled=filled,
         filler=filler,
+        maker=_maker(longer, again, length + extra) if filler is None else None,
     )
 
 
@@ -174,6 +177,19 @@ def _filled(
         if maker is not None:
             return float(added.flatten()[0]) + 0.0, maker.op  # no -0
     return None, None
+
+
+def _maker(longer: Trace, step: Step, size: int) -> Op | None:
+    """Return the operation that made the first tensor with all positions that a step reads, behind views."""
+    for place in step.operands:
+        values = longer.values[place].values
+        maker = longer.makers.get(place)
+        if values is None or maker is None or size not in values.shape:
+            continue
+        while maker is not None and maker.op.name.rpartition(".")[2] in _VIEWS:
+            maker = longer.makers.get(maker.operands[0])
+        return maker.op if maker is not None else None
+    return None
 
 
 def _numbers(base: Trace, longer: Trace, one: Step, two: Step) -> tuple[float, float] | None:
