@@ -118,7 +118,7 @@ class LossEvidence:
 
     ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms
     without a graph, ``focal`` the focal weights of a mean, ``norms`` the derivatives reduced in parts,
-    ``directions`` which way a loss that nobody declared pulls, ``fed`` whether a step gave the model its samples in their order.
+    ``directions`` which way a loss that nobody declared pulls, ``fed`` whether a step gave the model its samples in their order,
     ``crossed`` the probabilities that meet log-probabilities of another dimension.
     """
 
