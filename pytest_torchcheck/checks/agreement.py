@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from ..codes import behaviour as explain
-from ..runs.facts import forward_facts
+from ..runs.facts import copied, forward_facts
+from ..runs.training.observation import digests
 from ..runs.variants.settling import asking_for_mode, gap, outputs_with, running_away, settled
+from ..state import seed_everything
 from ..verdicts import inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..findings import Finding
+    from ..runs.training.steps import Trajectory
     from ..runs.variants.settling import Settled
     from ..subject import Subject
 
@@ -22,13 +27,22 @@ _GROWTH = 1.001
 
 
 def mode_agreement(subject: Subject) -> Iterator[Finding]:
-    """Call the model in training mode, dropout and torch's norms as in evaluation, and let statistics settle."""
+    """Call the model in training mode, dropout and torch's norms as in evaluation, and let statistics settle.
+
+    A forward gives the same with a graph and without one; the first training step has shown the former.
+    """
+    evaluated, trained = forward_facts(subject), forward_facts(subject, train=True)
+    if subject.graphs.needed:
+        yield explain.needs_graph(subject)
+    elif _ROUNDING < (distance := _by_graph(subject, trained.outputs)) < float("inf"):
+        yield explain.differs_by_graph(subject, distance)
+        return
     kinds = asking_for_mode(subject.model) if subject.has_modes else []
     if not kinds:
         yield not_applicable("no class of the model's own asks for its mode")
         return
     seen = settled(subject)
-    if seen.random or forward_facts(subject).consumed:
+    if seen.random or evaluated.consumed:
         yield inconclusive("the forward draws random numbers of its own")
         return
     growing = [n for n, ratio in seen.ratios.items() if abs(ratio) > _GROWTH]
@@ -38,7 +52,7 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
     if seen.moving:
         yield inconclusive("the training forward gives other outputs in each call")
         return
-    plain = forward_facts(subject).outputs
+    plain = evaluated.outputs
     limits = outputs_with(subject, seen.limits, train=False) if seen.written else plain
     if gap(plain, limits) > _ROUNDING:
         yield _statistics(
@@ -53,6 +67,23 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
         f"{len(plain)} outputs are the same in train and in eval mode without dropout and batch "
         f"statistics; the mode is asked for by {', '.join(kinds[:3])}"
     )
+
+
+def _by_graph(subject: Subject, without: dict[str, torch.Tensor]) -> float:
+    """Return how far a training forward with a graph lies from one without; 0 where randomness decides."""
+    steps: Trajectory | None = subject.cache.get("trajectory")
+    if steps is not None and steps.first_output == digests(without):
+        return 0.0
+
+    def run(*, graph: bool) -> dict[str, torch.Tensor]:
+        with subject.pristine() as model, torch.set_grad_enabled(graph):
+            model.train()
+            seed_everything(subject.seed)
+            return copied(subject.call(model, subject.batch().clone()))
+
+    distance = gap(run(graph=True), without)
+    # what no seed repeats is for seeding to tell
+    return distance if distance <= _ROUNDING or gap(run(graph=False), without) == 0 else 0.0
 
 
 def _statistics(subject: Subject, seen: Settled, distance: float) -> Finding:

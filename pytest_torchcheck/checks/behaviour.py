@@ -202,6 +202,10 @@ def mode_flags(subject: Subject) -> Iterator[Finding]:
             fix="call super().train(mode) and return self",
         )
         return
+    for train in (True, False):
+        if flipped := forward_facts(subject, train=train).flipped:
+            yield explain.flips_mode(subject, flipped, train=train)
+            return
     if idle:
         return
     if own := own_trains(subject.model):

@@ -41,9 +41,10 @@ def rebuilt(subject: Subject) -> nn.Module | None:
     with isolated(), filled_memory():
         other = subject.build(subject.seed + _SEED_STEP)
     subject.cache["never-written"] = _unwritten(subject.model, other)
-    ours = {id(p) for p in subject.model.parameters()}
-    theirs = {id(p) for p in other.parameters()}
-    subject.cache["factory-repeats"] = other is subject.model or bool(ours and ours == theirs)
+    ours = {id(p): name for name, p in subject.model.named_parameters()}
+    shared = [ours[id(p)] for p in other.parameters() if p.requires_grad and id(p) in ours]
+    if shared or (other is subject.model and ours):
+        subject.cache["factory-repeats"] = shared
     if any(id(p) in ours for p in other.parameters()) or other is subject.model:
         return None
     return other
@@ -88,8 +89,8 @@ def initialisation(subject: Subject) -> Iterator[Finding]:
         for name, parameter in parameters.items()
         if parameter.is_floating_point() and not _is_sane(parameter)
     ]
-    if subject.cache.get("factory-repeats"):
-        yield explain.factory_repeats(subject)
+    if (shared := subject.cache.get("factory-repeats")) is not None:
+        yield explain.factory_repeats(subject, shared)
     findings = list(explain.unwritten(subject, unwritten)) if unwritten else []
     if odd := [(name, p) for name, p in broken if name not in unwritten]:
         findings += explain.broken(subject, odd)

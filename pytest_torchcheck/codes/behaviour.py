@@ -71,6 +71,11 @@ unrepeated_build = One("diagnosis.outputs.unrepeated:unrepeated_build", "seed-ig
 cache_differs = One("diagnosis.outputs.causal:differs", "cache-differs")
 steps_differ = One("diagnosis.outputs.causal:steps_differ", "cache-differs")
 growing_statistics = One("diagnosis.outputs.modes:growing", "statistics-grow")
+needs_graph = One("diagnosis.outputs.switches:needs_graph", "needs-gradients", doubtful=True)
+differs_by_graph = One(
+    "diagnosis.outputs.switches:differs_by_graph", "graph-decides", doubtful=True
+)
+flips_mode = One("diagnosis.outputs.switches:flips_mode", "mode-flipped", doubtful=True)
 modes_differ = One("diagnosis.outputs.modes:modes", "modes-differ", doubtful=True)
 statistics_biased = One("diagnosis.outputs.modes:differ", "statistics-biased")
 

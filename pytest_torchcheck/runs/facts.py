@@ -55,6 +55,7 @@ class ForwardFacts:
         compared: How many parameters and buffers ``repeats`` is about.
         applied: In eval mode: calls of the user's autograd Functions and operators in the second call.
         keeps: In eval mode: attributes that the first call binds anew, writes to or makes longer.
+        flipped: Modules whose training flag the forward changed.
     """
 
     outputs: dict[str, torch.Tensor]
@@ -74,6 +75,7 @@ class ForwardFacts:
     compared: int = 0
     applied: tuple[RecordedCall, ...] = ()
     keeps: tuple[str, ...] = ()
+    flipped: tuple[str, ...] = ()
 
 
 def forward_facts(subject: Subject, *, train: bool = False) -> ForwardFacts:
@@ -203,6 +205,7 @@ def _look(subject: Subject, *, train: bool) -> ForwardFacts:
         state = {} if train else _values(subject, model)
         keys = {} if train else _shapes(model)
         held = {} if train else marks(model)
+        modes = {name: module.training for name, module in model.named_modules()}
         seed_everything(subject.seed)
         before, rng, others = settings(), torch.get_rng_state(), _other_states()
         with subject.ear.listening():
@@ -211,6 +214,11 @@ def _look(subject: Subject, *, train: bool) -> ForwardFacts:
         others_moved = others != _other_states()
         grown = () if train else tuple(k for k, s in _shapes(model).items() if keys.get(k) != s)
         keeps = () if train else tuple(n for n, m in marks(model).items() if held.get(n) != m)
+        flipped = tuple(
+            n for n, m in model.named_modules() if m.training != modes.get(n, m.training)
+        )
+        if flipped:
+            model.train(train)
         made = copied(output)
         structure = trees.signature(output)
         with_graph = tuple(p for p, t in trees.tensors(output).items() if t.grad_fn is not None)
@@ -222,7 +230,8 @@ def _look(subject: Subject, *, train: bool) -> ForwardFacts:
     return ForwardFacts(
         outputs=made, structure=structure, with_graph=with_graph, inputs=len(inputs), changed_inputs=changed,
         containers=(containers, containers_after), settings=(before, after), consumed=consumed, others_moved=others_moved,
-        grown=grown, output=whole, compared=len(state), keeps=keeps, **further,
+        grown=grown, output=whole, compared=len(state), keeps=keeps,
+        flipped=flipped, **further,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from ..objects.modes import give_modes, has_modes, own_trains
 from ..state import ModuleState, device_loss_told, is_lazy, isolated, seed_everything
 from .building import cast_floats, materialised, require_hashable, wrapped_tensor
 from .errors import Phase, SubjectError, UnmeasurableError
+from .graphs import Graphs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,6 +66,7 @@ class PristineModel:
         self._state: ModuleState | None = None
         self._misnamed: tuple[UnknownNameError, ...] | None = None  # None: not looked at yet
         self.ear = Ear()
+        self.graphs = Graphs()
         self._depth = 0
         self._materialising = False  # a batch is asked for to give lazy parameters their shapes
         self._touched = False  # parameters may have been changed since the state was taken
@@ -380,7 +382,7 @@ class PristineModel:
         """Call the model with a batch as it is."""
         deadline.keep()
         with self.phase("forward", batch, lambda: self.contract.invoke(model, batch)):
-            return self.contract.invoke(model, batch)
+            return self.graphs.call(model, lambda: self.contract.invoke(model, batch))
 
 
 def batch_identity(batch: Batch) -> tuple[Any, ...]:

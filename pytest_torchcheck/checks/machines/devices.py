@@ -235,7 +235,7 @@ def _run_in(subject: Subject, dtype: torch.dtype, base: Batch) -> Outcome:
 
         def run() -> object:
             with torch.no_grad():
-                return subject.contract.invoke(model, batch)
+                return subject.graphs.call(model, lambda: subject.contract.invoke(model, batch))
 
         try:
             output = run()

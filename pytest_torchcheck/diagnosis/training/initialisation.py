@@ -45,18 +45,34 @@ def unwritten(subject: Subject, names: list[str]) -> Iterator[Finding]:
     )
 
 
-def factory_repeats(subject: Subject) -> Finding:
-    """Report a factory that returns one model each time, so that copies are compared with themselves."""
+def factory_repeats(subject: Subject, shared: list[str]) -> Finding:
+    """Report a factory that returns one model each time, or models that share a part that trains.
+
+    Args:
+        subject: Whose factory.
+        shared: The trainable parameters that two models have in common.
+    """
     place = sources.of_object(subject.contract.model) or subject.contract.location
+    trainable = [n for n, p in subject.model.named_parameters() if p.requires_grad]
+    part = "" if set(shared) >= set(trainable) else listed(shared)
+    what = "a part of the model" if part else "the model"
     return suspicious(
         "factory-repeats",
-        "the factory returns the same model each time",
+        f"the factory returns models that share {part}"
+        if part
+        else "the factory returns the same model each time",
         culprits=[Culprit("function", subject.contract.name, location=place)],
         location=place,
-        observed="two calls with different seeds returned modules with the same parameters",
-        cause="the model is built once, outside the factory, or is cached",
+        observed="two calls with different seeds returned modules "
+        + (
+            f"that share {len(shared)} of {len(trainable)} trainable parameters"
+            if part
+            else "with the same parameters"
+        ),
+        cause=f"{what} is built once, outside the factory, or is cached",
         because="checks that need a second instance (loading, seeds, initialisation) cannot run",
-        fix="build the model inside the factory, or declare the module itself: model=module",
+        fix="build it inside the factory"
+        + (", or freeze it" if part else ", or declare the module itself: model=module"),
     )
 
 
