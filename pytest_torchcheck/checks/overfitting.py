@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from .. import sources
 from ..codes import overfitting as explain
 from ..findings import Culprit, Finding
-from ..runs.overfitting.attempts import DECLARED, Attempt, declared_attempt, own_attempt
+from ..runs.overfitting.attempts import (
+    DECLARED,
+    Attempt,
+    declared_attempt,
+    own_attempt,
+    quick_attempt,
+)
 from ..runs.overfitting.one_batch import (
     UNKNOWN,
     Budget,
@@ -50,6 +56,7 @@ _KEPT = 4.0  # steps of the budget that are kept to find out why nothing is lear
 def overfit(subject: Subject) -> Iterator[Finding]:
     """Train on one batch with the declared optimizer, then with Adam at a rate that adapts.
 
+    Where consecutive steps with the declared optimizer lower the loss, Adam begins, on a few samples.
     The check passes as soon as the loss has fallen far enough towards its floor, which follows
     from the labels where the loss is one of torch's. What cannot be memorised is found before
     any training. A loss that does not fall is a violation only with evidence of its own:
@@ -76,6 +83,12 @@ def _tried(subject: Subject, goal: Overfit, budget: Budget) -> Finding:
     batch = small_batch(subject)
     if (reason := hopeless(subject, batch)) is not None:
         return inconclusive(f"{reason}; nothing was trained")
+    keep = min(_KEPT, budget.left / 2)
+    if (quick := quick_attempt(subject, goal, budget, keep=keep)) is not None:
+        seen, attempt = quick
+        slow = attempt.ended in ("pace", "budget") and attempt.remaining <= _HALF
+        if _done(attempt, goal) or slow or budget.left < keep + _SEEN:
+            return _judge(subject, goal, seen, [attempt], budget, quick=True)
     seen = Look(loss=math.nan, floor=UNKNOWN, slope=0.0)
     if subject.contract.loss is not None:
         seen = look(subject, batch, budget)
@@ -116,7 +129,13 @@ def _done(attempt: Attempt, goal: Overfit) -> bool:
 
 
 def _judge(
-    subject: Subject, goal: Overfit, seen: Look, attempts: list[Attempt], budget: Budget
+    subject: Subject,
+    goal: Overfit,
+    seen: Look,
+    attempts: list[Attempt],
+    budget: Budget,
+    *,
+    quick: bool = False,
 ) -> Finding:
     first, floor = attempts[0], seen.floor
     best = min(attempts, key=lambda a: math.inf if math.isnan(a.remaining) else a.remaining)
@@ -132,7 +151,7 @@ def _judge(
         return passed(
             f"the loss fell from {first.losses[0]:.4g} to {min(first.finite[-5:]):.4g} in "
             f"{len(first.losses)} steps ({floor})"
-            + (f": {first.name}" if first.name.startswith(f"{DECLARED}, ") else ""),
+            + (f": {first.name}" if first.name.startswith(f"{DECLARED}, ") or quick else ""),
             evidence=shown,
         )
     own_steps = subject.contract.train_step is not None and len(set(first.losses)) == 1

@@ -11,7 +11,7 @@ from torch import nn
 
 from pytest_torchcheck.probes.gradient.switched_off import gradients_off_line
 from pytest_torchcheck.subject.errors import SubjectError
-from pytest_torchcheck.subject.optimizers import schedulers_of
+from pytest_torchcheck.subject.optimizers import step_schedulers
 
 from ..subject.remembered import remembered
 from .gradient_calls import GradientCalls
@@ -86,7 +86,7 @@ class _Recorder(GradientCalls):
         self.settle_rounding()
         self._finish(value)
         if self.steps_schedulers:
-            self.step_schedulers(self.keep[0])
+            step_schedulers(self.keep[0], self.losses[-1])
         if self.after_step is not None:
             self.after_step(step, self.model)
         return self.grad_left_off is not None
@@ -115,11 +115,6 @@ class _Recorder(GradientCalls):
                 for a, b in self.pairs_of
             }
         )
-
-    def step_schedulers(self, made: Any) -> None:
-        """Step the schedulers that came with the optimizer, as a loop around the plain step would."""
-        for scheduler in schedulers_of(made):
-            scheduler.step()
 
     # -- listening ----------------------------------------------------------------------------------
 

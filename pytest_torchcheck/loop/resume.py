@@ -23,10 +23,10 @@ from pytest_torchcheck.objects import trees
 from pytest_torchcheck.state import ModuleState, seed_everything
 from pytest_torchcheck.subject.errors import SubjectError
 from pytest_torchcheck.subject.gradients import clear_gradients
-from pytest_torchcheck.subject.optimizers import schedulers_of
+from pytest_torchcheck.subject.optimizers import step_schedulers
 
 from ..runs.training.observation import checksums
-from ..runs.training.steps import trajectory
+from ..runs.training.steps import later_batch, seed_of, trajectory
 from .checkpoints import CHECKPOINT, copied, counterparts, is_torchs, pieces_of
 from .closures import ClosureState
 from .patches import listening
@@ -117,7 +117,7 @@ def is_resumed(subject: Subject) -> tuple[str, ...] | None:
         # what an optimizer of the user's keeps elsewhere may matter later than in these steps
         own = {name: thing for name, thing in pieces_of(made).items() if not is_torchs(thing)}
         plain = {name: plain_values(thing) for name, thing in own.items()}
-        _run(subject, model, made, 1, known.end_after - 1)
+        _run(subject, model, made, 1, known.end_after - 1, few=known.few)
         if checksums(model) != known.end or any(unsaved(n, own[n], plain[n], set()) for n in own):
             return None
         return held
@@ -360,13 +360,15 @@ def _evaluate(subject: Subject, model: nn.Module) -> dict[str, torch.Tensor]:
     return {path: tensor.detach().clone() for path, tensor in trees.tensors(output).items()}
 
 
-def _run(subject: Subject, model: nn.Module, made: Any, first: int, count: int) -> None:
+def _run(
+    subject: Subject, model: nn.Module, made: Any, first: int, count: int, *, few: bool = False
+) -> None:
     for step in range(first, first + count):
-        seed_everything(subject.seed + step)
-        subject.train_step(model, made, subject.batch().clone())
+        batch = later_batch(subject, few=few and step > 0)
+        seed_everything(seed_of(subject, step))
+        loss = subject.train_step(model, made, batch.clone())
         if subject.contract.train_step is None:
-            for scheduler in schedulers_of(made):
-                scheduler.step()
+            step_schedulers(made, loss)
 
 
 def _values(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from ..objects.peek import attribute, entries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Which parameters an optimizer holds.
+
+    Attributes:
+        missing: Trainable parameters in no optimizer.
+        twice: Parameters that stand in more than one group or optimizer.
+        frozen: Parameters that require no gradient but stand in an optimizer.
+        foreign: Shapes of tensors in an optimizer that are none of the model's parameters.
+        optimizers: Class names.
+    """
+
+    missing: tuple[str, ...]
+    twice: tuple[str, ...]
+    frozen: tuple[str, ...]
+    foreign: tuple[tuple[int, ...], ...]
+    optimizers: tuple[str, ...]
 
 
 def default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -31,6 +51,20 @@ def schedulers_of(made: Any) -> list[torch.optim.lr_scheduler.LRScheduler]:
     return _instances_of(torch.optim.lr_scheduler.LRScheduler, made)
 
 
+def step_schedulers(made: Any, loss: Any) -> None:
+    """Step the schedulers in what a user's ``optimizer`` function returned, as a loop around the plain step would.
+
+    Args:
+        made: What it returned.
+        loss: Of the step: what a schedule that waits for a plateau is given.
+    """
+    for scheduler in schedulers_of(made):
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            scheduler.step(float(loss))
+        else:
+            scheduler.step()
+
+
 _T = TypeVar("_T")
 
 
@@ -46,3 +80,22 @@ def _instances_of(kind: type[_T], made: Any) -> list[_T]:
         elif isinstance(value, list | tuple):
             stack.extend(entries(value))
     return found
+
+
+def cover(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Coverage:
+    """Compare the optimizers' parameters with the model's."""
+    held = [
+        p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+    ]
+    counts: dict[int, int] = {}
+    for parameter in held:
+        counts[id(parameter)] = counts.get(id(parameter), 0) + 1
+    named = dict(model.named_parameters())
+    own = {id(p) for p in named.values()}
+    return Coverage(
+        missing=tuple(name for name, p in named.items() if p.requires_grad and id(p) not in counts),
+        twice=tuple(name for name, p in named.items() if counts.get(id(p), 0) > 1),
+        frozen=tuple(name for name, p in named.items() if not p.requires_grad and id(p) in counts),
+        foreign=tuple(tuple(p.shape) for p in held if id(p) not in own),
+        optimizers=tuple(type(optimizer).__name__ for optimizer in optimizers),
+    )

@@ -13,8 +13,8 @@ from .making import Making, making
 from .parameter_groups import left_out, spent_of
 
 if TYPE_CHECKING:
-    from ...runs.training.steps import Coverage
     from ...subject import Subject
+    from ...subject.optimizers import Coverage
 
 
 def optimizer_line(subject: Subject, name: str = "") -> Location | None:

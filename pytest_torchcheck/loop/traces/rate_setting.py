@@ -14,7 +14,7 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.record.tracing import find_line, line_of
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject.gradients import clear_gradients
-from pytest_torchcheck.subject.optimizers import optimizers_of, schedulers_of
+from pytest_torchcheck.subject.optimizers import optimizers_of, step_schedulers
 
 from ..patches import subclasses
 
@@ -76,10 +76,9 @@ def _steps(subject: Subject, model: nn.Module, count: int) -> None:
     clear_gradients(model)
     for step in range(count + 1):
         seed_everything(subject.seed + step)
-        subject.train_step(model, made, subject.batch().clone())
+        loss = subject.train_step(model, made, subject.batch().clone())
         if subject.contract.train_step is None and optimizers_of(made):
-            for scheduler in schedulers_of(made):
-                scheduler.step()
+            step_schedulers(made, loss)
 
 
 class _Rates:

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ...declared.limits import Overfit
 from ...objects.peek import attribute
 from ...state import seed_everything
 from ...subject.errors import SubjectError, UnmeasurableError
 from ...subject.gradients import clear_gradients
-from ...subject.optimizers import optimizers_of, schedulers_of
+from ...subject.optimizers import optimizers_of, step_schedulers
 from ...text.printable import message_of
-from .one_batch import Floor, follow, remaining, small_batch, steepness
+from ..training.steps import STEPS, trajectory
+from .one_batch import Floor, few_samples, follow, look_from, remaining, small_batch, steepness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...batches import Batch
-    from ...declared.limits import Overfit
     from ...subject import Subject
     from .one_batch import Budget, Look
 
@@ -29,12 +30,19 @@ _DECLARED = 0.35  # share of the budget for the declared optimizer, where anothe
 _CONSTANT = 0.6  # the same, as long as the loss has not changed by a bit
 _RATES = (1e-6, 3e-2)
 """Lowest and highest first learning rate of Adam."""
+_BETAS, _QUICK = (0.7, 0.9), (0.9, 0.95)
+"""How long Adam remembers, in a run and in the first one of a few samples: both have a few dozen steps."""
+_FUSED = (torch.float32, torch.float64)
 _FLAT = 0.01  # of the distance to the floor: a run that gains less in its last window has stopped
 _TOO_FAR = 3.0  # times the steps that are left: a run whose pace needs more is ended
 _SHOWN = (
     5  # steps after which a declared optimizer that learns, and too slowly, leaves the rest to Adam
 )
 _LEARNS = 0.9  # of the way is left then, at most
+_FALLS = 1e-4
+"""Of the loss, from one step to the next: far more than rounding, and than an optimizer that crawls."""
+_GROWN = 2.0  # times the first loss: an optimizer that went further is looked at by itself
+_LITTLE = 1e-6  # a smaller distance or gradient leaves nothing to learn
 DECLARED = "the declared optimizer"
 
 
@@ -143,10 +151,67 @@ def own_attempt(
     )
 
 
-def _first_rate(loss: float, floor: Floor, slope: float) -> float:
-    """Return the rate at which a first step of Adam goes half the way to the floor, to first order."""
+def quick_attempt(
+    subject: Subject, goal: Overfit, budget: Budget, *, keep: float
+) -> tuple[Look, Attempt] | None:
+    """Train by Adam on a few samples, where the declared optimizer is seen to learn in the steps that run anyway.
+
+    Returns:
+        What was seen before the first step, and the run. None where the step is the user's own, where
+        these steps do not show that the loss falls, or where the few samples give no loss to lower.
+    """
+    contract = subject.contract
+    if goal.steps > Overfit().steps or contract.train_step is not None or contract.loss is None:
+        return None  # who allows more steps means those of the declared optimizer
+    if not _declared_learns(subject, budget):
+        return None
+    batch = few_samples(subject)
+    losses: list[float] = []
+    with subject.pristine(steps=True) as model:
+        seen = look_from(subject, _without_dropout(model), batch, budget)
+        gap = seen.loss - seen.floor.value if seen.floor.bounded else abs(seen.loss)
+        # samples without a pair to be compared with may have nothing to learn; more of them have
+        if not (math.isfinite(seen.slope) and gap > _LITTLE and seen.slope > _LITTLE):
+            return None
+        losses.append(seen.loss)
+        rate = _first_rate(seen.loss, seen.floor, seen.slope, 0.75)
+        rate, ended = _by_adam(subject, model, goal, seen.floor, budget, losses, keep, rate, batch)
+    return seen, Attempt(
+        name=f"Adam from a rate of {rate:.2g} on a few samples",
+        losses=tuple(losses),
+        remaining=remaining(losses, seen.floor),
+        ended=ended,
+    )
+
+
+def _declared_learns(subject: Subject, budget: Budget) -> bool:
+    """Say whether the declared optimizer lowers the loss of some samples from one step to the next, by itself."""
+    if subject.contract.optimizer is None:
+        return True
+    if "trajectory" not in subject.cache and not budget.take(STEPS):
+        return False
+    try:
+        made = trajectory(subject)
+    except SubjectError:
+        return False
+    if made.error is not None or made.warmed or len(made.losses) != STEPS:
+        return False
+    first, before, after = made.losses  # the last two are of the same samples and the same seed
+    return before - after >= _FALLS * abs(before) and after <= _GROWN * abs(first)
+
+
+def _without_dropout(model: nn.Module) -> nn.Module:
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.eval()
+    return model
+
+
+def _first_rate(loss: float, floor: Floor, slope: float, share: float = 0.5) -> float:
+    """Return the rate at which a first step of Adam goes so much of the way to the floor, to first order."""
     gap = loss - floor.value if floor.bounded else max(1.0, abs(loss))
-    return min(max(0.5 * gap / max(slope, 1e-30), _RATES[0]), _RATES[1])
+    return min(max(share * gap / max(slope, 1e-30), _RATES[0]), _RATES[1])
 
 
 def _by_adam(
@@ -158,19 +223,32 @@ def _by_adam(
     losses: list[float],
     keep: float = 4.0,
     rate: float | None = None,
+    batch: Batch | None = None,
 ) -> tuple[float, str]:
     """Train a model from where it is, and add the losses to those that there are.
 
+    Args:
+        subject: Whose model.
+        model: The model.
+        goal: When it is reached.
+        floor: Of the loss.
+        budget: What may be spent.
+        losses: Those that there are.
+        keep: So much of the budget is left.
+        rate: The first rate; by default the one that loss and gradient say.
+        batch: What is learnt, where the model has the gradients of its last loss; else the small batch.
+
     Returns:
-        The first rate (by default the one that loss and gradient say), and why the run ended.
+        The first rate, and why the run ended.
     """
-    batch = small_batch(subject)
-    model.train()
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.eval()
     optimizers: list[torch.optim.Optimizer] = []
     before = len(losses)
+    if batch is not None and rate is not None:
+        optimizers, before = list(_optimizers(model, rate, _QUICK)), before - 1
+        for optimizer in optimizers:
+            optimizer.step()
+    batch = small_batch(subject) if batch is None else batch
+    _without_dropout(model)
     limit = before + max(1, int(budget.left - keep))
     while budget.left >= 1 + keep and budget.take():
         seed_everything(subject.seed)
@@ -222,11 +300,7 @@ def _declared_step(
     try:
         value = subject.train_step(model, made, batch)
         if subject.contract.train_step is None:
-            for scheduler in schedulers_of(made):
-                if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-                    scheduler.step(_number(value))
-                else:
-                    scheduler.step()
+            step_schedulers(made, _number(value))
     except SubjectError as error:
         if number and _schedule_over(error.error):
             return "schedule"
@@ -265,7 +339,9 @@ def _rate_of(made: Any, *, meant: bool = False) -> float:
     return max(rates, default=math.nan)
 
 
-def _optimizers(model: nn.Module, rate: float) -> Iterator[torch.optim.Optimizer]:
+def _optimizers(
+    model: nn.Module, rate: float, betas: tuple[float, float] = _BETAS
+) -> Iterator[torch.optim.Optimizer]:
     """Iterate over the optimizers of a plain step: Adam, sparse where gradients are."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     sparse = {
@@ -278,9 +354,11 @@ def _optimizers(model: nn.Module, rate: float) -> Iterator[torch.optim.Optimizer
     if dense:
         # below 1e-7 nothing is left of a number in half precision
         eps = 1e-4 if any(p.dtype == torch.float16 for p in dense) else 1e-8
-        yield torch.optim.Adam(dense, lr=rate, betas=(0.7, 0.9), eps=eps)
+        # one kernel for each parameter, where that exists
+        fused = all(p.device.type == "cpu" and p.dtype in _FUSED for p in dense)
+        yield torch.optim.Adam(dense, lr=rate, betas=betas, eps=eps, fused=fused or None)
     if rest := [p for p in trainable if id(p) in sparse]:
-        yield torch.optim.SparseAdam(rest, lr=rate, betas=(0.7, 0.9))
+        yield torch.optim.SparseAdam(rest, lr=rate, betas=betas)
 
 
 def _over(losses: list[float], goal: Overfit, floor: Floor, limit: int) -> str:

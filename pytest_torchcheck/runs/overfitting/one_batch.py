@@ -10,6 +10,8 @@ import torch
 
 from ...objects import trees
 from ...probes.loss import floors
+from ...probes.loss.arguments import targets_of
+from ...probes.loss.own import labels_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from ...batches import Batch
     from ...subject import Subject
 
-_SAMPLES = 8  # larger batches are cut to so many samples
+_SAMPLES, _FEW = 8, 3  # larger batches are cut to so many samples; the first attempt's to so few
 FORWARD = 1 / 3
 """What a forward costs, in plain steps; in float64 everything costs twice as much."""
 _FREED = 0.4  # a step on the outputs alone: loss and its backward, no model
@@ -103,16 +105,46 @@ def small_batch(subject: Subject) -> Batch:
     return subject.source.rows(batch, torch.arange(_SAMPLES))
 
 
+def few_samples(subject: Subject) -> Batch:
+    """Return a few samples of the small batch, two of them with different targets where any have.
+
+    Three rather than two where the batch allows it: of two values a statistic over the batch keeps
+    no more than which one is larger.
+    """
+    batch, symbol = small_batch(subject), subject.source.batch_symbol
+    size = 0 if symbol is None else batch.sizes.get(symbol, 0)
+    few = max(2, min(_FEW, size // 2))
+    if symbol is None or subject.few(batch, few, aligned=True) is None:
+        return batch
+    axes = subject.source.axes(symbol)
+    second = 1
+    for path, target in (targets_of(batch) or labels_of(batch)).items():
+        rows = trees.dense(target).movedim(axes[path], 0).flatten(1) if target.dim() > 1 else target
+        unlike = rows != rows[:1]
+        unlike = unlike.any(1) if unlike.dim() > 1 else unlike
+        if bool(unlike.any()):
+            second = int(unlike.nonzero()[0])
+            break
+    rest = [row for row in range(1, size) if row != second]
+    return subject.source.rows(batch, torch.tensor([0, second, *rest[: few - 2]]))
+
+
 def look(subject: Subject, batch: Batch, budget: Budget) -> Look:
     """Evaluate loss and gradient once, and find the floor of the loss.
 
     The floor is read from the graph of the loss where that tells it; else some steps on the outputs
     alone, as if the model could say anything, show how far the loss falls.
     """
-    budget.take()
-    with subject.pristine() as model, torch.enable_grad():
-        clear_gradients(model)
+    with subject.pristine() as model:
         model.train()
+        return look_from(subject, model, batch, budget)
+
+
+def look_from(subject: Subject, model: nn.Module, batch: Batch, budget: Budget) -> Look:
+    """Do what :func:`look` does with a model as it is, and leave its gradients."""
+    budget.take()
+    with torch.enable_grad():
+        clear_gradients(model)
         seed_everything(subject.seed)
         batch = batch.clone()
         output = subject.call(model, batch)
@@ -129,6 +161,7 @@ def look(subject: Subject, batch: Batch, budget: Budget) -> Look:
         slope = steepness(model)
         first = float(loss.detach())
         freed = None if value is not None else _freed(subject, output)
+        del output, loss
     if value is not None:
         floor = Floor(value=value)
     else:

@@ -9,7 +9,7 @@ from ...objects import trees
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import gradient_stats
-from ...subject.optimizers import schedulers_of
+from ...subject.optimizers import step_schedulers
 from ..remembering import kept_value, put_value
 
 if TYPE_CHECKING:
@@ -77,12 +77,11 @@ def _moving_later(
             }
             seed_everything(subject.seed + step)
             try:
-                subject.train_step(model, made, subject.batch().clone())
+                loss = subject.train_step(model, made, subject.batch().clone())
             except SubjectError:
                 return set(names)  # another check tells it
             if subject.contract.train_step is None:
-                for scheduler in schedulers_of(made):
-                    scheduler.step()
+                step_schedulers(made, loss)
             for path, value in before.items():
                 put_value(model, path, value)
             if step == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 
 from ... import compiler
 from ...functions.discovery import is_compiled
-from ...loop.checkpoints import STEPS, keep_checkpoint
+from ...loop.checkpoints import CHECKPOINT, STEPS, keep_checkpoint
 from ...loop.closures import carried_graphs
 from ...loop.traces.rebound_parameters import Rebinding, is_trained
 from ...objects import trees
@@ -23,7 +23,13 @@ from ...state import seed_everything
 from ...stepping import take_step
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients, gradient_stats
-from ...subject.optimizers import optimizers_of, schedulers_of
+from ...subject.optimizers import (
+    Coverage,
+    cover,
+    optimizers_of,
+    schedulers_of,
+    step_schedulers,
+)
 from ...subject.remembered import remembered
 from .observation import Watched, change_of, checksums, digests, first_drop, largest_of, number_of
 
@@ -35,25 +41,7 @@ if TYPE_CHECKING:
 
 
 _WARM_UP = 12  # further steps while every learning rate is still 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
-    """Which parameters an optimizer holds.
-
-    Attributes:
-        missing: Trainable parameters in no optimizer.
-        twice: Parameters that stand in more than one group or optimizer.
-        frozen: Parameters that require no gradient but stand in an optimizer.
-        foreign: Shapes of tensors in an optimizer that are none of the model's parameters.
-        optimizers: Class names.
-    """
-
-    missing: tuple[str, ...]
-    twice: tuple[str, ...]
-    frozen: tuple[str, ...]
-    foreign: tuple[tuple[int, ...], ...]
-    optimizers: tuple[str, ...]
+_FEW = 2  # samples of the steps after the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +73,7 @@ class Trajectory:
         resting: Parameters that no step after the first wrote to, by torch's count of writes in place.
         reseeds: Whether torch was seeded anew within a step; None where that is not known.
         forgets: The first step after which an optimizer keeps state of fewer parameters than before it.
+        few: Whether the steps after the first took a few samples of the batch.
     """
 
     losses: tuple[float, ...]
@@ -108,6 +97,7 @@ class Trajectory:
     reseeds: bool | None = None
     resting: frozenset[str] = frozenset()
     forgets: int | None = None
+    few: bool = False
 
     @property
     def grows(self) -> bool:
@@ -124,20 +114,45 @@ def trajectory(subject: Subject) -> Trajectory:
     The first step gives what a plain backward gives: where it is the plain step,
     :meth:`Subject.gradients` need not run another one. It is watched then for what else asks about
     such a step, as long as it succeeds: what raises is told by steps that nobody watches. The
-    further ones run under a count of live bytes.
+    further ones run under a count of live bytes, on a few samples: what they add (a graph, a hook or
+    a tensor that stays, a state that a checkpoint lacks) does not depend on how many there are. Where
+    these raise or give no finite loss, all steps take the whole batch.
     """
     with subject.ear.listening():
-        return _run(subject)
+        if (batch := later_batch(subject, few=True)) is not subject.batch():
+            made = _run(subject, batch)
+            if made.error is None and all(map(math.isfinite, made.losses)):
+                return replace(made, few=True)
+            subject.cache.pop(CHECKPOINT, None)
+        return _run(subject, subject.batch())
 
 
-def _run(subject: Subject) -> Trajectory:
+def later_batch(subject: Subject, *, few: bool) -> Batch:
+    """Return the batch of the steps after the first.
+
+    Args:
+        subject: Whose steps.
+        few: Leave samples out, where the step is the plain one and every tensor has the batch dimension.
+    """
+    batch = subject.batch()
+    if not few or subject.contract.train_step is not None:
+        return batch
+    return subject.few(batch, _FEW, aligned=True) or batch
+
+
+def seed_of(subject: Subject, step: int) -> int:
+    """Return the seed of a step; the plain steps after the first share one, so that their losses can be compared."""
+    return subject.seed + (step if subject.contract.train_step is not None else min(step, 1))
+
+
+def _run(subject: Subject, later: Batch) -> Trajectory:
     if subject.contract.train_step is not None:
-        return _steps(subject)
+        return _steps(subject, later)
     try:
-        return _steps(subject, watched=True)
+        return _steps(subject, later, watched=True)
     except _NotWatched as why:
         first = why.__cause__
-    made = _steps(subject)
+    made = _steps(subject, later)
     if isinstance(first, SubjectError) and made.error is None and _watchable(subject):
         raise first  # the user's own code raised, once, and it was not for being watched
     return made
@@ -146,7 +161,7 @@ def _run(subject: Subject) -> Trajectory:
 def _watchable(subject: Subject) -> bool:
     """Say whether a watched step succeeds now."""
     try:
-        _steps(subject, watched=True)
+        _steps(subject, subject.batch(), watched=True)
     except _NotWatched:
         return False
     return True
@@ -210,7 +225,7 @@ def _attributes(model: nn.Module) -> list[Any]:
     return found
 
 
-def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
+def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajectory:
     with subject.pristine(steps=True) as model:
         model.train()
         sight = _Sight.of(subject, model) if watched else None
@@ -253,13 +268,13 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
             rate = max((float(g["lr"]) for g in groups), default=math.nan)
             if rate == 0.0 and not schedulers and (step or subject.contract.train_step is None):
                 warmed = _raise_rates(optimizers) or warmed
-            seed_everything(subject.seed + step)
+            seed_everything(seed_of(subject, step))
             try:
                 with counter if step else contextlib.nullcontext():
                     value = subject.train_step(
                         model,
                         made,
-                        subject.batch().clone(),
+                        (later if step else subject.batch()).clone(),
                         look=None if step or losses else look,
                         passes=None if sight is None or step or losses else sight.passes,
                         apply=_uncounted(counter) if step else take_step,
@@ -269,7 +284,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
                 break
             losses.append(number_of(value))
             del value
-            seeds.append(torch.initial_seed() == subject.seed + step)
+            seeds.append(torch.initial_seed() == seed_of(subject, step))
             states.append(tuple(sum(map(bool, o.state.values())) for o in optimizers))
             rebinding.look()
             if step:
@@ -283,8 +298,7 @@ def _steps(subject: Subject, *, watched: bool = False) -> Trajectory:
                 if stat.kind == "live":
                     live.add(name)
             if subject.contract.train_step is None:
-                for scheduler in schedulers:
-                    scheduler.step()
+                step_schedulers(schedulers, losses[-1])
             if exact and not warmed:
                 last = last or keep_checkpoint(subject, model, made)
                 end = checksums(model) if len(losses) == last else end
@@ -357,25 +371,6 @@ def _raise_rates(optimizers: list[torch.optim.Optimizer]) -> bool:
                 group["lr"] = group["initial_lr"]
                 raised = True
     return raised
-
-
-def cover(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Coverage:
-    """Compare the optimizers' parameters with the model's."""
-    held = [
-        p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
-    ]
-    counts: dict[int, int] = {}
-    for parameter in held:
-        counts[id(parameter)] = counts.get(id(parameter), 0) + 1
-    named = dict(model.named_parameters())
-    own = {id(p) for p in named.values()}
-    return Coverage(
-        missing=tuple(name for name, p in named.items() if p.requires_grad and id(p) not in counts),
-        twice=tuple(name for name, p in named.items() if counts.get(id(p), 0) > 1),
-        frozen=tuple(name for name, p in named.items() if not p.requires_grad and id(p) in counts),
-        foreign=tuple(tuple(p.shape) for p in held if id(p) not in own),
-        optimizers=tuple(type(optimizer).__name__ for optimizer in optimizers),
-    )
 
 
 @remembered("lost-parameters")

@@ -116,6 +116,56 @@ def test_it_is_learnt_early(name, seed):
     assert plain_steps() <= 24
 
 
+@pytest.mark.parametrize("rate", [3e-3, 1e-12])
+def test_a_few_samples_do_where_the_declared_optimizer_is_seen_to_learn(rate):
+    model, batch, loss = LEARNT["tanh-mlp"]
+    seen = []
+
+    class Sized(Counted):
+        def forward(self, *args):
+            seen.append(len(args[0]))
+            return super().forward(*args)
+
+    found = check(model=lambda: Sized(model()), batch=batch, loss=loss,
+                  optimizer=lambda m: torch.optim.Adam(m.parameters(), lr=rate))  # fmt: skip
+    assert found.status == ("passed" if rate > 1e-6 else "suspicious"), found.summary
+    if rate > 1e-6:
+        assert seen.count(8) == 1  # the first of the steps that run anyway
+        assert set(seen[-3:]) == {3}
+    else:
+        assert seen.count(8) > 20
+        assert found.code == "optimizer-crawls"
+
+
+def test_the_few_samples_have_different_targets():
+    model = lambda: nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 3))  # noqa: E731
+    seen = []
+
+    def loss(output, target):
+        seen.append(target.tolist())
+        return F.cross_entropy(output, target)
+
+    batch = lambda: ((torch.randn(8, 6),), torch.tensor([2, 2, 2, 2, 2, 0, 2, 2]))  # noqa: E731
+    found = check(model=model, batch=batch, loss=loss)
+    assert found.status == "passed", found.summary
+    assert seen[-1] == [2, 0, 2]
+
+
+def test_samples_that_have_no_pair_among_a_few_are_learnt_with_all():
+    def loss(output, target):
+        """Draw the samples of one class together, and those of two apart."""
+        same = (target[:, None] == target) & ~torch.eye(len(target), dtype=torch.bool)
+        gaps = (output[:, None] - output).square().sum(-1)
+        return (
+            gaps[same].mean()
+            + F.relu(4 - gaps[~same & ~torch.eye(len(target), dtype=torch.bool)]).mean()
+        )
+
+    model = lambda: nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 4))  # noqa: E731
+    found = check(model=model, batch=lambda: ((torch.randn(8, 6),), torch.arange(8) % 4), loss=loss)
+    assert found.status == "passed", found.summary
+
+
 def test_a_schedule_with_a_fixed_number_of_steps_ends_the_run():
     def optimizer(model):
         made = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -152,6 +202,9 @@ def test_a_schedule_that_asks_for_the_loss_gets_it():
 
     model, batch, loss = LEARNT["tanh-mlp"]
     assert check(model=model, batch=batch, loss=loss, optimizer=optimizer).status == "passed"
+    torch.manual_seed(0)
+    report = Contract(model=model, batch=batch(), loss=loss, optimizer=optimizer).check()
+    assert not [str(f) for f in report.findings if f.status == "error"]
 
 
 # what no correct model could learn, and is not blamed
@@ -301,8 +354,9 @@ def test_declared_steps_are_spent_where_they_help():
     assert plain_steps() <= BUDGET
     Counted.forwards = Counted.backwards = 0
     long = check(**fields, overfit=Overfit(steps=400))
-    assert "the declared optimizer, then Adam from a rate of" in short.summary
+    assert "Adam from a rate of" in short.summary
     assert long.summary.startswith("the loss fell")
+    assert "Adam" not in long.summary
     assert BUDGET < plain_steps() <= 400
 
 
