@@ -228,7 +228,7 @@ CHECKS: tuple[Check, ...] = (
             "target-ownership",
             "The target of each sample affects the loss of that sample's output only.",
             needs=("loss",),
-            cost="1 F; up to 32 backward passes through the loss only, or 10 FB of four samples through a model that computes it",
+            cost="1 F; up to 32 backward passes through the loss only, or 8 FB of three samples through a model that computes it",
             axes="once",
         ),
     ),

@@ -209,7 +209,7 @@ CHECKS: tuple[Check, ...] = (
             "descent",
             "A small step along the gradient changes the loss as the gradient predicts.",
             needs=("loss",),
-            cost="1 FB and 1 to 2 F in float64 on 4 samples; 7 F more where they disagree; none for "
+            cost="1 FB and 1 F in float64 on 3 samples; 8 F more at most where they disagree; none for "
             "large models that do not declare float64",
             axes="once",
         ),

@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     from ...findings import Finding, Status
     from ...subject import Subject
 
-_FEW: Final = 4
-"""How many samples a model that computes its own loss gets: it runs again for each changed label."""
+_FEW: Final = 3
+"""How many samples a model that computes its own loss gets: it runs again for each changed label.
+
+Of two, a label that is taken from two samples further on would be the sample's own.
+"""
 _RELATES: Final = "the loss that the model computes relates samples with each other"
 _CLASSES: Final = 4
 """How many classes are tried as the only one of a batch."""
@@ -230,10 +233,10 @@ def _owned(subject: Subject) -> list[Finding] | str:
     labels = {p: t for p, t in loss.targets().items() if not t.is_complex() and t.numel()}
     if not labels:
         return "the model computes its own loss, and none of its inputs is a label by its name"
-    base, other = loss.slopes(), loss.reseeded().slopes()
-    if base is None or other is None or not base.finite or not base.by_output:
+    base = loss.slopes()
+    if base is None or not base.finite or not base.by_output:
         return "the loss that the model computes has no finite gradient with respect to its inputs"
-    if base.value != other.value:
+    if base.value != float(loss.reseeded().run()[0].detach()):
         return "the loss that the model computes is random in eval mode"
     if any(t.dim() <= axis or t.shape[axis] != size for t in base.by_output.values()):
         return _RELATES

@@ -38,9 +38,10 @@ def differs(subject: Subject, found: Descent, ratio: float, shown: dict[str, Any
         shown: Evidence of the finding.
     """
     shown = {**shown, "ratios": {name: round(r, 4) for name, r in found.wrong.items()}}
+    steps = [slope.step for slope in found.compared]
     observed = (
         f"along the gradient the loss changes by {ratio:.4g} of what the gradient says, at relative steps of "
-        f"{found.slopes[0].step:g} and {min(s.step for s in found.slopes):g} in float64"
+        f"{max(steps):g} and {min(steps):g} in float64"
     )
     if ops := surrogates(subject, list(found.wrong)[:_MOVED]):
         return not_applicable(

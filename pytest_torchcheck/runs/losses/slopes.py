@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from ...subject import Subject
 
 FIRST = 1e-5
-"""Relative step of every parameter: rounding and curvature are far below the tolerance."""
-FURTHER = (1e-3, 1e-6)
-"""Where the first one misses: casts to float32 need a larger, curvature a smaller step."""
+"""Relative step of every parameter up to which the curvature is far below the tolerance."""
+EXACT = (FIRST, 1e-3, 1e-6)
+"""The steps, in this order: casts to float32 within the model need a larger, curvature a smaller one."""
 ROUNDED = (1e-3, 3e-4, 3e-3)
 """The steps where the loss itself comes out in float32, as of logits that a model casts."""
+_STEEP, _STEEP_ROUNDED = 1e-3, 3.0
+"""Times the loss: such a slope stands out of the rounding at the smallest of the steps, which then comes first."""
 CLOSE, CLOSE_ROUNDED = 1e-4, 1e-3
 """A ratio that misses 1 by no more holds: in float64; at the largest step."""
 APART = 3e-4
@@ -45,7 +47,8 @@ _ONE_SIDED = (
 )
 _STEADY = 1e-12  # relative: parameters that went to and fro round once
 _SMALLEST = 1e-8  # of the loss: a slope that rounding does not hide
-_SAMPLES = 4
+_SAMPLES = 3
+"""Of two values a statistic over the batch keeps no more than which is larger, and passes no gradient on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,22 +104,31 @@ class Descent:
         return slope.middle / self.promised
 
     @property
+    def compared(self) -> tuple[Slope, Slope]:
+        """The first step and the smallest other one; the first twice where there is no other."""
+        return self.slopes[0], min(self.slopes[1:] or self.slopes, key=lambda slope: slope.step)
+
+    @property
     def holds(self) -> bool:
         """Say whether some step shows the promised slope."""
         near = any(abs(self.ratio(s) - 1) <= CLOSE for s in self.slopes if s.step <= FIRST)
         far = any(abs(self.ratio(s) - 1) <= CLOSE_ROUNDED for s in self.slopes if s.step > FIRST)
-        return near or (far and self.measured is None)
+        # where the loss is rounded, what misses by less could not be told from it
+        rounded = self.narrow and abs(self.ratio(self.slopes[0]) - 1) < SURE
+        return near or rounded or (far and self.measured is None)
 
     @property
     def measured(self) -> float | None:
         """The share of the promised slope, where two steps agree that it is not 1; or None."""
-        small = min(self.slopes, key=lambda slope: slope.step)
-        ratio, again = self.ratio(self.slopes[0]), self.ratio(small)
-        missing = abs(ratio - 1)
-        kink = abs(small.ahead - small.behind) > _ONE_SIDED * missing * self.promised
-        if len(self.slopes) < 2 or missing < (SURE if self.narrow else APART) or kink:
+        first, again = self.compared
+        missing = abs(self.ratio(first) - 1)
+        if first is again or missing < (SURE if self.narrow else APART):
             return None
-        return ratio if abs(ratio - again) <= _ALIKE * missing else None
+        small = min(first, again, key=lambda slope: slope.step)
+        if abs(small.ahead - small.behind) > _ONE_SIDED * missing * self.promised:
+            return None  # a kink
+        ratio = self.ratio(first)
+        return ratio if abs(ratio - self.ratio(again)) <= _ALIKE * missing else None
 
 
 class _Losses:
@@ -189,6 +201,7 @@ class _Losses:
         names: Iterable[str] | None = None,
         *,
         promised: float = math.nan,
+        close: float = CLOSE,
     ) -> Slope:
         """Measure the slope of the loss along the gradients of some parameters, or of all.
 
@@ -197,11 +210,12 @@ class _Losses:
             loss: At the point.
             names: Of the parameters; all of them by default.
             promised: Where the slope ahead is this one, the one behind is not measured.
+            close: By so much of it the slope ahead may differ.
         """
         names = None if names is None else list(names)
         self.step(step, names)
         ahead = behind = (float(self.now().detach()) - loss) / step
-        if abs(ahead / promised - 1) <= CLOSE:
+        if abs(ahead / promised - 1) <= close:
             self.step(-step, names)
         else:
             self.step(-2 * step, names)
@@ -285,8 +299,11 @@ def _compared(losses: _Losses, value: torch.Tensor, nodes: tuple[str, ...]) -> D
     if promised <= _SMALLEST * abs(loss):
         return Descent(refused="the gradient is zero, or too small to be measured")
     narrow = value.dtype != torch.float64
-    first, *others = ROUNDED if narrow else (FIRST, *FURTHER)
-    start = (losses.slope(first, loss, promised=promised),)
+    first, *others = ROUNDED if narrow else EXACT
+    if promised >= (_STEEP_ROUNDED if narrow else _STEEP) * abs(loss):
+        first, *others = sorted((first, *others))
+    close = CLOSE_ROUNDED if narrow else CLOSE
+    start = (losses.slope(first, loss, promised=promised, close=close),)
     found = Descent(loss=loss, promised=promised, slopes=start, nodes=nodes, narrow=narrow)
     if found.holds:
         return found

@@ -242,7 +242,7 @@ def test_it_costs_a_step_and_a_forward():
         batch=lambda: ((torch.randn(32, 7),), torch.arange(32) % 3),
     )
     assert found.status == "passed"
-    assert calls == [(4, torch.float64)] * 2
+    assert calls == [(3, torch.float64)] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

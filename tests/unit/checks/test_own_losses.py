@@ -255,7 +255,7 @@ def test_a_models_own_loss_over_its_labels_is_told_in_its_own_words():
         loss="output",
     )
     (finding,) = contract.check(["target-ownership"]).findings
-    assert "changes the gradient of the inputs of 3 other samples" in finding.observed
+    assert "changes the gradient of the inputs of 2 other samples" in finding.observed
     assert "the labels in another order give the same loss" in finding.because
 
 
