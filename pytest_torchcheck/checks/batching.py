@@ -289,22 +289,29 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
         else:
             yield inconclusive("no sizes are declared, and samples cannot be taken from the batch")
         return
+    yield _alone(subject, batch, rows, tried)
+
+
+def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
+    """Compare the first sample alone with the first of the batch."""
     single = subject.source.rows(batch, torch.zeros(1, dtype=torch.int64))
     full = outputs(subject)
     try:
         alone = outputs(subject, single)
     except SubjectError as error:
-        yield explain.size_crash(subject, single, error)
-        return
+        return explain.size_crash(subject, single, error)
     for path, dim in rows.dims.items():
         wanted = list(full[path].shape)
         wanted[dim] = 1
         if path not in alone or list(alone[path].shape) != wanted:
             got = list(alone[path].shape) if path in alone else None
-            yield explain.single_shape(subject, single, path, wanted, got)
-            return
+            return explain.single_shape(subject, single, path, wanted, got)
     first = torch.zeros(1, dtype=torch.int64)
-    pair = subject.source.rows(batch, torch.arange(2)) if batch.sizes[symbol] > 2 else None
+    pair = (
+        subject.source.rows(batch, torch.arange(2))
+        if batch.sizes[subject.source.batch_symbol or ""] > 2
+        else None
+    )
     gaps = (
         None
         if is_stochastic(subject)
@@ -313,9 +320,8 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
     if gaps is not None and (forward_facts(subject).consumed or draws_in_eval(subject)):
         gaps = None  # the random numbers of a batch of one are others; eval-determinism judges that
     if gaps is not None:
-        yield explain.size_dependent(subject, batch, single, rows, gaps)
-        return
-    yield passed(
+        return explain.size_dependent(subject, batch, single, rows, gaps)
+    return passed(
         f"{tried} batches of other sizes ran; the first sample gives the same output alone and "
         "in the batch"
     )

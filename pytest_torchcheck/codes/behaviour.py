@@ -81,6 +81,12 @@ statistics_biased = One("diagnosis.outputs.modes:differ", "statistics-biased")
 
 ENTAILS = (
     rule(
+        "backward/dtype-pair",
+        "batch-sizes/dtype-pair",
+        "line",
+        "the forward raises at every size",
+    ),
+    rule(
         "cached-steps/cache-differs",
         "mode-agreement/modes-differ",
         "model",

@@ -10,11 +10,23 @@ from ..state import is_lazy
 from .errors import UnmeasurableError
 
 
+class UnhashableError(TypeError):
+    """A module that cannot be in a set.
+
+    Attributes:
+        kind: Its class.
+    """
+
+    def __init__(self, kind: type) -> None:
+        super().__init__(f"{kind.__name__} cannot be hashed: parameters(), to() and train() raise")
+        self.kind = kind
+
+
 def require_hashable(model: nn.Module) -> None:
     """Check what ``parameters()``, ``modules()`` and every optimizer need: that modules can be in a set.
 
     Raises:
-        TypeError: The class of a module has no usable ``__hash__``.
+        UnhashableError: The class of a module has no usable ``__hash__``.
     """
     stack, seen, held = [model], set(), 0
     while stack:
@@ -25,11 +37,7 @@ def require_hashable(model: nn.Module) -> None:
         try:
             hash(module)
         except Exception as error:
-            kind = type(module).__name__
-            raise TypeError(
-                f"a {kind} cannot be hashed, so that parameters(), to() and train() raise: a class that defines "
-                f"__eq__ has no __hash__ any more; add __hash__ = nn.Module.__hash__ to {kind}"
-            ) from error
+            raise UnhashableError(type(module)) from error
         stack.extend(part for part in module._modules.values() if part is not None)
         held += sum(part is not None for part in module._parameters.values())
     _require_parameters(model, held)

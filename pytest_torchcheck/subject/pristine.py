@@ -361,20 +361,20 @@ class PristineModel:
         return placed
 
     def _in_dtype_of_model(self, batch: Batch) -> Batch:
-        """Let drawn floating tensors whose spec names no dtype follow a model that is all float64."""
+        """Let drawn floating tensors whose spec names no dtype follow a model that is all of one other dtype."""
         model = self._model
         if self.dtype is not None or batch.origin != "drawn" or model is None:
             return batch
         floating = {t.dtype for t in model.parameters() if t.is_floating_point()}
-        if floating != {torch.float64}:
+        if floating not in ({torch.float64}, {torch.bfloat16}, {torch.float16}):
             return batch
-        specs = self.source.specs
+        specs, own = self.source.specs, floating.pop()
 
         def cast(path: str, leaf: Any) -> Any:
             spec = specs.get(path)
             free = spec is not None and not spec.explicit_dtype
             single = isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float32
-            return leaf.double() if free and single else leaf
+            return leaf.to(own) if free and single else leaf
 
         return batch.map(cast)
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract
+from pytest_torchcheck import Contract, Floats, Labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -469,3 +469,18 @@ def test_a_parameter_that_refuses_torchs_functions_is_said_to(made):
     assert {finding.status for finding in report.findings} <= {"inconclusive", "not-applicable"}
     assert not report.ok
     assert any("at is a Point" in finding.summary for finding in report.findings)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_inputs_of_no_declared_dtype_follow_the_model(dtype: torch.dtype) -> None:
+    declared = {"model": lambda: nn.Linear(4, 3).to(dtype), "targets": Labels("B", classes=3)}
+    free = Contract(inputs="B 4", loss=F.cross_entropy, **declared).check()
+    assert free.ok, str(free)
+    fixed = Floats("B 4", dtype=torch.float32)
+    report = Contract(inputs=fixed, loss=F.cross_entropy, **declared).check(
+        ["backward", "batch-sizes"]
+    )
+    assert [f.code for f in report.findings if f.status == "violated" and f.root is None] == [
+        "dtype-pair"
+    ]
+    assert f"dtype={dtype}" in report.findings[0].fix

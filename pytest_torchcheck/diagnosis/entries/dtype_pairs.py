@@ -198,6 +198,11 @@ def _input_cause(
     else:
         cause = f"{source} is {got}, the model {want}"
         fix = f"convert {source} to the model's dtype, or the model to {got}"
+        if want in ("bfloat16", "float16", "float64"):
+            fix = (
+                f"give {source} in {want}: Floats(..., dtype=torch.{want}), which a spec without a dtype "
+                f"does by itself; {source}.to(torch.{want}) in a batch of your own"
+            )
     return culprits, because, cause, fix
 
 

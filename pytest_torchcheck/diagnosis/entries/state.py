@@ -176,6 +176,25 @@ def lazy(scene: Scene, match: re.Match[str]) -> Explanation | None:
     )
 
 
+@entry(r"(\w+) cannot be hashed: parameters\(\), to\(\) and train\(\) raise")
+def unhashable(scene: Scene, match: re.Match[str]) -> Explanation | None:
+    """A module whose class defines ``__eq__`` and no ``__hash__``: no set can hold it."""
+    kind = getattr(scene.error, "kind", None)
+    if kind is None:
+        return None
+    place = sources.search(kind, r"def __eq__|\b__hash__\b") or sources.of_object(kind)
+    return scene.explain(
+        code="module-unhashable",
+        summary=f"{match[0]}",
+        culprits=(Culprit("module", kind.__name__, "cannot be in a set", place),),
+        location=place,
+        observed=f"hash() of a {kind.__name__} raises TypeError; the model itself is built",
+        cause="a class that defines __eq__ loses the __hash__ of its base class",
+        because="torch collects modules in a set wherever it walks through them",
+        fix=f"add __hash__ = nn.Module.__hash__ to {kind.__name__}",
+    )
+
+
 @entry(
     r"Only Tensors created explicitly by the user \(graph leaves\) support the deepcopy protocol"
 )
