@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import deadline
 from ...explanation import PHASE_WORDS, Explanation, clipped
+from .fitting import with_other_inputs
 from .layers import with_squeeze
 from .scene import Scene
 from .table import entries
@@ -69,7 +70,7 @@ def _explained(first: Scene) -> Explanation:
         seen.add(id(current))
         scene = first if current is first.error else first.of(current)
         if (found := explain_scene(scene)) is not None:
-            return with_squeeze(scene, found)
+            return with_squeeze(scene, with_other_inputs(scene, found))
         # the user's code may have wrapped torch's error in one of its own
         current = current.__cause__ or (
             None if current.__suppress_context__ else current.__context__
