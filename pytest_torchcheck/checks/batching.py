@@ -256,28 +256,13 @@ def beyond_rounding(subject: Subject, batch: Batch, gap: float, bound: float) ->
 def batch_sizes(subject: Subject) -> Iterator[Finding]:
     """Run the declared sizes, edges first, in eval mode, and a batch of one sample."""
     tried = 0
-    crash = None
-    keeps: list[tuple[Batch, tuple[str, ...]]] = []
     if subject.source.declared_sizes:
-        for drawn in examples(subject.source, subject.examples, subject.seed):
-            batch = subject.place(drawn)
-            tried += 1
-            try:
-                keeps.append((batch, kept_by(subject, batch)))
-            except SubjectError as error:
-                crash = (batch, error)
-                break
-        if crash is not None:
-            yield explain.size_crash(subject, *crash)
+        drawn = [subject.place(b) for b in examples(subject.source, subject.examples, subject.seed)]
+        found = list(_sizes_drawn(subject, drawn))
+        if found:
+            yield from found
             return
-    for other, names in keeps:
-        # what the sizes of the base batch keep is judged by eval-purity
-        kept = [n for n in names if not subject.is_promised("MayChange", n)]
-        if not kept or forward_facts(subject).keeps:
-            continue
-        if moved := remembered(subject, other=other):
-            yield explain.remembers(subject, list(moved), kept, other)
-            return
+        tried = len(drawn)
     batch = subject.batch()
     symbol = subject.source.batch_symbol
     rows = output_rows(subject)
@@ -325,6 +310,24 @@ def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
         f"{tried} batches of other sizes ran; the first sample gives the same output alone and "
         "in the batch"
     )
+
+
+def _sizes_drawn(subject: Subject, drawn: list[Batch]) -> Iterator[Finding]:
+    """Yield the first batch that does not run, or that leaves in the model what changes the base batch's output."""
+    keeps: list[tuple[Batch, list[str]]] = []
+    for batch in drawn:
+        try:
+            names = kept_by(subject, batch)
+        except SubjectError as error:
+            yield explain.size_crash(subject, batch, error)
+            return
+        keeps.append((batch, [n for n in names if not subject.is_promised("MayChange", n)]))
+    if not any(kept for _, kept in keeps) or forward_facts(subject).keeps:
+        return  # what the sizes of the base batch keep is judged by eval-purity
+    for other, kept in keeps:
+        if kept and (moved := remembered(subject, other=other)):
+            yield explain.remembers(subject, list(moved), kept, other)
+            return
 
 
 def _fixed_size(subject: Subject, batch: Batch, symbol: str | None) -> Finding | None:

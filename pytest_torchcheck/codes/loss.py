@@ -12,6 +12,7 @@ changed_arguments = One(
 )
 crossed_axes = One("diagnosis.loss.wrong_input:crossed_axes", "distribution-axes")
 dead_term = One("diagnosis.loss.consumed:dead_term", "derivative-without-graph")
+idle_term = One("diagnosis.loss.consumed:idle_term", "term-idle")
 partial_norm = One("diagnosis.loss.consumed:partial_norm", "penalty-in-parts")
 disconnected = One("diagnosis.loss.consumed:disconnected", "loss-disconnected")
 focal_mean = One("diagnosis.loss.consumed:focal_mean", "focal-of-mean")

@@ -168,8 +168,9 @@ def _misused(used: Consumed) -> str:
 def step_losses(subject: Subject) -> Iterator[Finding]:
     """Watch one training step: what torch's loss functions get, and what outputs and targets broadcast to.
 
-    Derivatives that are added to a loss without their graph count too, penalties on the norm of a
-    derivative that is not each sample's, and a step whose result is the same for any targets.
+    Derivatives that are added to a loss without their graph count too, terms whose gradients no
+    optimizer applies, penalties on the norm of a derivative that is not each sample's, and a step
+    whose result is the same for any targets.
     """
     seen = step_evidence(subject)
     if seen is None:
@@ -197,6 +198,7 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
         for norm in seen.norms[:1]
         if (over := penalised_in_parts(subject, norm)) is not None
     ]
+    found += [explain.idle_term(one) for one in seen.idle[:1] if not seen.dead]
     found += [explain.over_samples(one) for one in seen.directions if one.way == "over-samples"][:1]
     if (away := turned(seen.directions)) is not None:
         found.append(explain.turned(subject, away))

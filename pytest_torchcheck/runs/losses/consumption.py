@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ...probes.loss.directions import Direction
     from ...probes.loss.focal import FocalMean
     from ...probes.loss.slopes import LossOfOutput
+    from ...probes.loss.terms import IdleTerm
     from ...subject import Subject
 
 PAIRED = ("F.mse_loss", "F.l1_loss", "F.smooth_l1_loss", "F.huber_loss")
@@ -118,7 +119,8 @@ class LossEvidence:
 
     ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms
     without a graph, ``focal`` the focal weights of a mean, ``norms`` the derivatives reduced in parts,
-    ``directions`` which way a loss that nobody declared pulls, ``fed`` whether a step gave the model its samples in their order,
+    ``directions`` which way a loss that nobody declared pulls, ``idle`` the terms of a step that train
+    nothing, ``fed`` whether a step gave the model its samples in their order,
     ``crossed`` the probabilities that meet log-probabilities of another dimension.
     """
 
@@ -140,6 +142,7 @@ class LossEvidence:
     dead: tuple[DeadTerm, ...] = ()
     focal: tuple[FocalMean, ...] = ()
     directions: tuple[Direction, ...] = ()
+    idle: tuple[IdleTerm, ...] = ()
     fed: bool = False
 
 

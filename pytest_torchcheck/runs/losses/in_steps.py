@@ -9,6 +9,7 @@ from ...objects import trees
 from ...probes.gradient.penalties import PartialNorms, Turned, reflected
 from ...probes.loss.consumption import LossWatch
 from ...probes.loss.directions import same_rows
+from ...probes.loss.terms import Terms
 from ...probes.recorded.watch import name_of, tensors_in
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -46,6 +47,7 @@ class _StepWatch(LossWatch):
     ) -> None:
         super().__init__(module)
         self.norms = PartialNorms()
+        self.terms = Terms()
         self.between((), targets)
         self.comparisons.of(batch)
         self.comparisons.hooked = True
@@ -59,6 +61,13 @@ class _StepWatch(LossWatch):
         super().after(func, args, kwargs, result, token)
         name = name_of(func)
         self.norms.see(name, args, kwargs, result, lambda: self.op(name))
+        bare = name.rpartition(".")[2]
+        self.terms.see(bare, args, kwargs, result, lambda: self.op(name))
+
+    def backward_called(self, root: Tensor) -> None:
+        """Take a loss apart."""
+        super().backward_called(root)
+        self.terms.differentiated(root)
 
     def module_left(self, module: nn.Module, args: Any, result: Any) -> None:
         """Take the outputs of a module that no other module called."""
@@ -83,7 +92,7 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
         watch = _StepWatch(model, trees.tensors(batch.targets).values(), batch.tensors().values())
         try:
             made = subject.make_optimizer(model)
-            with watch:
+            with watch, watch.terms.watching():
                 value = number_of(subject.train_step(model, made, batch))
         except SubjectError:
             return None  # weights-update explains it
@@ -98,6 +107,7 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
             dead=tuple(watch.derivatives.found),
             logs=tuple(watch.logs),
             norms=tuple(watch.norms.found),
+            idle=tuple(watch.terms.idle(model)),
             directions=watch.comparisons.directions(value),
             fed=watch.orders == {True},
             crossed=tuple(watch.axes.found),

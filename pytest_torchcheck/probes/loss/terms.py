@@ -1,0 +1,173 @@
+"""Which terms of the losses that a training step differentiates train anything: what they reach, and what is applied."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..recorded.watch import Op, tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+    from torch.autograd.graph import Node
+
+_JOINING: Final = ("AddBackward0", "SubBackward0", "RsubBackward1")
+_FACTORS: Final = ("mul", "__mul__", "__rmul__", "div", "__truediv__", "neg", "__neg__")
+_SCALING: Final = ("MulBackward0", "DivBackward0", "NegBackward0", "ToCopyBackward0")
+
+
+@dataclass(frozen=True, slots=True)
+class IdleTerm:
+    """A term of a loss whose gradients no optimizer applies, beside one whose gradients one does.
+
+    Attributes:
+        op: What computes the term.
+        cut: The detach of values that it is computed from; None where there is none.
+        reached: Names of the parameters that get a gradient from it; none where it has no graph.
+    """
+
+    op: Op
+    cut: Op | None = None
+    reached: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Backward:
+    """The terms of one backward pass: those with a graph and the leaves that they reach, and those without."""
+
+    terms: list[tuple[IdleTerm | None, frozenset[int]]]
+    cut: list[IdleTerm]
+    applied: set[int] = field(default_factory=set)
+
+
+class Terms:
+    """Takes the roots of a step's backward passes apart, and notes what optimizers apply afterwards.
+
+    Only sums of numbers count, down to what is no sum. A number without a graph is a term where it is
+    computed from values of a batch that were detached; one that is detached itself is a baseline.
+    """
+
+    def __init__(self) -> None:
+        self._passes: list[_Backward] = []
+        self._terms: dict[Node, IdleTerm] = {}
+        self._joined: dict[Node, IdleTerm] = {}
+        self._cut: dict[int, tuple[weakref.ref[Tensor], IdleTerm]] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """See the steps of all optimizers."""
+        handle = register_optimizer_step_pre_hook(self._stepping)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def see(self, bare: str, args: Any, kwargs: Any, result: Any, op: Callable[[], Op]) -> None:
+        """See one call and its result; ``op`` describes it where that is needed."""
+        if not isinstance(result, Tensor):
+            return
+        if bare == "detach":
+            if args[0].requires_grad and args[0].dim():
+                made = op()
+                self._cut[id(result)] = (weakref.ref(result), IdleTerm(made, made))
+            return
+        cut = self._cut_of(args, kwargs)
+        if cut is None and (result.dim() or result.grad_fn is None):
+            return
+        scaled = cut is not None and not result.dim() and bare in _FACTORS
+        term = (
+            cut if scaled and cut is not None else IdleTerm(op(), None if cut is None else cut.cut)
+        )
+        if cut is not None:
+            self._cut[id(result)] = (weakref.ref(result), term)
+        if not result.dim() and result.grad_fn is not None:
+            self._joins(args, kwargs, result.grad_fn)
+            self._terms[result.grad_fn] = term
+
+    def differentiated(self, root: Tensor) -> None:
+        """See the root of a backward pass that is about to run."""
+        if root.grad_fn is not None and not root.dim():
+            self._passes.append(self._apart(root.grad_fn))
+
+    def idle(self, module: torch.nn.Module) -> list[IdleTerm]:
+        """Return the terms that train nothing, of losses of which another term trains something."""
+        names = {id(p): name for name, p in module.named_parameters()}
+        found = []
+        for one in self._passes:
+            if not any(reached & one.applied for _, reached in one.terms):
+                continue
+            found += one.cut
+            found += [
+                replace(term, reached=tuple(n for key, n in names.items() if key in reached))
+                for term, reached in one.terms
+                if term is not None and reached and not reached & one.applied
+            ]
+        return found
+
+    def _cut_of(self, args: Any, kwargs: Any) -> IdleTerm | None:
+        """Return what is known of the first operand that is computed from detached values."""
+        if not self._cut:
+            return None
+        for tensor in tensors_in((args, kwargs)):
+            known = self._cut.get(id(tensor))
+            if known is not None and known[0]() is tensor:
+                return known[1]
+        return None
+
+    def _joins(self, args: Any, kwargs: Any, node: Node) -> None:
+        """Note a number without a graph that a sum adds to one with a graph."""
+        if node.name() not in _JOINING:
+            return
+        for tensor in tensors_in((args, kwargs)):
+            if not tensor.requires_grad and not tensor.dim():
+                known = self._cut_of(tensor, None)
+                if known is not None:
+                    self._joined[node] = known
+
+    def _apart(self, root: Node) -> _Backward:
+        """Return the terms of a root."""
+        terms: list[tuple[IdleTerm | None, frozenset[int]]] = []
+        cut: list[IdleTerm] = []
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            following = [n for n, _ in node.next_functions if n is not None]
+            if node in self._joined:
+                cut.append(self._joined[node])
+            if following and (
+                node.name() in _JOINING or (node.name() in _SCALING and len(following) == 1)
+            ):
+                stack += following
+            else:
+                terms.append((self._terms.get(node), _reached(node)))
+        return _Backward(terms, cut)
+
+    def _stepping(self, optimizer: Any, *_: Any) -> None:
+        held = {
+            id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        }
+        for one in self._passes:
+            one.applied |= held
+
+
+def _reached(root: Node) -> frozenset[int]:
+    """Return the identities of the leaves to which a node's gradient flows."""
+    found: set[int] = set()
+    seen = {root}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(variable := getattr(node, "variable", None), Tensor):
+            found.add(id(variable))
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return frozenset(found)
