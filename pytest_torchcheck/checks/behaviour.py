@@ -363,7 +363,9 @@ def rng_hygiene(subject: Subject) -> Iterator[Finding]:
     Anomaly mode that the model's file or its factory turns on is suspicious: it was for debugging,
     and every backward is slower with it.
     """
-    if torch.is_anomaly_enabled() or (subject.model and subject.cache.get("anomaly-after-build")):
+    if torch.is_anomaly_enabled() or (
+        subject.model is not None and subject.cache.get("anomaly-after-build")
+    ):
         yield explain.anomaly_left_on(subject, by_build=not torch.is_anomaly_enabled())
         return
     for train in (False, True):

@@ -14,7 +14,10 @@ from torch import nn
 from .. import sources
 from ..explanation import listed
 from ..findings import Culprit, Finding, Location
+from ..objects import trees
+from ..probes.recorded.watch import storage_of
 from ..runs.saving import CheckpointError, through_file
+from ..subject.building import wrapped_tensor
 from ..verdicts import not_applicable, passed, suspicious, violated
 
 if TYPE_CHECKING:
@@ -70,19 +73,9 @@ def is_tied(model: nn.Module, tie: Tie, *, by_object: bool = False) -> bool:
 
 
 def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if (
-        a.device.type == "meta"
-        or b.device.type == "meta"
-        or a.layout != torch.strided
-        or b.layout != torch.strided
-    ):
-        return False
-    # the same elements, perhaps in other order: a transposed or partial view is a tie too
-    return (
-        a.numel() > 0
-        and b.numel() > 0
-        and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-    )
+    """Say whether two tensors have their elements in one storage, perhaps in other order: a transposed or partial view."""
+    place = storage_of(a)
+    return a.numel() > 0 and b.numel() > 0 and place is not None and place == storage_of(b)
 
 
 def ties_of(subject: Subject) -> list[Tie]:
@@ -94,12 +87,9 @@ def ties_of(subject: Subject) -> list[Tie]:
         found += [Tie(a=names[0], b=name, declared=False) for name in names[1:]]
     places: dict[tuple[int, torch.Size], str] = {}
     for name, parameter in subject.model.named_parameters():
-        if (
-            parameter.layout == torch.strided
-            and parameter.device.type != "meta"
-            and parameter.numel()
-        ):
-            key = (parameter.data_ptr(), parameter.shape)
+        place = trees.address(parameter)
+        if place is not None and parameter.device.type != "meta" and parameter.numel():
+            key = (place, parameter.shape)
             if key in places:
                 found.append(Tie(a=places[key], b=name, declared=False, by_memory=True))
             places.setdefault(key, name)
@@ -253,8 +243,8 @@ def _copied(model: nn.Module) -> nn.Module | None:
 
 def _converted(model: nn.Module) -> nn.Module | None:
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-    if dtype is None:
-        return None
+    if dtype is None or wrapped_tensor(model) is not None:
+        return None  # what shards the parameters keeps tensors of their old dtype
     return model.to(torch.float32 if dtype == torch.float64 else torch.float64)
 
 

@@ -17,6 +17,7 @@ import torch
 from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Location
 
+from ..objects import trees
 from ..objects.held import names_in
 from .generators import is_generator
 
@@ -106,7 +107,7 @@ def is_array(value: Any) -> bool:
 
 def raw_bytes(tensor: torch.Tensor) -> Any:
     """Return a strided tensor's elements as something that hashes; no copy where there is NumPy."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = trees.dense(tensor).cpu().contiguous().reshape(-1)
     if not flat.numel():
         return b""
     flat = flat.view(torch.uint8)

@@ -267,6 +267,17 @@ def address(tensor: torch.Tensor) -> int | None:
         return None
 
 
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Say whether the memory of a plain tensor was given back while the tensor lives, as sharding does: reading it crashes."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout == torch.strided
+        and not tensor.is_meta
+        and tensor.numel() > 0
+        and tensor.untyped_storage().nbytes() == 0
+    )
+
+
 def computable(tensor: torch.Tensor) -> bool:
     """Say whether torch computes on a tensor's own memory: strided, with values, in a dtype of arithmetic."""
     return (
@@ -274,6 +285,7 @@ def computable(tensor: torch.Tensor) -> bool:
         and not (tensor.is_nested or tensor.is_meta or tensor.is_quantized or tensor.is_inference())
         and tensor.dtype not in _COMPARED_AS
         and not is_traceable_wrapper_subclass(tensor)
+        and not is_freed(tensor)
     )
 
 

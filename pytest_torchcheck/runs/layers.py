@@ -88,7 +88,7 @@ def is_affine(subject: Subject) -> bool:
     inputs = dict(first.input_leaves())
     floats = [p for p, t in first.tensors().items() if t.is_floating_point() and p in inputs]
     others = second.tensors()
-    if all(torch.equal(first.tensors()[path], others[path]) for path in floats):
+    if all(trees.same(first.tensors()[path], others[path]) for path in floats):
         return False
     few, fewer = subject.few(first), subject.few(second)
     with contextlib.suppress(SubjectError):  # a model that refuses two samples is asked with all

@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import resolve_name
 
 from ... import sources
+from ...objects.trees import is_freed
 from ...record.modes import Functions, Observer
 from ..gradient.switched_off import decorator_line, with_line
 
@@ -314,9 +315,10 @@ def readable(tensor: Tensor) -> bool:
     """Say whether a tensor holds numbers that can be looked at: not on meta, sparse, faked or batched."""
     return (
         tensor.layout is torch.strided
-        and not tensor.is_meta
+        and not (tensor.is_meta or tensor.is_nested)
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         and type(tensor).__name__ != "FakeTensor"
+        and not is_freed(tensor)
     )
 
 

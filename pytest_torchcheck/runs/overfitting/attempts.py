@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ...declared.limits import Overfit
+from ...objects import trees
 from ...objects.peek import attribute
 from ...state import seed_everything
 from ...subject.errors import SubjectError, UnmeasurableError
@@ -355,7 +356,9 @@ def _optimizers(
         # below 1e-7 nothing is left of a number in half precision
         eps = 1e-4 if any(p.dtype == torch.float16 for p in dense) else 1e-8
         # one kernel for each parameter, where that exists
-        fused = all(p.device.type == "cpu" and p.dtype in _FUSED for p in dense)
+        fused = all(
+            p.device.type == "cpu" and p.dtype in _FUSED and trees.computable(p) for p in dense
+        )
         yield torch.optim.Adam(dense, lr=rate, betas=betas, eps=eps, fused=fused or None)
     if rest := [p for p in trainable if id(p) in sparse]:
         yield torch.optim.SparseAdam(rest, lr=rate, betas=betas)

@@ -15,6 +15,7 @@ from ...probes.loss.own import labels_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
+from ..outputs import output_rows
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,8 +101,8 @@ def small_batch(subject: Subject) -> Batch:
     ):
         return batch
     axes = subject.source.axes(symbol)
-    if any(path not in axes for path in batch.tensors()):
-        return batch
+    if any(path not in axes for path in batch.tensors()) or output_rows(subject) is None:
+        return batch  # some programs run with as many samples as they were made for, and no fewer
     return subject.source.rows(batch, torch.arange(_SAMPLES))
 
 
@@ -114,7 +115,11 @@ def few_samples(subject: Subject) -> Batch:
     batch, symbol = small_batch(subject), subject.source.batch_symbol
     size = 0 if symbol is None else batch.sizes.get(symbol, 0)
     few = max(2, min(_FEW, size // 2))
-    if symbol is None or subject.few(batch, few, aligned=True) is None:
+    if (
+        symbol is None
+        or subject.few(batch, few, aligned=True) is None
+        or output_rows(subject) is None
+    ):
         return batch
     axes = subject.source.axes(symbol)
     second = 1

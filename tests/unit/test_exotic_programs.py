@@ -1,0 +1,145 @@
+"""Sharded, exported and compiled programs, and inputs of layouts of their own: every check answers, none fails."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract
+from pytest_torchcheck.objects import trees
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+G = torch.Generator().manual_seed(0)
+X, Y = torch.randn(12, 5, generator=G), torch.randint(0, 3, (12,), generator=G)
+
+
+class Net(nn.Module):
+    def __init__(self, inputs: int = 5) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def answers(**fields: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its own layouts beta
+        report = Contract(**({"loss": F.cross_entropy} | fields)).check()
+    assert report.ok, str(report)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("parts", [("first",), ()], ids=["nested", "whole"])
+def test_a_sharded_model(mesh: Any, parts: tuple[str, ...]) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    def build() -> nn.Module:
+        model = Net()
+        for part in parts:
+            fully_shard(model.get_submodule(part), mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    answers(model=build, batch=((X,), Y), optimizer=optimizer)
+
+
+def test_a_model_of_which_a_part_is_distributed(mesh: Any) -> None:
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    answers(
+        model=lambda: parallelize_module(Net(), mesh, {"first": ColwiseParallel()}),
+        batch=((X,), Y),
+    )
+
+
+def test_memory_that_was_given_back_is_not_read() -> None:
+    tensor = torch.ones(4)
+    assert not trees.is_freed(tensor)
+    tensor.untyped_storage().resize_(0)
+    assert trees.is_freed(tensor)
+    assert not trees.computable(tensor)
+
+
+@pytest.mark.parametrize("rows", [6, 12])
+def test_a_program_for_so_many_samples(rows: int) -> None:
+    program = torch.export.export(Net(), (X[:rows],))
+    answers(model=program.module(), batch=((X[:rows],), Y[:rows]))
+
+
+class Unruly(nn.ModuleList):
+    """Has no truth value and no length."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.net = Net()
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth")
+
+    def __len__(self) -> int:
+        raise RuntimeError("no length")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+@pytest.mark.parametrize("model", [Unruly, lambda: torch.compile(Net(), backend="eager")])
+def test_a_model_without_a_truth_value(model: Any) -> None:
+    answers(model=model, batch=((X,), Y))
+
+
+class Spread(nn.Module):
+    """Multiplies a matrix of neighbours with features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, near: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return self.net(near @ x)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS")
+@pytest.mark.parametrize("layout", ["", "_csr"], ids=["coo", "csr"])
+def test_a_sparse_input(layout: str) -> None:
+    near = torch.eye(12) + torch.eye(12).roll(1, 0) / 2
+    batch = ((getattr(near, f"to_sparse{layout}")(), X), Y)
+    answers(model=Spread, batch=batch, batch_dim=None)
+
+
+class Summed(nn.Module):
+    """Adds up sequences of different lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = torch.nested.to_padded_tensor(torch.relu(self.each(x)), 0.0)
+        return self.head(made.sum(1))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=["jagged", "strided"])
+def test_a_nested_input(layout: torch.layout) -> None:
+    rows = torch.nested.nested_tensor([X[:3], X[3:8], X[8:]], layout=layout)
+    answers(model=Summed, batch=((rows,), Y[:3]))
