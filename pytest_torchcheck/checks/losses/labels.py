@@ -9,6 +9,7 @@ import torch
 from ... import promises
 from ...codes import labels as explain
 from ...objects import trees
+from ...probes.loss.merging import Merging
 from ...probes.loss.own import labels_of
 from ...runs.losses.consumption import Consumed, evidence
 from ...specs import Labels
@@ -152,7 +153,8 @@ def ignored_targets(subject: Subject) -> Iterator[Finding]:
         return
     marks = (torch.arange(targets.numel(), device=targets.device) % 2 == 0).view(targets.shape)
     other = torch.where(marks, torch.full_like(targets, ignore), targets)
-    found = output_gradients(subject, batch.map(lambda p, leaf: other if p == where else leaf))
+    marked = batch.map(lambda p, leaf: other if p == where else leaf)
+    found = output_gradients(subject, marked)
     if found is None:
         yield inconclusive(
             "the gradient of the loss with respect to the outputs could not be computed"
@@ -167,9 +169,10 @@ def ignored_targets(subject: Subject) -> Iterator[Finding]:
             continue
         at = per_target[marks]
         if bool((at > 0).any()):
-            yield explain.counted(
-                subject, path, ignore, float((at > 0).float().mean()), float(at.max())
-            )
+            with Merging(marks) as merging:
+                output_gradients(subject, marked)
+            share = float((at > 0).float().mean())
+            yield explain.counted(subject, path, ignore, share, float(at.max()), merging.counted)
             return
         yield passed(f"{int(marks.sum())} targets of {ignore} give {path} no gradient")
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...runs.losses.consumption import evidence
 from ...verdicts import violated
@@ -12,7 +13,10 @@ from .consumed import declared_loss_line
 from .target_origins import target_culprits
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...probes.loss.arguments import Alignable
+    from ...probes.recorded.watch import Op
     from ...runs.losses.consumption import Consumed
     from ...subject import Subject
 
@@ -124,18 +128,36 @@ def _ctc_call(subject: Subject, used: Consumed, detail: str) -> Culprit:
     )
 
 
-def counted(subject: Subject, path: str, ignore: int, share: float, largest: float) -> Finding:
-    """Explain a loss that counts targets which are to be ignored."""
-    line = declared_loss_line(subject)
+def counted(
+    subject: Subject, path: str, ignore: int, share: float, largest: float, merged: Sequence[Op]
+) -> Finding:
+    """Explain a loss that counts targets which are to be ignored.
+
+    Args:
+        subject: Whose loss.
+        path: The output that gets a gradient there.
+        ignore: The index.
+        share: Of the ignored positions that get one.
+        largest: Largest magnitude of it.
+        merged: The operations that merge ignored positions with the others, the last one first.
+    """
+    op = next((op for op in merged if op.location is not None), None)
+    line = declared_loss_line(subject) if op is None else op.location
+    culprits = [Culprit("loss", "loss", f"ignore_index={ignore} has no effect", line)]
+    because = "the loss's gradient at an ignored position must be exactly zero"
+    if op is not None:
+        name = op.name.rpartition(".")[2]
+        culprits.append(Culprit("call", name, "counts the ignored positions", line))
+        because += f"; {name}{on_line(line)} passes one on to them"
     return violated(
         "ignored-counted",
         f"targets of {ignore} are declared as ignored, but the loss counts them",
-        culprits=[Culprit("loss", "loss", f"ignore_index={ignore} has no effect", line)],
+        culprits=culprits,
         location=line,
         observed=f"{share:.0%} of the ignored positions of {path} receive a gradient, up to "
         f"{largest:.3g}",
         cause="the loss does not use this ignore_index, or averages before masking",
-        because="the loss's gradient at an ignored position must be exactly zero",
+        because=because,
         fix=f"pass ignore_index={ignore} to the loss, or mask before the mean",
     )
 
