@@ -11,6 +11,7 @@ from ..codes import behaviour as explain
 from ..objects import trees
 from ..objects.held import set_random_state
 from ..objects.modes import own_trains
+from ..probes.shared_noise import shared_noise
 from ..runs.facts import copied, forward_facts, outputs
 from ..runs.remembering import remembered, trained_otherwise
 from ..runs.repeats import differing_generators, moved_by_asking, moved_by_building
@@ -230,6 +231,8 @@ def _has_mode(module: nn.Module, among: Collection[nn.Module]) -> bool:
 def seeding(subject: Subject) -> Iterator[Finding]:
     """Seed torch alone, and leave the generators of numpy and random where they are.
 
+    Where numbers are drawn, each sample is to get its own noise: a random tensor without a dimension for the
+    samples must not be added to values of all of them, nor hide or scale them as dropout does.
     A factory that builds, or a batch function that gives, other values under one seed is
     suspicious: what fails with them cannot be repeated.
     """
@@ -264,6 +267,9 @@ def seeding(subject: Subject) -> Iterator[Finding]:
         if finding is not None:
             yield finding
             return
+    if consumed and (noise := shared_noise(subject)) is not None:
+        yield explain.shared_noise(subject, noise)
+        return
     what = (
         "random numbers come only from torch's generator"
         if consumed

@@ -66,6 +66,7 @@ old_checkpoint_unreadable = One(
 replay = Explainer[Any]("diagnosis.crashes.replay:replay")
 
 unrepeated_batch = One("diagnosis.outputs.unrepeated:unrepeated_batch", "seed-ignored")
+shared_noise = One("diagnosis.outputs.behaviour:shared_noise", "noise-shared")
 unrepeated_build = One("diagnosis.outputs.unrepeated:unrepeated_build", "seed-ignored")
 
 cache_differs = One("diagnosis.outputs.causal:differs", "cache-differs")

@@ -106,7 +106,7 @@ class PerturbationWatch(DrawWatch):
                 drawn = next((d.op for d in reversed(self.draws) if d.op), name)
                 made = Perturbation(**self._here(drawn), kind="mask")
                 self._judge(result, top, share, values.numel(), made)
-            elif _around_one(values):
+            elif around_one(values):
                 drawn = next((d.op for d in reversed(self.draws) if d.op), name)
                 self._add(Perturbation(**self._here(drawn), kind="jitter"))
             return
@@ -180,9 +180,9 @@ class PerturbationWatch(DrawWatch):
             self.found.append(made)
 
 
-def _around_one(values: torch.Tensor) -> bool:
+def around_one(values: torch.Tensor, least: int = _MANY) -> bool:
     """Say whether random factors are 1 on average, and near enough to it to keep the sign of most values."""
-    if values.numel() < _MANY:
+    if values.numel() < least:
         return False
     mean, spread = float(values.mean()), float(values.std())
     return 0 < spread < 0.5 and abs(mean - 1) <= _SIGMAS * spread / math.sqrt(values.numel())

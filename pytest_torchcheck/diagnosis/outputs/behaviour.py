@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ...batches import Batch
     from ...findings import Location
+    from ...probes.shared_noise import SharedNoise
     from ...subject import Subject
     from ..crashes.place import Place
 
@@ -250,6 +251,29 @@ def reseeded(subject: Subject) -> Finding | None:
         cause="a seed is set inside the forward",
         because="the generator's state is set by this line",
         fix="drop the seeding, or use a separate torch.Generator",
+    )
+
+
+def shared_noise(subject: Subject, found: SharedNoise) -> Finding:
+    """Explain noise or a dropout mask that is drawn once for all samples of a batch."""
+    place = found.draw.location or found.op.location
+    what = "noise" if found.kind == "added" else "dropout mask"
+    culprits = [Culprit("call", found.draw.name, f"draws {list(found.noise)}", place)]
+    if found.draw.module:
+        detail = f"{found.draw.module_class} draws it"
+        culprits.append(Culprit("module", found.draw.module, detail, place))
+    if found.op.location not in (None, place):
+        culprits.append(Culprit("call", found.op.name, "is given it", found.op.location))
+    return violated(
+        "noise-shared",
+        f"all samples of a batch get the same {what}: {found.draw} draws it once",
+        culprits=culprits,
+        location=place,
+        observed=f"a random tensor {list(found.noise)} meets values {list(found.values)}, samples included",
+        cause="the random tensor has no dimension for the samples, so each of its numbers counts for all of them",
+        because=f"in a batch of a size that no other dimension has, no dimension of it has that size; {found.op.name} "
+        f"broadcasts it{on_line(found.op.location)}",
+        fix="draw a tensor with the batch's size in the dimension of the samples, as torch.randn_like(x) does",
     )
 
 

@@ -1,0 +1,186 @@
+"""Random tensors without a dimension for the samples that meet values of all of them."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from ..state import seed_everything
+from ..subject.errors import SubjectError
+from .perturbing import around_one
+from .recorded.watch import Op, Watch, name_of, tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..subject import Subject
+
+_FILLS: Final = frozenset({"uniform", "normal", "bernoulli", "exponential", "log_normal", "cauchy"})
+_DRAWS: Final = _FILLS | {"rand", "randn", "rand_like", "randn_like", "dropout", "alpha_dropout"}
+_SUMS: Final = frozenset({"add", "sub", "radd", "rsub", "iadd", "isub"})
+_PRODUCTS: Final = frozenset({"mul", "multiply", "imul", "rmul", "div", "true_divide", "idiv"})
+_CHOICES: Final = frozenset({"where", "masked_fill"})
+_SIZES: Final = (7, 5, 11, 13, 3)
+_MANY: Final = 8
+"""From how many random numbers on they are noise; a few decide something for the whole batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedNoise:
+    """One operation that gives all samples the same random numbers.
+
+    Attributes:
+        draw: The call that drew.
+        op: The operation.
+        noise: Shape of the random tensor.
+        values: Shape of what it meets.
+        kind: ``mask`` for a dropout mask or factors around 1, ``added`` for noise in a sum.
+    """
+
+    draw: Op
+    op: Op
+    noise: tuple[int, ...]
+    values: tuple[int, ...]
+    kind: str
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a tensor: computed from numbers and draws alone, or a product with such noise."""
+
+    tensor: weakref.ref[Tensor]
+    draw: Op | None
+    size: int = 0
+    noise: tuple[int, ...] = ()
+
+
+def shared_noise(subject: Subject) -> SharedNoise | None:
+    """Run a training forward of a batch whose size no other dimension has; return the first noise that samples share.
+
+    None where there is no such size, or no dimension for the samples.
+    """
+    symbol, batch = subject.source.batch_symbol, subject.batch()
+    size = 0 if symbol is None else batch.sizes.get(symbol, 0)
+    if symbol is None or not size:
+        return None
+    span = subject.source.symbols[symbol]
+    axes = subject.source.axes(symbol)
+    taken = {
+        length
+        for path, tensor in batch.tensors().items()
+        for dim, length in enumerate(tensor.shape)
+        if axes.get(path) != dim
+    } | {length for tensor in subject.model.parameters() for length in tensor.shape}
+    sizes = [
+        n for n in _SIZES if n not in taken and not (span.declared and n > max(span.high, size))
+    ]
+    if not sizes:
+        return None
+    rows = subject.source.rows(batch, torch.arange(sizes[0]) % size)
+    with subject.pristine() as model, torch.no_grad():
+        model.train()
+        seed_everything(subject.seed)
+        watch = SharedNoiseWatch(model, sizes[0])
+        try:
+            with watch:
+                subject.call(model, rows.clone())
+        except SubjectError:
+            return None  # batch-sizes judges other sizes
+    return watch.found[0] if watch.found else None
+
+
+class SharedNoiseWatch(Watch):
+    """Follows what a forward computes from draws alone to values with a dimension of a certain size.
+
+    Args:
+        module: Names are qualified relative to it.
+        samples: How many samples the batch has; no other dimension should have this size.
+    """
+
+    def __init__(self, module: nn.Module, samples: int) -> None:
+        super().__init__(module)
+        self.found: list[SharedNoise] = []
+        self._samples = samples
+        self._pure: dict[int, _Known] = {}
+        self._scaled: dict[int, _Known] = {}
+
+    def after(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
+    ) -> None:
+        """Follow one call."""
+        if not isinstance(result, Tensor):
+            return
+        name = name_of(func)
+        with torch._C.DisableTorchFunction():
+            self._follow(name, name.rpartition(".")[2].strip("_"), args, kwargs, result)
+
+    def _follow(self, name: str, short: str, args: Any, kwargs: Any, result: Tensor) -> None:
+        given = list(tensors_in((args, kwargs)))
+        known = [self._of(self._pure, tensor) for tensor in given]
+        fresh = not given or short.endswith("_like") or short.startswith("new_")
+        drawn = short in _DRAWS and (
+            fresh or all(known) or (short in _FILLS and name.endswith("_"))
+        )
+        if drawn:
+            self._pure[id(result)] = _Known(weakref.ref(result), self.op(name), result.numel())
+        elif fresh:
+            self._pure[id(result)] = _Known(weakref.ref(result), None)
+        elif all(
+            one is not None or tensor.dim() == 0 for one, tensor in zip(known, given, strict=True)
+        ):
+            sources = [one for one in known if one is not None and one.draw is not None]
+            first = max(sources, key=lambda one: one.size, default=None)
+            made = _Known(
+                weakref.ref(result), first.draw if first else None, first.size if first else 0
+            )
+            self._pure[id(result)] = made
+        else:
+            self._meets(name, short, given, known, result)
+
+    def _meets(
+        self, name: str, short: str, given: list[Tensor], known: list[_Known | None], result: Tensor
+    ) -> None:
+        """Look at an operation of noise, or of values that noise was multiplied with, and further values."""
+        if self._samples not in result.shape or short not in _SUMS | _PRODUCTS | _CHOICES:
+            return
+        for tensor, one in zip(given, known, strict=True):
+            if one is None or one.draw is None or one.size < _MANY or tensor.numel() < _MANY:
+                continue
+            rest = [t for t in given if t is not tensor and self._samples in t.shape]
+            if not rest or self._samples in tensor.shape:
+                continue
+            shape = tuple(tensor.shape)
+            if short in _SUMS:
+                self._add(one.draw, name, shape, rest[0], "added")
+            elif (
+                short in _CHOICES or _is_mask(tensor) or around_one(tensor.detach().float(), _MANY)
+            ):
+                self._add(one.draw, name, shape, rest[0], "mask")
+            else:
+                self._scaled[id(result)] = _Known(weakref.ref(result), one.draw, one.size, shape)
+            return
+        if short in _SUMS:
+            for tensor in given:
+                one = self._of(self._scaled, tensor)
+                rest = [t for t in given if t is not tensor and self._samples in t.shape]
+                if one is not None and one.draw is not None and rest:
+                    self._add(one.draw, name, one.noise, tensor, "added")
+
+    def _add(self, draw: Op, name: str, noise: tuple[int, ...], values: Tensor, kind: str) -> None:
+        self.found.append(SharedNoise(draw, self.op(name), noise, tuple(values.shape), kind))
+
+    @staticmethod
+    def _of(where: dict[int, _Known], tensor: Tensor) -> _Known | None:
+        found = where.get(id(tensor))
+        return found if found is not None and found.tensor() is tensor else None
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Say whether a tensor holds zeros and one other number."""
+    values = tensor.detach().float()
+    top = values.max()
+    return bool(((values == 0) | (values == top)).all()) and bool((values == 0).any())
