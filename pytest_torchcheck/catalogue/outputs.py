@@ -66,7 +66,7 @@ CHECKS: tuple[Check, ...] = (
             "seeding",
             "The same seed gives the same model, batch and training forward; another seed "
             "gives different random numbers.",
-            cost="3 F in train mode, one of them shared; 2 where no random numbers are used; 1 build"
+            cost="3 F in train mode, one of them shared; 2 where no random numbers are used, 1 more where they are; 1 build"
             " of a factory, 2 calls of a batch function",
         ),
         check(

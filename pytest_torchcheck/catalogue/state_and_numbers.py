@@ -107,7 +107,7 @@ CHECKS: tuple[Check, ...] = (
             "Under autocast, errors of outputs and gradients are no larger than rounding "
             "in every layer explains.",
             promise="Autocasts",
-            cost="1 FB under autocast, 4 FB in float64 on the CPU, for each promised dtype",
+            cost="1 FB and 1 F under autocast, 4 FB in float64 on the CPU, for each promised dtype",
             axes="device",
         ),
         check(

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 import torch
+from torch import nn
 
 from ... import sources
 from ...declared.limits import DTYPES
 from ...findings import Culprit, Finding
 from ...loop.recorder import trace_of
 from ...measure import parity
+from ...record.modes import Functions
 from ...state import seed_everything
 from ...verdicts import inconclusive, not_applicable, passed, violated
 
@@ -37,7 +39,8 @@ def autocast(subject: Subject) -> Iterator[Finding]:
 
     That pass rounds weights, inputs and what each layer gives to the low precision, forward and
     backward, and takes the branches of full precision. Gradients must be finite and of their
-    parameters' dtype; in float16 the loss is scaled by 1024, as a GradScaler does.
+    parameters' dtype; in float16 the loss is scaled by 1024, as a GradScaler does. At least one linear or
+    convolutional layer must compute in the low precision.
     """
     subject.require_values()
     batch = subject.batch()
@@ -99,9 +102,65 @@ def _under(subject: Subject, name: str, exact: parity.Run, *, train: bool) -> Fi
             watched = once(scale, watch=True)
             return _differs(subject, name, gap, limit, parity.first_apart(watched, exact, limit))
         told.append(f"{part}s to {gap.value:.1e}")
+    products = _products(subject, dtype)
+    if products:
+        return _without_effect(subject, name, products)
     return passed(
         f"under {name} autocast {', '.join(told)} (relative) of float64, within what "
         "rounding explains"
+    )
+
+
+def _products(subject: Subject, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """Return the dtype that each linear and convolutional layer gives; nothing where any operation gives ``dtype``."""
+    found: dict[str, torch.dtype] = {}
+    low: list[bool] = []
+
+    def around(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        low.append(isinstance(result, torch.Tensor) and result.dtype == dtype)
+        return result
+
+    with subject.pristine() as model, torch.no_grad():
+        model.eval()
+        handles = [
+            module.register_forward_hook(
+                lambda _module, _, output, name=name: found.update({name: output.dtype})
+            )
+            for name, module in model.named_modules()
+            if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd))
+        ]
+        try:
+            with torch.autocast(subject.device.type, dtype=dtype), Functions(around):
+                subject.call(model, subject.batch().clone())
+        finally:
+            for handle in handles:
+                handle.remove()
+    return {} if any(low) else found
+
+
+def _without_effect(subject: Subject, name: str, products: dict[str, torch.dtype]) -> Finding:
+    """Report a model none of whose layers computes in the low precision that is promised."""
+    first, model = next(iter(products)), subject.model
+    kind = str(products[first]).removeprefix("torch.")
+    place = next(
+        (
+            line
+            for module in model.modules()
+            if (line := sources.search(type(module), r"autocast\(.*enabled\s*=\s*False"))
+            is not None
+        ),
+        sources.of_parameter(model, f"{first}.weight" if first else "weight"),
+    )
+    return violated(
+        "autocast-unused",
+        f"under {name} autocast no layer computes in {name}: {first or 'the model'} gives {kind}",
+        culprits=[Culprit("module", first or type(model).__name__, f"gives {kind}", place)],
+        location=place,
+        observed=f"{len(products)} linear or convolutional layers ran under autocast, and none of them gave {name}",
+        cause="autocast is switched off around them",
+        because=f"torch.autocast casts the arguments of these layers to {name}, so that they give it",
+        fix="leave autocast enabled around the layers, or drop promises.Autocasts",
     )
 
 

@@ -124,6 +124,38 @@ class Indexed(Net):
         return self.head(out)
 
 
+class Product(nn.Module):
+    """Has a layer in full precision, and a product by hand that autocast casts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.last = nn.Parameter(torch.randn(6, 16) / 3), nn.Linear(16, 3)
+
+    def forward(self, x):
+        h = torch.tanh(x @ self.weight)
+        with torch.autocast(x.device.type, enabled=False):
+            return self.last(h.to(self.last.weight.dtype))
+
+
+def test_a_model_that_autocast_does_not_reach_is_found() -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+        def forward(self, x):
+            with torch.autocast(x.device.type, enabled=False):
+                return self.layers(x)
+
+    finding = told("autocast", contract(Whole, promises=AUTOCASTS))
+    assert (finding.status, finding.code) == ("violated", "autocast-unused")
+    assert "enabled=False" in finding.location.text
+
+
+def test_a_model_that_autocast_reaches_in_part_passes() -> None:
+    assert told("autocast", contract(Product, promises=AUTOCASTS)).status == "passed"
+
+
 def test_a_dtype_that_does_not_fit_is_explained() -> None:
     finding = told("autocast", contract(Indexed, promises=AUTOCASTS))
     assert finding.status == "violated"
