@@ -24,11 +24,12 @@ ALWAYS = {"model", "loss", "targets", "overfit"}
 def table_of_checks() -> str:
     """Every check, in the order in which they run: what it promises, when it applies, what it costs."""
     from pytest_torchcheck.catalogue import catalogue
+    from pytest_torchcheck.catalogue.check import NAMED
 
     rows = ["| check | holds that | applies where | cost |", "| --- | --- | --- | --- |"]
     for check in catalogue().values():
         needs = [need for need in check.needs if need != "model"]
-        where = ", ".join(f"`{need}`" for need in needs)
+        where = ", ".join(NAMED.get(need, f"`{need}`") for need in needs)
         if check.promise:
             where = f"{where}, `{check.promise}`" if where else f"`{check.promise}`"
         if check.devices:
