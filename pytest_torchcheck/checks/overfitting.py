@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import sources
 from ..codes import overfitting as explain
 from ..findings import Culprit, Finding
+from ..runs.outputs import output_rows
 from ..runs.overfitting.attempts import (
     DECLARED,
     Attempt,
@@ -23,11 +24,13 @@ from ..runs.overfitting.one_batch import (
     Look,
     at_floor,
     look,
+    runs_whole_alone,
     small_batch,
     spread_of_losses,
 )
 from ..runs.overfitting.reach import few_parameters, hopeless, outputs_in_double, residual_lost
 from ..runs.overfitting.tangent import tangent
+from ..subject.errors import SubjectError
 from ..subject.optimizers import optimizers_of
 from ..verdicts import inconclusive, not_applicable, passed, violated
 
@@ -76,7 +79,12 @@ def overfit(subject: Subject) -> Iterator[Finding]:
             "several optimizers work against each other, so no single loss has to fall"
         )
         return
-    yield _tried(subject, goal, Budget(goal.steps))
+    try:
+        yield _tried(subject, goal, Budget(goal.steps))
+    except SubjectError:
+        if runs_whole_alone(subject) or output_rows(subject) is not None:
+            raise
+        yield _tried(subject, goal, Budget(goal.steps))  # with the whole batch now
 
 
 def _tried(subject: Subject, goal: Overfit, budget: Budget) -> Finding:

@@ -178,7 +178,8 @@ def quick_attempt(
         rate = _first_rate(seen.loss, seen.floor, seen.slope, 0.75)
         rate, ended = _by_adam(subject, model, goal, seen.floor, budget, losses, keep, rate, batch)
     return seen, Attempt(
-        name=f"Adam from a rate of {rate:.2g} on a few samples",
+        name=f"Adam from a rate of {rate:.2g}"
+        + ("" if batch is subject.batch() else " on a few samples"),
         losses=tuple(losses),
         remaining=remaining(losses, seen.floor),
         ended=ended,

@@ -15,7 +15,6 @@ from ...probes.loss.own import labels_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
-from ..outputs import output_rows
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,6 +89,11 @@ class Look:
     slope: float
 
 
+def runs_whole_alone(subject: Subject) -> bool:
+    """Say whether it is known by now that the model runs with all samples of its batch, and with no fewer."""
+    return subject.cache.get("rows", "not known") is None
+
+
 def small_batch(subject: Subject) -> Batch:
     """Return the base batch, cut to a few samples where it is larger and has a batch axis."""
     batch = subject.batch()
@@ -101,7 +105,7 @@ def small_batch(subject: Subject) -> Batch:
     ):
         return batch
     axes = subject.source.axes(symbol)
-    if any(path not in axes for path in batch.tensors()) or output_rows(subject) is None:
+    if any(path not in axes for path in batch.tensors()) or runs_whole_alone(subject):
         return batch  # some programs run with as many samples as they were made for, and no fewer
     return subject.source.rows(batch, torch.arange(_SAMPLES))
 
@@ -115,11 +119,7 @@ def few_samples(subject: Subject) -> Batch:
     batch, symbol = small_batch(subject), subject.source.batch_symbol
     size = 0 if symbol is None else batch.sizes.get(symbol, 0)
     few = max(2, min(_FEW, size // 2))
-    if (
-        symbol is None
-        or subject.few(batch, few, aligned=True) is None
-        or output_rows(subject) is None
-    ):
+    if symbol is None or subject.few(batch, few, aligned=True) is None or runs_whole_alone(subject):
         return batch
     axes = subject.source.axes(symbol)
     second = 1
