@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 DONE: Final = 0
 FAILED: Final = 1
 MISUSED: Final = 2
-_EXIT: Final = (
-    "exit status: 0 done; 1 it cannot be done, as the message says; 2 the command is not understood"
-)
+_EXIT: Final = "exit status: 0 done; 1 it cannot be done, see the message; 2 invalid usage"
 
 
 class CommandError(Exception):
@@ -68,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(run=f"cli.{name}:run", program=f"{program} {name}")
         return made
 
-    init = command("init", "write a contract file for a model, of what it was observed to do")
+    init = command("init", "write a contract file for a model from what it was observed to do")
     init.add_argument("model", metavar="PACKAGE.MODULE:NAME", help="or a call with literals")
     init.add_argument(
         "-o", "--output", metavar="FILE", default="tests/test_contracts.py",
@@ -90,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain = command("explain", "print the page of a code or of a check")
     explain.add_argument("name", metavar="CODE", help="such as grad-none, or a check's name")
-    checks = command("checks", "list what applies to each contract of a file, and what would")
+    checks = command(
+        "checks", "list which checks apply to each contract of a file, and what would add more"
+    )
     checks.add_argument("file", metavar="FILE", nargs="?", default="tests/test_contracts.py")
     checks.add_argument("-v", "--verbose", action="store_true", help="list every check")
     changed = command("changed", "run the contracts of changed files, for a hook before a commit")

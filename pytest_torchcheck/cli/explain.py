@@ -35,6 +35,6 @@ def page(name: str) -> str:
     within = [one for one in allowed if name and name in one and one not in near]
     hint = f"; did you mean {', '.join([*near, *within[:5]])}?" if near or within else ""
     raise CommandError(
-        f"no code and no check is named {name!r}{hint} A failure shows its code in brackets, "
+        f"no code or check is named {name!r}{hint} A failure shows its code in brackets, "
         "such as [grad-none]"
     )

@@ -84,7 +84,7 @@ class _Cached:
         except FileNotFoundError:
             pass
         except (OSError, UnicodeDecodeError, CacheError) as error:
-            self.problem = f"{self.path} is ignored, so that every check runs: {error}"
+            self.problem = f"{self.path} is ignored, so every check runs: {error}"
 
     # -- before the run ----------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class _Cached:
         files = {path: digest_of(path) for path in sorted(paths)}
         for path, digest in files.items():
             if modified(path) > self.started or self.before.get(path, digest) != digest:
-                self.problem = f"{path} changed during the run, so that no verdict of it is kept"
+                self.problem = f"{path} changed during the run, so its verdicts are not kept"
                 return None
         return Basis(settings=self.digest, files=files, variables=variables_of(files))
 

@@ -173,7 +173,7 @@ class _Watch:
         item.add_report_section(
             "call",
             "torchcheck",
-            f"others held memory, so it ran once more in a process of its own: {again}",
+            f"other processes held memory, so it ran again in its own process: {again}",
         )
         if again == "passed":
             outcome.force_result(None)

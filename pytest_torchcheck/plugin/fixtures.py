@@ -283,7 +283,7 @@ class _Fixtures:
         place = f"{code.co_filename}:{code.co_firstlineno}: {name}"
         if getattr(obj, "is_hypothesis_test", False):
             raise collector.CollectError(
-                f"{place}: @pytest.mark.batches and @given both decide what the test is given; use one of them"
+                f"{place}: @pytest.mark.batches and @given both generate the arguments of the test; use one of them"
             )
         if _ARGUMENT not in inspect.signature(obj).parameters:
             if inherited:  # the mark stands on a class or module, for those tests that take a batch

@@ -222,7 +222,9 @@ def _read(config: pytest.Config, task: Task, ended: str, output: str) -> Result:
         if not isinstance(error, FileNotFoundError):
             reason = f"its record cannot be read: {error}"
     if reason:
-        problem = f"the test's own process has not proved that it ran the test ({ended}; {reason})\n{output}"
+        problem = (
+            f"the separate process gave no proof that it ran the test ({ended}; {reason})\n{output}"
+        )
         return Result(outcome="failed", reports={}, problem=problem.rstrip())
     outcome: Literal["passed", "failed", "skipped"] = "passed"
     for report in reports.values():

@@ -114,9 +114,7 @@ def _repeating(
         made = counter.made
         del counter
         if not made:
-            item.warn(
-                TorchcheckWarning("leak_free: the test makes no tensor, so that none can stay")
-            )
+            item.warn(TorchcheckWarning("leak_free: the test creates no tensor; nothing to check"))
             return
         models = [value for value in arguments.values() if isinstance(value, nn.Module)]
         leak = find_leak(

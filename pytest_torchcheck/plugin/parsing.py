@@ -40,7 +40,7 @@ def parse_number(low: int) -> Callable[[str], int]:
         except ValueError:
             value = low - 1
         if value < low:
-            raise ValueError(f"allowed is a whole number of at least {low}")
+            raise ValueError(f"choose a whole number of at least {low}")
         return value
 
     return parse
@@ -53,7 +53,7 @@ def parse_seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise ValueError("allowed is a number of seconds above 0")
+        raise ValueError("choose a number of seconds above 0")
     return value
 
 
@@ -62,7 +62,7 @@ def parse_steps(text: str) -> float:
     try:
         return parse_seconds(text)
     except ValueError:
-        raise ValueError("allowed is a number of plain training steps above 0") from None
+        raise ValueError("choose a number of plain training steps above 0") from None
 
 
 def parse_size(text: str) -> int:
@@ -73,14 +73,16 @@ def parse_size(text: str) -> int:
 def parse_share(text: str) -> str:
     """Return how xdist workers share the GPUs."""
     if text not in ("auto", "on", "off"):
-        raise ValueError("allowed are auto, on and off")
+        raise ValueError("choose from auto, on and off")
     return text
 
 
 def parse_device(text: str) -> str:
     """Return a device's name, or raise ValueError with what is allowed."""
     if re.fullmatch(r"(cpu|meta|cuda|xpu|mps)(:\d+)?", text) is None:
-        raise ValueError(f"{text!r} is no device; allowed are cpu, cuda, cuda:0, xpu, mps and meta")
+        raise ValueError(
+            f"{text!r} is not a device; choose from cpu, cuda, cuda:0, xpu, mps and meta"
+        )
     return text
 
 
@@ -88,7 +90,7 @@ def parse_check(text: str) -> str:
     """Return the name of a check, with or without a leading ``!``."""
     if re.fullmatch(r"!?[a-z0-9]+(-[a-z0-9]+)*", text) is None:
         raise ValueError(
-            f"{text!r} is no name of a check; allowed are names such as overfit and !overfit"
+            f"{text!r} is not the name of a check; write names such as overfit and !overfit"
         )
     return text
 
@@ -111,7 +113,7 @@ def parse_package(text: str) -> str:
     """Return the name of a top-level package."""
     if not text.isidentifier():
         raise ValueError(
-            f"{text!r} is no importable package; allowed are top-level names such as mylib"
+            f"{text!r} is not an importable package; write top-level names such as mylib"
         )
     return text
 
@@ -139,5 +141,5 @@ def parse_require(text: str) -> Require | None:
         return None
     match = re.fullmatch(r"(cuda|xpu|mps)(?::([1-9]\d*))?", text)
     if match is None:
-        raise ValueError("allowed are cuda, cuda:2, xpu and mps, with the number of devices from 1")
+        raise ValueError("choose from cuda, cuda:2, xpu and mps, with at least 1 device")
     return Require(device=match[1], number=int(match[2] or 1))

@@ -106,7 +106,7 @@ class _Controller:
             return None
         inert = dist == "loadgroup" and pytest.version_tuple >= (9, 2)
         why = (
-            "loadgroup groups nothing with this pytest"
+            "--dist loadgroup has no effect with this pytest"
             if inert
             else f"--dist {dist} prepares a contract on each worker"
         )

@@ -102,7 +102,7 @@ def device_options(*allowed: str) -> tuple[torch.device, ...]:
             device = torch.device(name)
         except RuntimeError:
             raise SpecError(
-                f"devices: {name!r} is no device; there are: {', '.join(present)}, meta"
+                f"devices: {name!r} is not a device; there are: {', '.join(present)}, meta"
             ) from None
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise SpecError(f"devices: there is no {name}; there are: {', '.join(present)}")

@@ -47,4 +47,4 @@ def test_a_budget_skips_with_its_reason(pytester: pytest.Pytester) -> None:
 def test_a_budget_that_is_none_is_refused(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest("--torchcheck", "--torchcheck-budget=0")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*allowed is a number of plain training steps above 0*"])
+    result.stderr.fnmatch_lines(["*choose a number of plain training steps above 0*"])

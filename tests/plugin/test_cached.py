@@ -164,7 +164,7 @@ def test_a_file_of_anothers_is_ignored_with_one_line(project: pytest.Pytester, t
     kept_file(project).write_text(text)
     result = run(project, *NET)
     result.assert_outcomes(passed=2)
-    assert str(result.stdout).count("is ignored, so that every check runs") == 1
+    assert str(result.stdout).count("is ignored, so every check runs") == 1
     run(project, *NET).assert_outcomes(skipped=2)
 
 
@@ -191,7 +191,7 @@ def test_a_file_that_changes_during_the_run_keeps_nothing(project: pytest.Pytest
         "    path.write_text(path.read_text() + '#')\n"
     )
     result = run(project, *NET)
-    result.stdout.fnmatch_lines(["*shapes.py changed during the run, so that no verdict*"])
+    result.stdout.fnmatch_lines(["*shapes.py changed during the run, so its verdicts are not kept*"])
     run(project, *NET).assert_outcomes(passed=2)
 
 

@@ -466,7 +466,7 @@ def test_out_of_memory_is_tried_again_only_where_others_held_it(
     result.stdout.fnmatch_lines(
         [
             "*cuda:0 has 4.0 GiB free of 16.0 GiB: this process holds 0 B, others 11.2 GiB*",
-            "*others held memory, so it ran once more in a process of its own: passed*",
+            "*other processes held memory, so it ran again in its own process: passed*",
         ]
     )
     (pytester.path / "second").unlink()

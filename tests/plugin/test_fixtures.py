@@ -280,7 +280,7 @@ def test_a_failing_batch_is_shrunk_and_the_seed_repeats_it(pytester: pytest.Pyte
                 "import hypothesis.strategies as st\nfrom hypothesis import given\n"
                 "@pytest.mark.batches(x='B T')\n@given(batch=st.none())\ndef test(batch): pass"
             ),
-            "*test: @pytest.mark.batches and @given both decide what the test is given; use one of them",
+            "*test: @pytest.mark.batches and @given both generate the arguments of the test; use one of them",
         ),
     ],
 )

@@ -141,7 +141,7 @@ def test_a_process_that_proves_nothing_is_a_failure(
     )
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        [f"the test's own process has not proved that it ran the test ({LEFT[statement]})"]
+        [f"the separate process gave no proof that it ran the test ({LEFT[statement]})"]
     )
 
 
@@ -165,7 +165,7 @@ os.environ["SECOND"] = "1"
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "*has not proved that it ran the test (exit status *; it left no record)",
+            "*gave no proof that it ran the test (exit status *; it left no record)",
             "*cannot be imported there*",
         ]
     )

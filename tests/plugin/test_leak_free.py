@@ -161,7 +161,7 @@ def test_failures_of_the_body_are_its_own(pytester: pytest.Pytester) -> None:
         [
             ">       assert torch.ones(3).sum() == 2",
             "E       leak_free: repetition 4 of this body, with the same fixtures, raised this; the first did not",
-            "*TorchcheckWarning: leak_free: the test makes no tensor*",
+            "*TorchcheckWarning: leak_free: the test creates no tensor*",
         ]
     )
     shown = "\n".join(result.outlines)

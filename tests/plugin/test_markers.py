@@ -51,7 +51,7 @@ def test_cuda_binds_what_it_needs() -> None:
             {"device": "cpu"},
             "unexpected keyword argument 'device'; the signature is torchcheck(*, devices=()",
         ),
-        ("torchcheck", {"devices": ["gpu"]}, "'gpu' is no device"),
+        ("torchcheck", {"devices": ["gpu"]}, "'gpu' is not a device"),
         ("torchcheck", {"dtypes": ["int8"]}, "'int8' is not a valid dtype; choose from float64"),
         ("torchcheck", {"seed": -1}, "seed must be a whole number of at least 0"),
         ("torchcheck", {"examples": 0}, "examples must be a whole number of at least 1"),

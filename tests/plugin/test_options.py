@@ -129,20 +129,20 @@ def test_native_toml_takes_numbers_and_lists(pytester: pytest.Pytester) -> None:
 
 
 WRONG = {
-    "--torchcheck-seed=-1": "'-1' is not allowed; allowed is a whole number of at least 0",
+    "--torchcheck-seed=-1": "'-1' is not allowed; choose a whole number of at least 0",
     "--torchcheck-seed=x": "'x' is not allowed",
     "--torchcheck-examples=0": "at least 1",
-    "--torchcheck-devices=gpu": "'gpu' is no device; allowed are cpu, cuda, cuda:0, xpu, mps and meta",
+    "--torchcheck-devices=gpu": "'gpu' is not a device; choose from cpu, cuda, cuda:0, xpu, mps and meta",
     "--torchcheck-devices=,": "give at least one name",
-    "--torchcheck-checks=Over Fit": "'Over Fit' is no name of a check",
-    "--torchcheck-packages=my-lib": "'my-lib' is no importable package",
-    "--torchcheck-require=cpu": "allowed are cuda, cuda:2, xpu and mps",
-    "--torchcheck-require=cuda:0": "allowed are cuda, cuda:2",
+    "--torchcheck-checks=Over Fit": "'Over Fit' is not the name of a check",
+    "--torchcheck-packages=my-lib": "'my-lib' is not an importable package",
+    "--torchcheck-require=cpu": "choose from cuda, cuda:2, xpu and mps",
+    "--torchcheck-require=cuda:0": "choose from cuda, cuda:2",
     "--torchcheck-min-gpu-tests=many": "whole number of at least 0",
-    "--torchcheck-share=yes": "allowed are auto, on and off",
+    "--torchcheck-share=yes": "choose from auto, on and off",
     "--torchcheck-leak=16 potatoes": "the size must look like",
-    "--torchcheck-isolated-timeout=0": "allowed is a number of seconds above 0",
-    "--torchcheck-probe-timeout=inf": "allowed is a number of seconds above 0",
+    "--torchcheck-isolated-timeout=0": "choose a number of seconds above 0",
+    "--torchcheck-probe-timeout=inf": "choose a number of seconds above 0",
     "--torchcheck-replay=nothing.pt": "no such file",
 }
 
@@ -161,7 +161,7 @@ def test_a_wrong_value_in_the_ini_file_names_the_key(pytester: pytest.Pytester) 
     result = pytester.runpytest_inprocess()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["ERROR: ini torchcheck_share: 'maybe' is not allowed; allowed are auto, on and off*"]
+        ["ERROR: ini torchcheck_share: 'maybe' is not allowed; choose from auto, on and off*"]
     )
 
 

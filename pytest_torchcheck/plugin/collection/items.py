@@ -252,7 +252,7 @@ class CheckItem(pytest.Item):
             kind = type(excinfo.value).__name__
             return (
                 f"{kind}: {excinfo.value}\ntraining the model warns of it, and the warning filters of this run make "
-                "it an error; change what it speaks of, or ignore it with filterwarnings"
+                "it an error; fix its cause, or ignore it with filterwarnings"
             )
         return super().repr_failure(excinfo)
 

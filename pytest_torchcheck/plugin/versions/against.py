@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..options import Options
 
 NAME: Final = "against"
-SUMMARY: Final = "The model, its state dict and its costs are what they were at the git reference"
+SUMMARY: Final = "The model, its state dict and its costs match those at the git reference"
 _GONE: Final = "torchcheck_gone"
 
 

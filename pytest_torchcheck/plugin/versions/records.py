@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..options import Options
 
 NAME: Final = "record"
-SUMMARY: Final = "The model, its state dict and its costs are those of its record"
+SUMMARY: Final = "The model, its state dict and its costs match its record"
 
 
 def file_of(folder: Path, name: str) -> Path:

@@ -74,7 +74,7 @@ def test_an_unknown_code_gets_the_nearest_names(capsys: pytest.CaptureFixture[st
     status, out, err = run(capsys, "explain", "gradnone")
     assert (status, out) == (1, "")
     assert "did you mean grad-none," in err
-    with pytest.raises(CommandError, match="no code and no check is named 'zzz'"):
+    with pytest.raises(CommandError, match="no code or check is named 'zzz'"):
         explain.page("zzz")
 
 

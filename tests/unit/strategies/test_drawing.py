@@ -313,7 +313,7 @@ def test_a_source_or_a_contract_is_drawn_from() -> None:
         (lambda: batches(x="B !"), r"inputs\['x'\]: unexpected '!'"),
         (lambda: batches(x="B", layouts="diagonal"), "'diagonal' is no layout"),
         (lambda: batches(x="B", dtypes="float31"), "not a dtype"),
-        (lambda: batches(x="B", devices="tpux"), "'tpux' is no device"),
+        (lambda: batches(x="B", devices="tpux"), "'tpux' is not a device"),
         (lambda: devices("cuda:77"), "there is no cuda:77"),
         (lambda: tensors(TensorSpec("B"), dtype="float64"), "has a dtype of its own"),
         (lambda: shapes("B ("), "something is missing"),
