@@ -191,7 +191,9 @@ def test_a_file_that_changes_during_the_run_keeps_nothing(project: pytest.Pytest
         "    path.write_text(path.read_text() + '#')\n"
     )
     result = run(project, *NET)
-    result.stdout.fnmatch_lines(["*shapes.py changed during the run, so its verdicts are not kept*"])
+    result.stdout.fnmatch_lines(
+        ["*shapes.py changed during the run, so its verdicts are not kept*"]
+    )
     run(project, *NET).assert_outcomes(passed=2)
 
 

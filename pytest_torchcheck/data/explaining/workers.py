@@ -157,8 +157,8 @@ def _raised(part: Part, made: Delivery, culprit: Culprit, common: dict[str, Any]
                 "import",
             fix='put that code under if __name__ == "__main__":', **common,
         )  # fmt: skip
-    if made.phase == "unpickle" and (asks := _asks_itself(made)) is not None:
-        function, attribute = asks
+    function = _running(made.location)
+    if made.error_type == "RecursionError" and function.endswith(".__getattr__"):
         return violated(
             "worker-cannot-unpickle",
             f"{part.prefix}{part.name} cannot be unpickled in a worker: {function} recurses "
@@ -169,8 +169,8 @@ def _raised(part: Part, made: Delivery, culprit: Culprit, common: dict[str, Any]
             ),
             observed=observed, because=f"{said}, at {where_}",
             cause="unpickling looks up attributes before any exist, and __getattr__ reads "
-                f"self.{attribute}, which calls __getattr__ again",
-            fix=f"begin __getattr__ with: if name == {attribute!r} or name.startswith('__'): raise AttributeError(name)",
+                "one of them, which calls __getattr__ again",
+            fix="begin __getattr__ with: if name.startswith('_'): raise AttributeError(name)",
             **common,
         )  # fmt: skip
     if made.phase == "unpickle":
@@ -204,6 +204,14 @@ def _raised(part: Part, made: Delivery, culprit: Culprit, common: dict[str, Any]
     )  # fmt: skip
 
 
+def _running(place: Location | None) -> str:
+    """Return the method around a line with its class, such as ``Images.__getattr__``; empty where there is none."""
+    if place is None or (method := sources.function_around(place.file, place.line)) is None:
+        return ""
+    classes = sources.around(place.file, place.line, ast.ClassDef)
+    return ".".join([*(cls.name for cls in classes[-1:]), method.name])
+
+
 def differing(part: Part, found: Disagreement) -> Finding:
     """A worker reads other samples than the main process."""
     place = found.hashed or sample_lines.return_line(part, found.index)
@@ -235,27 +243,6 @@ def differing(part: Part, found: Disagreement) -> Finding:
         fix=fix,
         evidence={"start_method": part.plan.start_method},
     )  # fmt: skip
-
-
-def _asks_itself(made: Delivery) -> tuple[str, str] | None:
-    """Return the ``__getattr__`` that recurses without an end, and the attribute that it reads, or None."""
-    place = made.location
-    if made.error_type != "RecursionError" or place is None:
-        return None
-    for cls in reversed(sources.around(place.file, place.line, ast.ClassDef)):
-        for function in sources.functions_around(place.file, place.line):
-            if function not in cls.body or function.name != "__getattr__" or not function.args.args:
-                continue
-            own = function.args.args[0].arg
-            for node in ast.walk(function):
-                if (
-                    isinstance(node, ast.Attribute)
-                    and isinstance(node.value, ast.Name)
-                    and node.value.id == own
-                    and not node.attr.startswith("__")
-                ):
-                    return f"{cls.name}.__getattr__", node.attr
-    return None
 
 
 def duplicated(part: Part, found: Augmentation) -> Iterator[Finding]:

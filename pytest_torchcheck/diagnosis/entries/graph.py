@@ -79,8 +79,6 @@ def no_graph(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else None
     )
     cut = cut or last
-    if cut is not None and cut.name == "grad":
-        return _no_second_graph(cut, observed, scene)
     if cut is not None:
         return _cut_at(cut, observed, scene, place)
     return scene.explain(
@@ -104,54 +102,34 @@ def _cut_at(cut: Op, observed: str, scene: Scene, place: Location | None) -> Exp
         if cut.name in _CUTS
         else f"{word}{on_line(at)} runs under no_grad (or inference_mode): it records nothing"
     )
+    fix = (
+        f"take the call{on_line(at)} out of no_grad"
+        if cut.name not in _CUTS
+        else f"compute the loss from the values before {word}{on_line(at)}: a comparison, a "
+        "rounding or an index has no gradient (use the probabilities, or a straight-through "
+        "estimator)"
+        if cut.name in _STEPS
+        else f"drop {word}{on_line(at)}"
+    )
+    if cut.name == "grad":
+        word = "autograd.grad"
+        why = "the derivative does not depend on any trainable parameter"
+        fix = "train on a value that depends on the parameters"
+        if "create_graph=False" in cut.arguments:
+            why = f"{word}{on_line(at)} without create_graph=True gives a gradient without a graph"
+            fix = f"pass create_graph=True to {word}{on_line(at)}"
     return scene.explain(
         code="no-graph",
         summary=f"the loss has no graph: {holder} cuts it at {word}",
         observed=observed,
         cause=why,
         because=f"an operand of {word} requires a gradient, its result does not; {scene.said}",
-        fix=f"take the call{on_line(at)} out of no_grad"
-        if cut.name not in _CUTS
-        else f"compute the loss from the values before {word}{on_line(at)}: a comparison, a "
-        "rounding or an index has no "
-        "gradient (use the probabilities, or a straight-through estimator)"
-        if cut.name in _STEPS
-        else f"drop {word}{on_line(at)}",
+        fix=fix,
         culprits=(
             Culprit("call", holder, f"{word} cuts the graph", at),
             Culprit("loss", "loss", "grad_fn=None"),
         ),
         location=at or place,
-    )
-
-
-def _no_second_graph(cut: Op, observed: str, scene: Scene) -> Explanation:
-    """Explain a loss of a derivative that has no graph itself."""
-    at = cut.location
-    plain = "create_graph=False" in cut.arguments
-    return scene.explain(
-        code="no-graph",
-        summary="the loss has no graph: autograd.grad"
-        + (" without create_graph=True cuts it" if plain else " gives a constant"),
-        observed=observed,
-        cause="autograd.grad without create_graph=True gives a gradient without a graph"
-        if plain
-        else "the derivative does not depend on any trainable parameter",
-        because=f"the input of autograd.grad{on_line(at)} requires a gradient, its result does "
-        f"not; {scene.said}",
-        fix=f"pass create_graph=True to autograd.grad{on_line(at)}"
-        if plain
-        else "train on a value that depends on the parameters",
-        culprits=(
-            Culprit(
-                "call",
-                (at.function.rpartition("<locals>.")[2] if at else "") or "autograd.grad",
-                "autograd.grad cuts the graph",
-                at,
-            ),
-            Culprit("loss", "loss", "grad_fn=None"),
-        ),
-        location=at,
     )
 
 

@@ -176,7 +176,7 @@ def lazy(scene: Scene, match: re.Match[str]) -> Explanation | None:
     )
 
 
-@entry(r"(\w+) cannot be hashed: parameters\(\), to\(\) and train\(\) raise")
+@entry(r"(?<!\w)(\w+) cannot be hashed: parameters\(\), to\(\) and train\(\) raise")
 def unhashable(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A module whose class defines ``__eq__`` and no ``__hash__``: no set can hold it."""
     kind = getattr(scene.error, "kind", None)

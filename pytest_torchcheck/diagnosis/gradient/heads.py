@@ -100,7 +100,7 @@ def head_culprits(model: nn.Module, name: str, classes: int) -> tuple[Culprit, .
     argument = next((size for size in _SIZES if hasattr(module, size)), "")
     built = building_line(model, name)
     origin = size_origin(model, name, argument, classes)
-    places = [*value_lines(model, name, argument, classes), *([origin.location] if origin else [])]
+    places = [*value_lines(model, name, argument), *([origin.location] if origin else [])]
     fresh = dict.fromkeys(
         p for p in places if built is None or (p.file, p.line) != (built.file, built.line)
     )

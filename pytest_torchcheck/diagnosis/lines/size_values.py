@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import operator
-import sys
 from typing import TYPE_CHECKING
 
 from ... import sources
@@ -26,20 +24,15 @@ if TYPE_CHECKING:
 
 _MOST = 2
 _DEPTH = 6
-_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 
-def value_lines(
-    model: nn.Module | None, name: str, argument: str = "", size: int | None = None
-) -> tuple[Location, ...]:
+def value_lines(model: nn.Module | None, name: str, argument: str = "") -> tuple[Location, ...]:
     """Return up to two lines that assign what the size of a module is computed from; empty where it is not clear.
 
     Args:
         model: The root module.
         name: Qualified name of a module.
         argument: Argument of its constructor; the one that says its input's size by default.
-        size: The number. Of several lines that assign one variable, those that can be read to give
-            another number are left out.
     """
     if model is None or not name:
         return ()
@@ -52,7 +45,7 @@ def value_lines(
     if len(given) != 1:
         return ()
     found: dict[tuple[str, int], Location] = {}
-    for place in _followed(model, *given[0], depth=_DEPTH, size=size):
+    for place in _followed(model, *given[0], depth=_DEPTH):
         found.setdefault((place.file, place.line), place)
     return tuple(found.values()) if len(found) <= _MOST else ()
 
@@ -64,7 +57,6 @@ def _followed(
     owner: str | None,
     *,
     depth: int,
-    size: int | None = None,
 ) -> list[Location]:
     """Return the lines that assign the names of an expression, through constructors and the call of the model.
 
@@ -74,21 +66,17 @@ def _followed(
         scope: Where it stands.
         owner: Name of the module in whose class it stands; None for code that builds the model.
         depth: How far to go.
-        size: What it gave, where that is known.
     """
     found: list[Location] = []
     if depth == 0:
         return found
     tree = scope.tree
-    size = size if isinstance(expression, ast.Name) else None
     for name in dict.fromkeys(_names(expression)):
         values = _assigned(tree, name, expression.lineno)
         if values:
             for value in values:
-                if size is not None and _number(value, scope.file) not in (None, size):
-                    continue
                 deeper = (
-                    _followed(model, value, scope, owner, depth=depth - 1, size=size)
+                    _followed(model, value, scope, owner, depth=depth - 1)
                     if owner is not None
                     else []
                 )
@@ -104,41 +92,10 @@ def _followed(
         handed = list(given_to(model, owner, name) if owner else _built(type(model), name))
         if len(handed) == 1:
             given, outer, above = handed[0]
-            deeper = _followed(
-                model, given, outer, above if owner else None, depth=depth - 1, size=size
-            )
+            deeper = _followed(model, given, outer, above if owner else None, depth=depth - 1)
             # a name that is handed on says nothing of the value; what is computed or written there does
             found += deeper or ([] if isinstance(given, ast.Name) else [outer.line(given)])
     return found
-
-
-def _number(expression: ast.expr, filename: str) -> int | None:
-    """Return the whole number that an expression of literals, and of lengths of the file's literals, gives."""
-    if isinstance(expression, ast.Constant) and type(expression.value) is int:
-        return expression.value
-    if isinstance(expression, ast.BinOp) and type(expression.op) in _OPERATORS:
-        left, right = _number(expression.left, filename), _number(expression.right, filename)
-        return (
-            None if left is None or right is None else _OPERATORS[type(expression.op)](left, right)
-        )
-    if (
-        isinstance(expression, ast.Call)
-        and ast.unparse(expression.func) == "len"
-        and len(expression.args) == 1
-    ):
-        tree = sources.tree_of(filename)
-        values = (
-            _assigned(tree, ast.unparse(expression.args[0]), sys.maxsize)
-            if tree is not None
-            else []
-        )
-        if (
-            len(values) == 1
-            and isinstance(values[0], ast.List | ast.Tuple)
-            and not any(isinstance(e, ast.Starred) for e in values[0].elts)
-        ):
-            return len(values[0].elts)
-    return None
 
 
 def _built(cls: type, argument: str) -> Iterator[tuple[ast.expr, Scope, str]]:
