@@ -197,8 +197,12 @@ def _cancelled_in_step(subject: Subject, names: set[str], made: Trajectory) -> s
         for name in names
         if parameters[name].dim() < 2
         and "bias" in name.rpartition(".")[2]
-        # the weight beside it moves: it is the shift alone that has no influence
-        and made.moved.get(f"{name.rpartition('.')[0]}.weight", 0.0) > 0.0
+        # the weight beside it moves, by whatever name: it is the shift alone that has no influence
+        and any(
+            moved > 0.0
+            for other, moved in made.moved.items()
+            if other != name and other.startswith(name.rpartition("bias")[0])
+        )
     }
     if not biases or subject.contract.train_step is None:
         return set()

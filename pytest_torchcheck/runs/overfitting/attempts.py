@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ...declared.limits import Overfit
+from ...loop.checkpoints import STEPS
 from ...objects import trees
 from ...objects.peek import attribute
 from ...state import seed_everything
@@ -17,7 +18,7 @@ from ...subject.errors import SubjectError, UnmeasurableError
 from ...subject.gradients import clear_gradients
 from ...subject.optimizers import optimizers_of, step_schedulers
 from ...text.printable import message_of
-from ..training.steps import STEPS, trajectory
+from ..training.steps import trajectory
 from .one_batch import Floor, few_samples, follow, look_from, remaining, small_batch, steepness
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -61,3 +62,48 @@ def test_what_nothing_moves_is_told():
     finding = trained(follows=False)
     assert finding.code == "grad-none"
     assert "slow.weight" in finding.summary
+
+
+class Opponents(nn.Module):
+    """A generator, and a critic whose weights a norm parametrises."""
+
+    def __init__(self, normed):
+        super().__init__()
+        self.made = nn.Linear(3, 4)
+        self.critic = nn.Sequential(normed(nn.Linear(4, 8)), nn.ReLU(), normed(nn.Linear(8, 1)))
+
+    def forward(self, z):
+        return self.made(z)
+
+
+def hinge_step(model, optimizers, inputs, real):
+    first, second = optimizers
+    fake = model(*inputs)
+    loss = (1 - model.critic(real)).relu().mean() + (1 + model.critic(fake.detach())).relu().mean()
+    second.zero_grad()
+    loss.backward()
+    second.step()
+    first.zero_grad()
+    fooled = -model.critic(model(*inputs)).mean()
+    fooled.backward()
+    first.step()
+    return loss.detach() + fooled.detach()
+
+
+@pytest.mark.parametrize(
+    "normed",
+    [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm, lambda layer: layer],
+    ids=["hook", "parametrization", "plain"],
+)
+def test_the_shift_of_a_critic_cancels(normed):
+    generator = torch.Generator().manual_seed(0)
+    z, real = (torch.randn(6, n, generator=generator) for n in (3, 4))
+    report = Contract(
+        model=lambda: Opponents(normed),
+        batch=((z,), real / 10),
+        optimizer=lambda m: (
+            torch.optim.SGD(m.made.parameters(), 1e-3), torch.optim.SGD(m.critic.parameters(), 1e-3),
+        ),
+        train_step=hinge_step,
+    ).check(["weights-update", "gradients-exist"])  # fmt: skip
+    assert report.ok, str(report)
