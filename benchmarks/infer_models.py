@@ -56,7 +56,7 @@ MODELS: Final = (
         "num_classes=10)"
     ),
     (
-        "vit_pytorch.vivit:ViT(image_size=32,frames=4,image_patch_size=16,frame_patch_size=2,num_classes=5,dim=32,"
+        "vit_pytorch.vivit:ViViT(image_size=32,frames=4,image_patch_size=16,frame_patch_size=2,num_classes=5,dim=32,"
         "spatial_depth=1,temporal_depth=1,heads=2,mlp_dim=48)"
     ),
     "vit_pytorch.vit_1d:ViT(seq_len=64,patch_size=8,num_classes=5,dim=32,depth=1,heads=2,mlp_dim=48)",
