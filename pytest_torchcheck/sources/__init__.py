@@ -37,6 +37,7 @@ from .syntax import nodes as nodes
 from .syntax import own_nodes as own_nodes
 from .syntax import parameters as parameters
 from .syntax import parsed as parsed
+from .syntax import reads_old_name as reads_old_name
 from .syntax import statement as statement
 from .syntax import tree_of as tree_of
 from .syntax import uncalled as uncalled

@@ -148,6 +148,30 @@ def names_read(filename: str, line: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node.id for node in names))
 
 
+def reads_old_name(place: Location) -> Location | None:
+    """Return the one later statement of a function that reads what a statement gave another name, by its old name alone.
+
+    The statement on the line is ``new = call(old, ...)``; None where it is another, or several read the old name.
+    """
+    made = statement(place.file, place.line)
+    if not (isinstance(made, ast.Assign) and isinstance(made.value, ast.Call) and made.value.args):
+        return None
+    new, old = made.targets[0], made.value.args[0]
+    if not (isinstance(new, ast.Name) and isinstance(old, ast.Name) and new.id != old.id):
+        return None
+    found = []
+    for node in own_nodes(function_around(place.file, place.line)):
+        read: ast.AST | None = node.iter if isinstance(node, ast.For) else None
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return | ast.Expr):
+            read = node
+        if read is None or node.lineno <= place.line:  # type: ignore[attr-defined]
+            continue
+        names = {one.id for one in ast.walk(read) if isinstance(one, ast.Name)}
+        if old.id in names and new.id not in names:
+            found.append(of_line(place.file, node.lineno, place.function))  # type: ignore[attr-defined]
+    return found[0] if len(found) == 1 else None
+
+
 def alias_at(place: Location) -> tuple[str, str, Location] | None:
     """Return the statement ``name = other`` that gives two variables which a line reads one value: name, other, place."""
     read = set(names_read(place.file, place.line))

@@ -9,7 +9,8 @@ from pytest_torchcheck import promises, sources
 from pytest_torchcheck.findings import Culprit, Finding
 from pytest_torchcheck.loop.carried_graphs import growing_graph, where_graph_is_carried
 from pytest_torchcheck.loop.recorder import record, trace_of
-from pytest_torchcheck.loop.traces.clipping import clipping_of
+from pytest_torchcheck.loop.spent import spent_loop
+from pytest_torchcheck.loop.traces.clipping import clipping_of, scales_nothing
 from pytest_torchcheck.loop.traces.copied_onto_itself import copying_findings
 from pytest_torchcheck.loop.traces.modes import mode_findings
 from pytest_torchcheck.loop.traces.protocol import protocol_findings
@@ -300,7 +301,10 @@ def gradient_clipping(subject: Subject) -> Iterator[Finding]:
             found = clipping_of(trace, promise.max_norm)
         if found.finding is not None:
             loop = subject.contract.loop
-            yield _placed(subject, found.finding, None if loop is None else loop.clips)
+            placed = _placed(subject, found.finding, None if loop is None else loop.clips)
+            by_hand = loop is None and not any(whole_trace(subject).of("clip"))
+            spent = spent_loop(subject) if by_hand else None
+            yield placed if spent is None else scales_nothing(placed, spent)
         elif not found.clipped:
             yield inconclusive(
                 f"no gradient was larger than {promise.max_norm:g}: the largest norm was {found.largest:.4g}"

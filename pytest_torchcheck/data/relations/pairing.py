@@ -226,6 +226,7 @@ def fields_mixed(part: Part, found: Pairing) -> Finding:
     place = sources.of_object(collate)
     first, moved = found.mixed[0], found.moved
     put = sources.assigned_name(moved) if moved is not None else ""
+    left = sources.reads_old_name(moved) if moved is not None else None
     said = "field" if found.beside else "label"
     return violated(
         "collate-mixes-fields" if found.beside else "collate-mixes-labels",
@@ -233,17 +234,21 @@ def fields_mixed(part: Part, found: Pairing) -> Finding:
         + (f": {found.path} of others" if found.beside else ""),
         culprits=(
             *((Culprit("call", put or moved.text, "reordered here", moved),) if moved else ()),
+            *((Culprit("call", left.text, "reads the old order", left),) if left else ()),
             Culprit("function", name, "collate function", place),
             Culprit("dataset", f"{part.prefix}{found.path}", f"{said}s", found.returned),
         ),
-        location=moved or place,
+        location=left or moved or place,
         observed=f"collated alone, sample {first} has the {said} {found.own}; its row in a batch of "
         f"{found.count} has {found.got}",
         cause=f"{found.beside or 'the inputs'} and {found.path or 'the labels'} stand in different orders"
-        + (f": {put} is reordered" if put else ""),
+        + (f": {put} is reordered" if put else "")
+        + (f", and {line_ref(left)} reads what it was made of" if left else ""),
         because=f"rows were matched by {found.beside or 'their inputs'}, and the same samples were collated one by one"
         + (f"; the only line that changes an order is {line_ref(moved)}" if moved else ""),
-        fix=(
+        fix=f"take this field from {put}, too, at {line_ref(left)}"
+        if left
+        else (
             f"use one order for all fields at {line_ref(moved)}: sort the list of samples, then take "
             "every field from it"
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pytest_torchcheck.findings import Culprit, Finding
 
@@ -11,6 +12,9 @@ from ...verdicts import violated
 from ..trace import Backward, Clip, OptimizerStep, Trace
 from .clip_calls import clips_nothing
 from .wording import at, call
+
+if TYPE_CHECKING:
+    from ..spent import SpentLoop
 
 _SHRUNK = 0.5
 """Share of the clipped norm below which the gradients were divided after clipping."""
@@ -141,4 +145,21 @@ def _unclipped(
         cause=cause,
         because=because,
         fix=fix,
+    )
+
+
+def scales_nothing(found: Finding, spent: SpentLoop) -> Finding:
+    """Explain gradients that are not clipped by a loop of the step that runs no turn."""
+    place = spent.made or spent.loop
+    return replace(
+        found,
+        location=place,
+        culprits=(
+            Culprit("call", spent.name, "used up before the loop", place),
+            Culprit("call", "for", "runs no turn", spent.loop),
+            *found.culprits,
+        ),
+        cause=f"the loop at {at(spent.loop)} runs no turn: {spent.name} yields its elements only once",
+        because=f"{spent.name} had no element left after {at(spent.emptied)}",
+        fix=f"keep a list{f' at {at(spent.made)}' if spent.made is not None else ''}: list(...)",
     )
