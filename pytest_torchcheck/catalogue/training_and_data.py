@@ -144,7 +144,7 @@ CHECKS: tuple[Check, ...] = (
             "Samples can be read, are finite, and agree in structure, shape and dtype, so "
             "that they can be batched.",
             needs=("dataset",),
-            cost="256 reads of each dataset, shared",
+            cost="256 reads of each dataset, shared; 2 more of one that holds bytes",
             axes="once",
         ),
         check(

@@ -14,8 +14,8 @@ from pytest_torchcheck.data.reading import Survey, survey
 from pytest_torchcheck.data.relations import class_names as naming
 from pytest_torchcheck.data.relations import collate_writes as collating
 from pytest_torchcheck.data.relations import confused_samples as confusing
+from pytest_torchcheck.data.relations import faint_bytes, mutation
 from pytest_torchcheck.data.relations import kept_draws as keeping
-from pytest_torchcheck.data.relations import mutation
 from pytest_torchcheck.data.relations import replayed_draws as replaying
 from pytest_torchcheck.specs import Labels, as_spec_tree
 from pytest_torchcheck.subject.errors import SubjectError
@@ -74,7 +74,11 @@ def in_data(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def samples_valid(subject: Subject) -> Iterator[Finding]:
-    """Read evenly spread samples and look at every leaf; collate one batch of the least alike."""
+    """Read evenly spread samples and look at every leaf; collate one batch of the least alike.
+
+    Where a sample is made of stored bytes, it is read with all of them 0 and all 255 too: what lies between
+    must be more than a twentieth of its values.
+    """
     for found in surveys(subject):
         if found.errors:
             yield explain.read_error(found)
@@ -94,6 +98,8 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
             *_out_of_range(subject, found),
             *([explain.identical(found)] if validity.identical_inputs(found) else []),
         ]
+        if not bad and (pale := faint_bytes.faint(found)) is not None:
+            bad.append(explain.faint(found, pale))
         yield from bad
         if not bad:
             leaves = len(found.samples[0].leaves)
