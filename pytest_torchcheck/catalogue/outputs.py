@@ -10,8 +10,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "input-influence",
             "Every input has an influence on the output.",
-            cost="1 FB with a random projection; up to 3 more, and 1 F per integer input, only in "
-            "doubt",
+            cost="1 F of two samples, and 1 F for each input; up to 4 FB with a random projection "
+            "and 1 F for each input only in doubt",
         ),
         check(
             "checkpointing",
@@ -30,7 +30,7 @@ CHECKS: tuple[Check, ...] = (
         check(
             "batch-independence",
             "A sample's output does not depend on other samples or on its position in the batch.",
-            cost="4 F in eval mode, one of them shared; 2 more in float64 only where bits "
+            cost="3 F of four samples and 1 F of two in eval mode; 2 more in float64 only where bits "
             "differ; as many again where weights start at zero",
         ),
         check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,6 +45,9 @@ _ROUNDED = 1e-5
 deep models."""
 
 
+_FEW = 4  # samples that are mixed with each other and put in another order
+
+
 _QUANTIZED = ("quantized", "ao.nn")
 
 
@@ -70,10 +74,8 @@ def _independence(subject: Subject) -> Iterator[Finding]:
     if is_quantized(subject.model):
         yield not_applicable("the activations of quantized modules share one scale over the batch")
         return
-    batch = subject.batch()
     symbol = subject.source.batch_symbol
-    size = batch.sizes.get(symbol, 0)
-    if size < 2:
+    if subject.batch().sizes.get(symbol, 0) < 2:
         yield inconclusive("the batch holds only one sample")
         return
     rows = output_rows(subject)
@@ -83,29 +85,27 @@ def _independence(subject: Subject) -> Iterator[Finding]:
             "no output can be split into samples" + (asks if other_batch_dim(subject) else "")
         )
         return
-    keep = torch.arange(size) == 0
-    refused = ""
+    batch, known = _some(subject)
+    size = batch.sizes[symbol]
+    keep, fresh = torch.arange(size) == 0, subject.batch(1)
+    if batch is not subject.batch():
+        fresh = subject.source.rows(fresh, torch.arange(size))
+    refused, others = "", None
     try:
-        mixed = _replace(subject, batch, subject.batch(1), keep)
-        outputs(subject, mixed)
+        mixed = _replace(subject, batch, fresh, keep)
+        others = outputs(subject, mixed)
     except SubjectError as error:  # sizes or an order among the samples that the model relies on
         refused = (
             f"with those of another batch the {error.phase} raises {type(error.error).__name__}"
         )
-        mixed = _replace(subject, batch, floating_from(batch, subject.batch(1)), keep)
+        mixed = _replace(subject, batch, floating_from(batch, fresh), keep)
     if not _differs(batch, mixed):
         yield inconclusive(
             f"the inputs of the other samples could not be changed: {refused or 'all samples are equal'}"
         )
         return
-    leaks = _compare(
-        subject,
-        batch,
-        mixed,
-        rows,
-        torch.zeros(1, dtype=torch.int64),
-        torch.zeros(1, dtype=torch.int64),
-    )
+    first = torch.zeros(1, dtype=torch.int64)
+    leaks = _compare(subject, batch, mixed, rows, first, first, known=(known, others))
     if leaks is not None:
         dim = other_batch_dim(subject)
         yield (
@@ -114,33 +114,37 @@ def _independence(subject: Subject) -> Iterator[Finding]:
             else (explain.other_dim(subject, dim, leaks))
         )
         return
-    yield from _order_of_samples(subject, batch, rows, size)
+    yield from _keeps_places(size, subject, batch, rows, known)
 
 
-def _order_of_samples(subject: Subject, batch: Batch, rows: Rows, size: int) -> Iterator[Finding]:
-    """Change the order of the samples."""
-    if forward_facts(subject).consumed:
-        yield passed(
-            f"the first of {size} samples does not depend on the others; the output is random "
-            "in eval mode"
-        )
-        return
-    yield from _keeps_places(size, subject, batch, rows)
+def _some(subject: Subject) -> tuple[Batch, dict[str, torch.Tensor]]:
+    """Return a few samples, all where the model refuses so few, and their outputs.
+
+    Pairs and halves of four samples can still be mixed; what takes groups of another size refuses them.
+    """
+    if (few := subject.few(subject.batch(), _FEW)) is not None:
+        with contextlib.suppress(SubjectError):
+            return few, outputs(subject, few)
+    return subject.batch(), outputs(subject)
 
 
-def _keeps_places(size: int, subject: Subject, batch: Batch, rows: Rows) -> Iterator[Finding]:
+def _keeps_places(
+    size: int, subject: Subject, batch: Batch, rows: Rows, known: dict[str, torch.Tensor]
+) -> Iterator[Finding]:
     """Compare the samples with themselves in another order."""
     order = torch.arange(size).roll(1)
     turned = subject.source.rows(batch, order)
     try:
-        leaks = _compare(subject, batch, turned, rows, order, torch.arange(size))
+        leaks = _compare(
+            subject, batch, turned, rows, order, torch.arange(size), known=(known, None)
+        )
     except SubjectError as error:
         yield passed(
             f"the first of {size} samples does not depend on the others; in another order the "
             f"forward raises {type(error.error).__name__}, as if it needs samples sorted by length"
         )
         return
-    if leaks is not None and draws_in_eval(subject):
+    if leaks is not None and (forward_facts(subject).consumed or draws_in_eval(subject)):
         yield passed(
             f"the first of {size} samples does not depend on the others; the output is random "
             "in eval mode, so another order gives samples other random numbers"
@@ -199,6 +203,7 @@ def _compare(
     of_a: torch.Tensor,
     of_b: torch.Tensor,
     small: Batch | None = None,
+    known: tuple[dict[str, torch.Tensor] | None, dict[str, torch.Tensor] | None] = (None, None),
 ) -> dict[str, float] | None:
     """Compare samples ``of_a`` of one run with samples ``of_b`` of another: None where they agree.
 
@@ -208,9 +213,10 @@ def _compare(
     Args:
         small: Fewer samples of ``a``, ``of_a`` among them, which float64 runs instead where the
             difference is as small as rounding makes it.
+        known: The outputs of ``a`` and of ``b`` where they are there.
     """
-    mine = outputs(subject, a)
-    gaps = gaps_between(mine, outputs(subject, b), rows, of_a, of_b)
+    mine, theirs = known[0] or outputs(subject, a), known[1] or outputs(subject, b)
+    gaps = gaps_between(mine, theirs, rows, of_a, of_b)
     if all(gap == 0.0 for gap in gaps.values()):
         return None
     narrow = all(t.dtype != torch.float64 for t in mine.values())
@@ -300,7 +306,7 @@ def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
     gaps = (
         None
         if is_stochastic(subject)
-        else _compare(subject, batch, single, rows, first, first, small=pair)
+        else _compare(subject, batch, single, rows, first, first, small=pair, known=(full, alone))
     )
     if gaps is not None and (forward_facts(subject).consumed or draws_in_eval(subject)):
         gaps = None  # the random numbers of a batch of one are others; eval-determinism judges that

@@ -28,7 +28,7 @@ _CLOSE = 1e-5  # relative: the order of summation differs between a kept and a r
 
 
 def input_influence(subject: Subject) -> Iterator[Finding]:
-    """Look at the gradient of a random projection of the outputs to every floating input; change the others."""
+    """Change every input; look at the gradient of a random projection of the outputs to what changes nothing."""
     batch = subject.batch()
     inputs = {
         path: leaf
@@ -38,9 +38,9 @@ def input_influence(subject: Subject) -> Iterator[Finding]:
     if not inputs:
         yield inconclusive("the model takes no tensor")
         return
-    silent = {
-        path for path, leaf in inputs.items() if leaf.is_floating_point() or leaf.is_complex()
-    }
+    moving = _moving(subject, inputs)
+    moot = [path for path in inputs if path not in moving]
+    silent = {p for p in moot if inputs[p].is_floating_point() or inputs[p].is_complex()}
     if silent:
         few = subject.few(batch)  # what reaches two samples has an influence
         if few is not None:
@@ -50,9 +50,7 @@ def input_influence(subject: Subject) -> Iterator[Finding]:
             if not silent:
                 break
     # an input may act through comparisons and indices, which have no gradient: change it
-    silent |= {
-        path for path, leaf in inputs.items() if not (leaf.is_floating_point() or leaf.is_complex())
-    }
+    silent |= {p for p in moot if not (inputs[p].is_floating_point() or inputs[p].is_complex())}
     ignored = [path for path in inputs if path in silent and _has_no_effect(subject, path)]
     # other values of an integer or boolean input are only certain to mean something else where
     # their domain is declared
@@ -73,6 +71,22 @@ def input_influence(subject: Subject) -> Iterator[Finding]:
         )
     else:
         yield passed(f"{len(inputs)} of {len(inputs)} inputs have an influence on the output")
+
+
+def _moving(subject: Subject, inputs: dict[str, torch.Tensor]) -> set[str]:
+    """Name the inputs other values of which change an output for two samples in eval mode: they have an influence."""
+    few, other = subject.few(subject.batch()), subject.few(subject.batch(1))
+    if few is None or other is None:
+        return set()
+    try:
+        before, fresh = outputs(subject, few), other.tensors()
+        return {
+            path
+            for path in inputs
+            if _differ(before, outputs(subject, _with(few, path, fresh[path])))
+        }
+    except SubjectError:
+        return set()  # the whole batch, and the gradient, decide
 
 
 def _without_gradient(subject: Subject, batch: Batch, seed: int) -> set[str]:

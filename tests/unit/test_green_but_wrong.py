@@ -156,6 +156,33 @@ def test_what_fails_in_the_first_call_only_is_reported(
     assert made.check(check).ok
 
 
+@pytest.mark.parametrize("call", [2, 3])
+def test_what_fails_once_in_a_later_step_is_reported(
+    call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Flaky, "calls", 0)
+    monkeypatch.setattr(Flaky, "fails", (call,))
+    made = Contract(model=Flaky, batch=((X,), Y), loss=F.cross_entropy)
+    assert codes(made.check("backward")) == {"crash": "violated"}
+    assert made.check("backward").ok
+
+
+class OfOneSize(nn.Module):
+    """Takes no other batch than the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.view(len(X), -1))
+
+
+def test_steps_of_a_model_of_one_batch_size_take_all_samples() -> None:
+    made = Contract(model=OfOneSize, batch=((X,), Y), loss=F.cross_entropy)
+    assert not codes(made.check(["backward", "weights-update", "resume", "step-leak"]))
+
+
 def leave(kind: Any, at: str) -> Contract:
     """Raise what is no ``Exception`` in the forward, the loss or the step."""
 

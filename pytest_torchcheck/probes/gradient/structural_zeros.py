@@ -87,9 +87,10 @@ def _reached_in_double(subject: Subject, names: list[str], largest: float) -> se
     Only their gradients are computed: a cheap look that spares most models the whole step in float64.
     """
     whole, symbol = subject.batch(), subject.source.batch_symbol
-    batch = whole
-    if symbol is not None and batch.sizes.get(symbol, 0) > 2:
-        batch = subject.source.rows(batch, torch.arange(2))
+    first = batch = whole
+    if symbol is not None and (size := batch.sizes.get(symbol, 0)) > 2:
+        batch = subject.source.rows(whole, torch.arange(2))
+        first = subject.source.rows(whole, torch.arange(size - 2, size))
     with subject.in_double() as model:
         batch = batch.to(dtype=torch.float64).clone()
         model.train()
@@ -99,7 +100,7 @@ def _reached_in_double(subject: Subject, names: list[str], largest: float) -> se
             # weights that the first batch initialises, so that its mean is 0 and its scale 1, give
             # what follows a gradient from the second batch on
             with torch.no_grad():
-                subject.call(model, whole.to(dtype=torch.float64).clone())
+                subject.call(model, first.to(dtype=torch.float64).clone())
             with torch.enable_grad():
                 loss = subject.compute_loss(subject.call(model, batch), batch)
             with subject.phase("backward", batch):

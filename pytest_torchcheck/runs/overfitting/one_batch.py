@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...subject import Subject
 
 _SAMPLES, _FEW = 8, 3  # larger batches are cut to so many samples; the first attempt's to so few
+_MANY = 16  # targets of one sample
 FORWARD = 1 / 3
 """What a forward costs, in plain steps; in float64 everything costs twice as much."""
 _FREED = 0.4  # a step on the outputs alone: loss and its backward, no model
@@ -114,16 +115,18 @@ def few_samples(subject: Subject) -> Batch:
     """Return a few samples of the small batch, two of them with different targets where any have.
 
     Three rather than two where the batch allows it: of two values a statistic over the batch keeps
-    no more than which one is larger.
+    no more than which one is larger. Two where each has many targets to be memorised.
     """
     batch, symbol = small_batch(subject), subject.source.batch_symbol
     size = 0 if symbol is None else batch.sizes.get(symbol, 0)
-    few = max(2, min(_FEW, size // 2))
+    targets = targets_of(batch) or labels_of(batch)
+    many = any(target.numel() >= _MANY * size for target in targets.values())
+    few = 2 if many else max(2, min(_FEW, size // 2))
     if symbol is None or subject.few(batch, few, aligned=True) is None or runs_whole_alone(subject):
         return batch
     axes = subject.source.axes(symbol)
     second = 1
-    for path, target in (targets_of(batch) or labels_of(batch)).items():
+    for path, target in targets.items():
         rows = trees.dense(target).movedim(axes[path], 0).flatten(1) if target.dim() > 1 else target
         unlike = rows != rows[:1]
         unlike = unlike.any(1) if unlike.dim() > 1 else unlike

@@ -119,12 +119,18 @@ def trajectory(subject: Subject) -> Trajectory:
     these raise or give no finite loss, all steps take the whole batch.
     """
     with subject.ear.listening():
-        if (batch := later_batch(subject, few=True)) is not subject.batch():
-            made = _run(subject, batch)
-            if made.error is None and all(map(math.isfinite, made.losses)):
-                return replace(made, few=True)
-            subject.cache.pop(CHECKPOINT, None)
-        return _run(subject, subject.batch())
+        if (batch := later_batch(subject, few=True)) is subject.batch():
+            return _run(subject, batch)
+        made = _run(subject, batch)
+        if made.error is None and all(map(math.isfinite, made.losses)):
+            return replace(made, few=True)
+        if not made.losses:
+            return made  # the first step takes the whole batch
+        subject.cache.pop(CHECKPOINT, None)
+        whole = _run(subject, subject.batch())
+        if made.error is not None and whole.error is None and _run(subject, batch).error is None:
+            return made  # it raised once, and it was not for being given a few samples
+        return whole
 
 
 def later_batch(subject: Subject, *, few: bool) -> Batch:

@@ -89,9 +89,10 @@ def woken(subject: Subject) -> tuple[Subject, list[str]] | None:
     contract.model = model
     dtype = None if subject.dtype is None else str(subject.dtype).removeprefix("torch.")
     device, examples = str(subject.device), subject.examples
-    return Subject(
-        contract, device=device, dtype=dtype, seed=subject.seed, examples=examples
-    ), names
+    made = Subject(contract, device=device, dtype=dtype, seed=subject.seed, examples=examples)
+    if "rows" in subject.cache:  # they follow from the sizes, not from the weights
+        made.cache["rows"] = subject.cache["rows"]
+    return made, names
 
 
 def _hides(name: str, parameter: nn.Parameter) -> bool:
