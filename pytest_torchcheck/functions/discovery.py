@@ -45,7 +45,6 @@ class RecordedCall:
             where a call of the same shapes was recorded before.
         shapes: Shape of every tensor argument, by flat index, as it was.
         dtypes: Its dtype.
-        strides: Its strides.
         requires: Flat indices of the tensors that required a gradient; none where gradients were off.
         linked: Flat indices of the tensors that another argument (a module, a closure) also holds.
         location: The user's line that applied it.
@@ -65,7 +64,6 @@ class RecordedCall:
     kwargs: Mapping[str, Any]
     shapes: Mapping[int, tuple[int, ...]]
     dtypes: Mapping[int, str]
-    strides: Mapping[int, tuple[int, ...]]
     requires: tuple[int, ...]
     linked: tuple[int, ...] = ()
     location: Location | None = None
@@ -232,7 +230,6 @@ def _describe(function: Any, kind: str, name: str, args: Any, kwargs: Any) -> Re
         kwargs={},
         shapes={i: tuple(t.shape) for i, t in tensors.items()},
         dtypes={i: str(t.dtype).removeprefix("torch.") for i, t in tensors.items()},
-        strides={i: _strides(t) for i, t in tensors.items()},
         requires=tuple(i for i, t in tensors.items() if t.requires_grad) if asked else (),
         recorded=asked,
         linked=tuple(linked_arguments(leaves)),
@@ -281,13 +278,6 @@ def _has_no_values(tensor: Tensor) -> bool:
     if tensor.layout != torch.strided:
         return True
     return type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
-
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    try:
-        return tuple(tensor.stride())
-    except RuntimeError:
-        return ()
 
 
 def _implementation(func: Any) -> Any:

@@ -233,7 +233,6 @@ class Subject(PristineModel):
     def _describe(self, output: Any, loss: torch.Tensor) -> Gradients:
         return Gradients(
             loss=float(loss.detach().sum()),
-            loss_shape=tuple(loss.shape),
             connected=loss.requires_grad,
             stats=gradient_stats(self.model),
             outputs=tuple(

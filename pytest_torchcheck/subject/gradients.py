@@ -36,14 +36,12 @@ class Gradients:
 
     Attributes:
         loss: Value of the scalar loss.
-        loss_shape: Its shape before any reduction.
         connected: Whether the loss requires a gradient.
         stats: Of every parameter that requires a gradient, by name.
         outputs: Path, shape, dtype and ``requires_grad`` of every output tensor.
     """
 
     loss: float
-    loss_shape: tuple[int, ...]
     connected: bool
     stats: dict[str, GradStat]
     outputs: tuple[tuple[str, tuple[int, ...], str, bool], ...]

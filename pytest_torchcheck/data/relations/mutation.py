@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck import sources
-
 from ...record.tracing import find_line, line_of
 from ..contents import Contents, Held, is_array
 from ..describing import describe_sample, leaves
@@ -48,7 +46,6 @@ class Rereading:
         settles: Whether something stored was changed by them, and another seed changed nothing.
         ordered: Items that are others when all are read in the opposite order, from the same state.
         error: Item, type and message where an item can be read only once; None where all can.
-        error_location: The user's line that raised then.
     """
 
     indices: tuple[int, ...]
@@ -63,7 +60,6 @@ class Rereading:
     settles: bool = False
     ordered: tuple[int, ...] = ()
     error: tuple[int, str] | None = None
-    error_location: Location | None = None
 
 
 def reread(part: Part, *, seed: int = 0, most: int = MOST_REREAD) -> Rereading:
@@ -99,7 +95,6 @@ def reread(part: Part, *, seed: int = 0, most: int = MOST_REREAD) -> Rereading:
                 differing=(error.index,),
                 changes=changes,
                 error=(error.index, f"{type(error.cause).__name__}: {error.cause}"),
-                error_location=sources.of_error(error.cause),
             )
         differing = tuple(i for i in indices if _paths(first[i], last[i]))
         ordered: tuple[int, ...] = ()

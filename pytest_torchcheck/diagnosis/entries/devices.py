@@ -98,9 +98,7 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
     strays = stray_tensors(scene.model, stray_device)
     name = named_source(odd)
     if not name and odd is not None:
-        live = scene.replay()
-        given = live.failing if live is not None else None
-        name = _attribute_name(strays, odd, given.op.inputs if given else ())
+        name = _attribute_name(strays, odd)
     if not name and odd is None and len(strays) == 1:
         name = next(iter(strays))
     where = f"{scene.at} combines tensors on {home} and {stray_device}"
@@ -270,7 +268,7 @@ def _two_places(scene: Scene, part: str, device: str, home: str, observed: str) 
     )
 
 
-def _attribute_name(strays: dict[str, torch.Tensor], odd: Fact, inputs: tuple[Fact, ...]) -> str:
+def _attribute_name(strays: dict[str, torch.Tensor], odd: Fact) -> str:
     """Return the attribute that shares the stray operand's memory, or the only one of its shape."""
     for name, tensor in strays.items():
         plain = tensor.device.type != "meta" and tensor.layout == torch.strided

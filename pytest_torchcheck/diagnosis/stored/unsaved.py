@@ -257,7 +257,7 @@ def drawn_anew(subject: Subject, expected: Outputs) -> Iterator[Finding]:
         if line is None:
             continue
         with subject.pristine() as model:
-            if not _exchange(model, piece):
+            if not _exchange(piece):
                 continue
             difference = gap(outputs_of(subject, model), expected)
         if difference is None:
@@ -290,7 +290,7 @@ def drawn_anew(subject: Subject, expected: Outputs) -> Iterator[Finding]:
         )
 
 
-def _exchange(model: nn.Module, piece: Piece) -> bool:
+def _exchange(piece: Piece) -> bool:
     """Give a piece other values of the same kind: the same ones in another order."""
     value = vars(piece.owner).get(piece.key, piece.owner._buffers.get(piece.key))
     if isinstance(value, torch.Tensor):

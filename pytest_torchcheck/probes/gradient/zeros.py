@@ -64,7 +64,6 @@ class ZeroGradient:
         location: The user's line of it.
         module: Qualified name of the module in whose forward it runs.
         fact: What was measured, as a clause.
-        alive: Dtype and shape of the last tensor with a gradient.
         reached: Root mean square of that gradient.
         left: Root mean square behind the operation: exactly 0.0, or what rounding leaves of it.
     """
@@ -75,7 +74,6 @@ class ZeroGradient:
     location: Location | None
     module: str
     fact: str
-    alive: str
     reached: float
     left: float
 
@@ -147,7 +145,6 @@ def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
         location=op.location,
         module=op.module,
         fact=fact,
-        alive=describe(stopped.output.tensor),
         reached=stopped.reached,
         left=stopped.value.rms or 0.0,
     )

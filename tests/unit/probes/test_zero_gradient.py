@@ -145,7 +145,6 @@ def test_the_operation_that_kills_the_gradient(cls, kind, backward):
     assert found.reached > 1e-6
     assert found.left < 1e-6 * found.reached + 1e-9
     assert found.fact
-    assert found.alive.startswith("float32 [5, ")
     assert all(p.grad is None for p in model.parameters())
 
 

@@ -39,7 +39,7 @@ _CONVOLUTIONS = (
 )
 
 
-def _layout(module: Any, given: torch.Tensor, want: int, spatial: int) -> tuple[str, str, str]:
+def _layout(given: torch.Tensor, want: int, spatial: int) -> tuple[str, str, str]:
     """Return cause, measured fact and fix of a channel mismatch that is a matter of layout, or blanks."""
     if given.dim() == spatial + 2 and given.shape[-1] == want and given.shape[1] != want:
         order = (0, spatial + 1, *range(1, spatial + 1))
@@ -109,7 +109,7 @@ def channels(scene: Scene, match: re.Match[str]) -> Explanation | None:
         "observed": f"{name} takes {want} channels; its input is {describe(given) if given is not None else shape}",
     }
     if given is not None:
-        cause, because, change = _layout(module, given, want, spatial)
+        cause, because, change = _layout(given, want, spatial)
         if cause:
             return scene.explain(
                 **common,
