@@ -12,7 +12,7 @@ CHECKS: tuple[Check, ...] = (
             "A training step clears, computes, clips and applies gradients once each, in "
             "this order.",
             needs=("model", "step-or-trainer"),
-            cost="4 FBS, shared",
+            cost="4 FBS, shared; 6 more where one step applies two losses of which one goes through what the other trains",
             axes="once",
         ),
         check(

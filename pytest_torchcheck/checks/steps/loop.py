@@ -13,6 +13,7 @@ from pytest_torchcheck.loop.spent import spent_loop
 from pytest_torchcheck.loop.traces.clipping import clipping_of, scales_nothing
 from pytest_torchcheck.loop.traces.copied_onto_itself import copying_findings
 from pytest_torchcheck.loop.traces.modes import mode_findings
+from pytest_torchcheck.loop.traces.opposed_losses import opposed_findings
 from pytest_torchcheck.loop.traces.protocol import protocol_findings
 from pytest_torchcheck.loop.traces.rate_groups import idle_schedulers, left_behind, set_by_hand
 from pytest_torchcheck.loop.traces.rates import (
@@ -52,7 +53,11 @@ def whole_trace(subject: Subject) -> Trace:
 
 
 def step_protocol(subject: Subject) -> Iterator[Finding]:
-    """Record some calls of the step and read the order of what it calls."""
+    """Record some calls of the step and read the order of what it calls.
+
+    Where one optimizer's step applies two losses, of which the second reaches further parameters only through
+    those of the first, the second must have a minimum in the outputs of these.
+    """
     trace = whole_trace(subject)
     if not trace.optimizer_steps() and trace.backwards():
         windows = [
@@ -62,7 +67,8 @@ def step_protocol(subject: Subject) -> Iterator[Finding]:
         ]
         trace = record(subject, steps=max(MOST_STEPS, *(n + 1 for n in windows), 1))
     wrong = (*protocol_findings(subject, trace), *copying_findings(subject, trace))
-    found = [_placed(subject, one) for one in wrong or two_point_findings(subject, trace)]
+    wrong = wrong or (*two_point_findings(subject, trace), *opposed_findings(subject, trace))
+    found = [_placed(subject, one) for one in wrong]
     if found:
         yield from found
         return

@@ -1,0 +1,180 @@
+"""A loss that trains one part through another, and moves the other too, which a loss of its own trains."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_torchcheck.findings import Culprit
+from pytest_torchcheck.objects import trees
+from pytest_torchcheck.subject.errors import SubjectError
+
+from ...verdicts import violated
+from ..patches import listening
+from ..steps import StepWatch, begun, take_steps
+from ..trace import Backward, Forward
+from .wording import at, call, few
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from pytest_torchcheck.findings import Finding
+    from pytest_torchcheck.subject import Subject
+
+    from ..trace import OptimizerStep, Trace
+
+_SHIFTS = (-1e4, -10.0, 0.0, 10.0, 1e4)
+"""Beyond all targets, so that a loss with a best output rises on both sides of it."""
+
+
+def opposed_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
+    """Yield a step that applies to one part the gradient of a loss which reaches another part through it.
+
+    The first part is trained by a loss of its own; the other loss is to train what comes before it, as an
+    actor's loss behind a critic, a generator's behind a discriminator. It is told where this loss falls without
+    end when the outputs of the first part are all raised, or all lowered: no weights of it are best then.
+    Losses that agree, such as two reconstructions by one decoder, have a best output.
+    """
+    for step in trace.optimizer_steps():
+        passes = {p: e for p in step.fresh if isinstance(e := trace.events[p], Backward)}
+        for own, mine in passes.items():
+            for through, other in passes.items():
+                both = step.sources[own] & step.sources[through]
+                if mine.touched < other.touched and both and both == mine.touched & other.touched:
+                    finding = _opposed(subject, trace, step, (own, through))
+                    if finding is not None:
+                        yield finding
+                        return
+
+
+def _opposed(
+    subject: Subject, trace: Trace, step: OptimizerStep, places: tuple[int, int]
+) -> Finding | None:
+    """Ask whether the second pass goes through what the first one trains, and wants its outputs without bound."""
+    own, through = (trace.events[p] for p in places)
+    assert isinstance(own, Backward)
+    assert isinstance(through, Backward)
+    index = [trace.backwards(e.step).index(e) for e in (own, through)]
+    if own.step or through.step:
+        return None  # the same happens in the first call
+    names = _whole_modules(subject.model, own.touched)
+    rest = through.touched - own.touched
+    cut = _run(subject, names, lambda output: output, detach=True)
+    if cut is None or len(cut) <= index[1] or rest & cut[index[1]][1]:
+        return None
+    made = [_run(subject, names, lambda output, by=by: output + by) for by in _SHIFTS]
+    if any(one is None or len(one) <= max(index) for one in made):
+        return None
+    values = [[one[i][0] for one in made if one is not None] for i in index]
+    if not _monotone(values[1]) or _monotone(values[0]):
+        return None
+    return _told(trace, step, (own, through), names, rest, values[1])
+
+
+def _monotone(values: list[float]) -> bool:
+    steps = [b - a for a, b in pairwise(values)]
+    least = 1e-6 * max(1.0, *(abs(value) for value in values))
+    return all(one > -least for one in steps) != all(one < least for one in steps)
+
+
+def _whole_modules(model: nn.Module, parameters: frozenset[str]) -> list[str]:
+    """Return the largest modules whose parameters are all among some."""
+    found: list[str] = []
+    for name, module in model.named_modules():
+        held = [f"{name}.{n}" if name else n for n, _ in module.named_parameters()]
+        within = any(name.startswith(f"{other}.") for other in found)
+        if held and name and parameters.issuperset(held) and not within:
+            found.append(name)
+    return found
+
+
+def _run(
+    subject: Subject,
+    names: list[str],
+    change: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    detach: bool = False,
+) -> list[tuple[float, frozenset[str]]] | None:
+    """Take a step with the outputs of some modules changed; return the root of each pass, and what it touched.
+
+    With ``detach`` the modules get their inputs without a graph.
+    """
+    passes: list[tuple[float, frozenset[str]]] = []
+    with begun(subject) as (model, made), contextlib.ExitStack() as stack:
+        named = dict(model.named_parameters())
+
+        def noted(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            roots = args[0] if args else kwargs["tensors"]
+            roots = [roots] if isinstance(roots, torch.Tensor) else list(roots)
+            before = {n: None if p.grad is None else p.grad.clone() for n, p in named.items()}
+            result = original(*args, **kwargs)
+            touched = {n for n, p in named.items() if not _same(before[n], p.grad)}
+            passes.append((sum(float(r.detach().sum()) for r in roots), frozenset(touched)))
+            return result
+
+        def entered(_: nn.Module, args: tuple[Any, ...]) -> Any:
+            given = trees.floats(args).values()
+            return trees.substitute(args, {id(t): t.detach() for t in given}) if detach else None
+
+        def left(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            given = trees.floats(output).values()
+            return trees.substitute(output, {id(t): change(t) for t in given})
+
+        for name in names:
+            module = model.get_submodule(name)
+            stack.callback(module.register_forward_pre_hook(entered).remove)
+            stack.callback(module.register_forward_hook(left).remove)
+        stack.enter_context(listening({"backward": noted}, before_step=lambda *_: None))
+        try:
+            take_steps(subject, model, made, 1, StepWatch())
+        except (SubjectError, RuntimeError):
+            return passes if detach and passes else None  # a pass without a graph raises
+    return passes
+
+
+def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _told(
+    trace: Trace,
+    step: OptimizerStep,
+    passes: tuple[Backward, Backward],
+    names: list[str],
+    rest: frozenset[str],
+    values: list[float],
+) -> Finding:
+    own, through = passes
+    before = trace.events[: trace.events.index(through)]
+    forwards = [e for e in before if isinstance(e, Forward) and e.module in names]
+    line = next((e for e in reversed(forwards) if e.place is not None), None)
+    if line is not None and sum(e.place == line.place for e in forwards) > 1:
+        line = None  # a helper that both losses call
+    part, falls = ", ".join(names), "rises" if values[0] > values[-1] else "falls"
+    return violated(
+        "loss-moves-another-part",
+        f"{through.name}() at {at(through.place)} also trains {part}: {step.name}() applies both losses to it",
+        culprits=(
+            *(Culprit("module", name, "is moved by both losses") for name in names),
+            *([call(line, "the loss goes through it")] if line is not None else []),
+            call(through, f"reaches {few(rest)} through {part}"),
+            call(own, f"the loss of {part} itself"),
+        ),
+        location=line.place if line is not None else through.place,
+        observed=f"the gradients of {part} that {step.name}() applies hold two passes: {at(own.place)} and "
+        f"{at(through.place)}",
+        cause=f"the second loss is to train {few(rest)}, which it reaches through {part} only; it "
+        f"moves {part} as well, so as to make its outputs extreme",
+        because=f"with all outputs of {part} shifted by {_SHIFTS[1]:g}, 0 and {_SHIFTS[3]:g} this loss is "
+        f"{values[1]:.4g}, {values[2]:.4g} and {values[3]:.4g}: it has no minimum, and is lower the more the output {falls}",
+        fix=f"freeze {part} in that pass (requires_grad_(False), and back), clear its gradients after it, or give "
+        f"{few(rest)} an optimizer of its own",
+        evidence={"losses": values},
+    )
