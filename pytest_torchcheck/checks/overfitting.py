@@ -28,7 +28,13 @@ from ..runs.overfitting.one_batch import (
     small_batch,
     spread_of_losses,
 )
-from ..runs.overfitting.reach import few_parameters, hopeless, outputs_in_double, residual_lost
+from ..runs.overfitting.reach import (
+    climb,
+    few_parameters,
+    hopeless,
+    outputs_in_double,
+    residual_lost,
+)
 from ..runs.overfitting.tangent import tangent
 from ..subject.errors import SubjectError
 from ..subject.optimizers import optimizers_of
@@ -53,6 +59,8 @@ _SEEN = 8  # so many steps show what an optimizer does
 _GATHERED = 2.0  # times the gradient of one step: a step that has added up several
 _WITHIN = 0.9
 """A larger part of what the loss asks lies within what the parameters can do: that does not stop the learning."""
+_ALONG = 0.2
+"""Cosine of a step and the gradient above which the step climbs: weight decay alone stays below."""
 _KEPT = 4.0  # steps of the budget that are kept to find out why nothing is learnt
 
 
@@ -165,7 +173,7 @@ def _judge(
     own_steps = subject.contract.train_step is not None and len(set(first.losses)) == 1
     if _done(best, goal) or (own_steps and best.remaining <= _HALF):
         if first.name == DECLARED:
-            return _own_failed(subject, first, best, seen, shown)
+            return _own_failed(subject, first, best, seen, shown, budget)
         return passed(
             f"{best.name} brings the loss from {best.losses[0]:.4g} to {min(best.finite[-5:]):.4g} in "
             f"{len(best.losses)} steps ({floor})",
@@ -268,13 +276,20 @@ def _nothing_to_learn(subject: Subject, seen: Look, budget: Budget) -> Finding |
 
 
 def _own_failed(
-    subject: Subject, own: Attempt, best: Attempt, seen: Look, shown: dict[str, Any]
+    subject: Subject,
+    own: Attempt,
+    best: Attempt,
+    seen: Look,
+    shown: dict[str, Any],
+    budget: Budget,
 ) -> Finding:
     """Judge an optimizer that fails where another one succeeds."""
     finite, floor = own.finite, seen.floor
     made = subject.contract.optimizer
     place = (sources.search(made, r"\blr\s*=") or sources.of_object(made)) if made else None
     learns = f"{best.losses[0]:.4g} -> {best.losses[-1]:.4g} in {len(best.losses)} steps"
+    if own.losses[-1:] > own.losses[:1] and (along := climb(subject, budget)) > _ALONG:
+        return explain.climbing(own, best, along, place, shown)
     grown = len(finite) > 3 and min(finite[-3:]) > _GROWN * (abs(finite[0]) + 1e-3)
     if len(finite) < len(own.losses) or grown:
         return violated(

@@ -220,6 +220,24 @@ def crawling(own: Attempt, best: Attempt, place: Location | None, shown: dict[st
     )
 
 
+def climbing(
+    own: Attempt, best: Attempt, along: float, place: Location | None, shown: dict[str, Any]
+) -> Finding:
+    """Explain an optimizer that steps along the gradient of the loss instead of against it."""
+    return violated(
+        "optimizer-climbs",
+        "the declared optimizer raises the loss: it steps along the gradient",
+        culprits=[Culprit("optimizer", "optimizer", "climbs", place)],
+        location=place,
+        observed=f"loss {own.losses[0]:.4g} -> {own.losses[-1]:.4g} in {len(own.losses)} steps",
+        cause="the optimizer maximises the declared loss: maximize=True, or a sign that is turned",
+        because=f"the cosine of its first step and the gradient is {along:.2f}; {best.name} learns the "
+        f"same batch: {best.losses[0]:.4g} -> {best.losses[-1]:.4g} in {len(best.losses)} steps",
+        fix="drop maximize=True, or declare the loss with the other sign",
+        evidence=shown,
+    )
+
+
 _RANGES = {
     "relu": (0.0, math.inf), "relu_": (0.0, math.inf), "softplus": (0.0, math.inf), "sigmoid": (0.0, 1.0),
     "softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu6": (0.0, 6.0), "hardtanh": (-1.0, 1.0),

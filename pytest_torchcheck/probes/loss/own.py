@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -24,14 +25,29 @@ _LABELS: Final = frozenset({"labels", "label", "target", "targets", "y"})
 _EMBEDDED: Final = "embedding"
 
 
-def labels_of(batch: Batch) -> dict[str, torch.Tensor]:
-    """Return the targets of a batch and those of its inputs that are labels by their names, by path."""
+def labels_of(batch: Batch, model: nn.Module | None = None) -> dict[str, torch.Tensor]:
+    """Return the targets of a batch and those of its inputs that are labels by their names, by path.
+
+    Args:
+        batch: The batch.
+        model: Whose forward names the inputs that are given by their places.
+    """
+    places = [] if model is None else _names_of(model)
+    given = {id(value): name for name, value in zip(places, batch.args, strict=False)}
     named = {
         path: leaf
         for path, leaf in batch.input_leaves()
-        if path.rpartition(".")[2] in _LABELS and isinstance(leaf, torch.Tensor)
+        if isinstance(leaf, torch.Tensor)
+        and (path.rpartition(".")[2] in _LABELS or given.get(id(leaf)) in _LABELS)
     }
     return named | targets_of(batch)
+
+
+def _names_of(model: nn.Module) -> list[str]:
+    try:
+        return list(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        return []
 
 
 class OwnLoss(LossOfOutput):
@@ -62,7 +78,7 @@ class OwnLoss(LossOfOutput):
 
     def targets(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the labels, by their paths in the batch."""
-        return labels_of(self.batch)
+        return labels_of(self.batch, self._subject.model)
 
     def with_targets(self, old: torch.Tensor, new: torch.Tensor) -> Batch:
         """Return the batch with one tensor of labels exchanged for another."""
@@ -134,7 +150,7 @@ class OwnLoss(LossOfOutput):
             SubjectError: The model raised, or it returned no loss.
         """
         given = (self.batch if batch is None else batch).clone()
-        labels = {id(t) for t in labels_of(given).values()}
+        labels = {id(t) for t in labels_of(given, self._subject.model).values()}
         leaves: dict[str, torch.Tensor] = {}
         for path, leaf in given.input_leaves():
             if (

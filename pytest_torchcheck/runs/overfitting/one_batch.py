@@ -119,7 +119,7 @@ def few_samples(subject: Subject) -> Batch:
     """
     batch, symbol = small_batch(subject), subject.source.batch_symbol
     size = 0 if symbol is None else batch.sizes.get(symbol, 0)
-    targets = targets_of(batch) or labels_of(batch)
+    targets = targets_of(batch) or labels_of(batch, subject.model)
     many = any(target.numel() >= _MANY * size for target in targets.values())
     few = 2 if many else max(2, min(_FEW, size // 2))
     if symbol is None or subject.few(batch, few, aligned=True) is None or runs_whole_alone(subject):

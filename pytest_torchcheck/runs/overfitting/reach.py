@@ -11,8 +11,9 @@ from ...objects import trees
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
+from ...subject.optimizers import optimizers_of
 from ..double import jittered
-from .one_batch import FORWARD
+from .one_batch import FORWARD, small_batch
 
 if TYPE_CHECKING:
     from ...batches import Batch
@@ -252,3 +253,38 @@ def residual_lost(subject: Subject, batch: Batch, budget: Budget) -> bool:
                 [t for t, _ in pairs], parameters, [pull for _, pull in pairs], allow_unused=True
             )
         return not any(g is not None and bool(trees.dense(g).count_nonzero()) for g in reached)
+
+
+def climb(subject: Subject, budget: Budget) -> float:
+    """Return the cosine of a step of the declared optimizer and the gradient: above zero where it climbs.
+
+    0 where the step is the user's own, or there is no gradient.
+    """
+    if subject.contract.train_step is not None or not budget.take():
+        return 0.0
+    batch = small_batch(subject).clone()
+    along = ours = theirs = 0.0
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        made = subject.make_optimizer(model)
+        clear_gradients(model)
+        try:
+            subject.compute_loss(subject.call(model, batch), batch).backward()
+            slopes = {
+                parameter: (parameter.detach().clone(), trees.dense(parameter.grad).clone())
+                for parameter in model.parameters()
+                if parameter.grad is not None and trees.computable(parameter)
+            }
+            for optimizer in optimizers_of(made):
+                optimizer.step()
+        except (SubjectError, RuntimeError, TypeError):  # an optimizer may want a closure
+            return 0.0
+        for parameter, (before, slope) in slopes.items():
+            moved = (parameter.detach() - before).double().flatten()
+            along += float(moved @ slope.double().flatten())
+            ours, theirs = (
+                ours + float(moved @ moved),
+                theirs + float(slope.double().square().sum()),
+            )
+    return along / (ours * theirs) ** 0.5 if ours and theirs else 0.0

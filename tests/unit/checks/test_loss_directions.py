@@ -175,3 +175,21 @@ def test_a_step_of_two_opponents():
         train_step=step,
     ).check(CHECKS)
     assert not told(report), str(report)
+
+
+class Partial(Judging):
+    """Looks at the first samples only; its labels are known by their place."""
+
+    def forward(self, x, y):
+        return self.loss(self.layer(x)[: self.rows], y[: self.rows])
+
+
+@pytest.mark.parametrize("rows", [1, SIZE])
+def test_labels_that_are_given_by_their_place_belong_to_samples(rows):
+    def build():
+        model = Partial(F.cross_entropy)
+        model.rows = rows
+        return model
+
+    report = Contract(model=build, batch=((X, LABELS), None), loss="output").check(CHECKS)
+    assert told(report) == ([("violated", "target-unread")] if rows == 1 else []), str(report)

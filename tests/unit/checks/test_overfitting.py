@@ -480,3 +480,15 @@ def test_a_step_that_gathers_gradients_is_not_one_that_learns_nothing(calls, cod
         optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-3),
     )
     assert found.code == code, str(found)
+
+
+@pytest.mark.parametrize("maximize", [True, False])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_an_optimizer_that_climbs(kind, maximize):
+    found = check(
+        model=lambda: nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 8)),
+        batch=labelled(6),
+        loss=F.cross_entropy,
+        optimizer=lambda m: kind(m.parameters(), lr=0.02, weight_decay=0.1, maximize=maximize),
+    )
+    assert (found.code == "optimizer-climbs") is maximize, found
