@@ -305,8 +305,12 @@ class Weighted(nn.Module):
     ("model", "status", "root"),
     [
         (Weighted, "violated", "device-portability/cpu-tensor"),
-        # what its caller gives to a model is the caller's to move: nothing fails, nothing folds
-        (Holding(torch.ones(8), lambda table, x: x * table), "suspicious", None),
+        # what its caller gives to a model is the caller's to move: nothing fails
+        (
+            Holding(torch.ones(8), lambda table, x: x * table),
+            "suspicious",
+            "device-portability/cpu-tensor",
+        ),
     ],
     ids=["own", "given"],
 )
