@@ -25,6 +25,7 @@ from .searching import line_above as line_above
 from .searching import matches as matches
 from .searching import search as search
 from .syntax import FUNCTIONS as FUNCTIONS
+from .syntax import alias_above as alias_above
 from .syntax import alias_at as alias_at
 from .syntax import around as around
 from .syntax import assigned_name as assigned_name

@@ -172,6 +172,21 @@ def reads_old_name(place: Location) -> Location | None:
     return found[0] if len(found) == 1 else None
 
 
+def alias_above(place: Location) -> Location | None:
+    """Return the one statement ``name = other`` above a line for a name that the line reads; None where there are several."""
+    read = set(names_read(place.file, place.line))
+    found = [
+        of_line(place.file, node.lineno, place.function)
+        for node in own_nodes(function_around(place.file, place.line))
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Name)
+        and isinstance(node.targets[0], ast.Name)
+        and node.lineno < place.line
+        and node.targets[0].id in read
+    ]
+    return found[0] if len(found) == 1 else None
+
+
 def alias_at(place: Location) -> tuple[str, str, Location] | None:
     """Return the statement ``name = other`` that gives two variables which a line reads one value: name, other, place."""
     read = set(names_read(place.file, place.line))

@@ -13,13 +13,14 @@ from ...codes.undecided import BLOCKED
 from ...probes.loss.arguments import targets_of
 from ...probes.loss.consumption import LINEAR, Broadcast, LogOf, Stretched
 from ...probes.loss.directions import shuffled, turned
+from ...probes.loss.slopes import repelled
 from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
 from ...runs.losses.in_steps import penalised_in_parts, step_evidence
 from ...specs import Labels
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
-from .targets import unread_by_step
+from .targets import loss_of_output, unread_by_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -278,6 +279,10 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
         return
     if (turn := turned(seen.directions)) is not None:
         yield explain.turned(subject, turn)
+        return
+    own = loss_of_output(subject) if subject.contract.loss is not None else ""
+    if not isinstance(own, str) and (found := repelled(own)) is not None:
+        yield explain.repels(subject, own, found)
         return
     if any(one.way == "towards" for one in seen.directions):
         yield passed("the loss falls as outputs move towards the labels")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import sources
 from ...explanation import listed, on_line
 from ...findings import Culprit, Finding
+from ...objects import trees
 from ...probes.loss.own import OwnLoss
 from ...probes.numbers.finiteness import find_nonfinite
 from ...probes.recorded.operations import aligned, record
+from ...probes.recorded.watch import Watch, name_of
 from ...runs.losses.consumption import loss_calls
 from ...verdicts import suspicious, violated
 from ..gradient.non_finite import evidence_of, remedy, writers
@@ -19,10 +21,13 @@ from .consumed import loss_line
 from .divisors import Divisors
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...findings import Location, Status
     from ...probes.loss.directions import Direction
-    from ...probes.loss.slopes import LossOfOutput, Slopes
+    from ...probes.loss.slopes import LossOfOutput, Repelled, Slopes
     from ...probes.recorded.operations import Trace
+    from ...probes.recorded.watch import Op
     from ...subject import Subject
 
 
@@ -274,4 +279,55 @@ def unbounded(
         fix="compare the signs on this line with the formula; a KL divergence to a standard normal is "
         "0.5 * (exp(log_var) + mean**2 - 1 - log_var), a Gaussian likelihood "
         "0.5 * (log_var + (target - mean)**2 / exp(log_var))",
+    )
+
+
+class _Factors(Watch):
+    """Notes products and quotients with the values of a target."""
+
+    def __init__(self, target: torch.Tensor) -> None:
+        super().__init__()
+        self.found: list[Op] = []
+        self._target = target
+
+    def after(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
+    ) -> None:
+        """Compare the operands of one call with the target."""
+        name = name_of(func)
+        if name.rpartition(".")[2].strip("_") in _SCALING and any(
+            isinstance(one, torch.Tensor)
+            and not one.requires_grad
+            and trees.same(one, self._target)
+            for one in args[-1:]
+        ):
+            self.found.append(self.op(name))
+
+
+_SCALING = ("mul", "multiply", "div", "truediv", "true_divide")
+
+
+def repels(subject: Subject, loss: LossOfOutput, found: Repelled) -> Finding:
+    """Explain a loss that is highest where an output meets a target of one sign."""
+    with _Factors(loss.targets()[found.target]) as factors:
+        loss.run()
+    op = next((op for op in factors.found if op.location is not None), None)
+    place = op.location if op is not None else None
+    made = sources.alias_above(place) if place is not None else None
+    sign, other = ("negative", "positive") if found.negative else ("positive", "negative")
+    culprits = [Culprit("target", found.target, f"pushes away where it is {sign}", place)]
+    if op is not None:
+        name = op.name.rpartition(".")[2].strip("_")
+        culprits.append(Culprit("call", name, "scales by the target itself", place))
+    return violated(
+        "loss-sign",
+        f"the loss pushes {found.path} away from every {sign} target",
+        culprits=culprits,
+        location=made or place or loss_line(subject),
+        observed=f"on both sides of {found.pushed} {sign} targets the loss falls as the output moves "
+        f"away, at {found.pulled} {other} ones as it moves closer",
+        cause="the error is scaled by the target, whose sign turns it round"
+        + (f"{on_line(place)}" if op is not None else ""),
+        because="the gradient of the loss was taken a little above and a little below each target",
+        fix="scale by the magnitude of the target: .abs(), with a lower bound",
     )

@@ -113,6 +113,11 @@ class LossOfOutput:
         other = {id(self.outputs[path]): trees.dense(self.outputs[path]).detach() + by}
         return LossOfOutput(self._subject, trees.substitute(self._output, other), self.batch)
 
+    def at(self, path: str, values: torch.Tensor) -> LossOfOutput:
+        """Return the loss of outputs of which one is replaced by values of its shape."""
+        other = {id(self.outputs[path]): values.to(self.outputs[path].dtype)}
+        return LossOfOutput(self._subject, trees.substitute(self._output, other), self.batch)
+
     def run(self, batch: Batch | None = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Call the loss on fresh leaves; return it with the leaves by path.
 
@@ -153,3 +158,74 @@ class LossOfOutput:
     def with_targets(self, old: torch.Tensor, new: torch.Tensor) -> Batch:
         """Return the batch with one target tensor exchanged for another."""
         return with_target(self.batch, old, new)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repelled:
+    """Elements of an output at whose target the loss is highest, not lowest; plain data.
+
+    Attributes:
+        path: Of the output.
+        target: Path of the target.
+        pushed: How many elements are pushed away from their target: those whose target has one sign.
+        pulled: How many are pulled to it: those of the other sign.
+        negative: Whether the targets of the pushed ones are the negative ones.
+    """
+
+    path: str
+    target: str
+    pushed: int
+    pulled: int
+    negative: bool
+
+
+_NEAR = 0.02  # of the mean magnitude of the targets: how far from them the slopes are taken
+
+
+def repelled(loss: LossOfOutput) -> Repelled | None:
+    """Look on both sides of each target for the way the loss pulls; None where all are pulled, or it is no such loss.
+
+    A loss that compares an output with a target of its shape is lowest, element by element, where they
+    agree. Highest at every target of one sign, and lowest at those of the other, it is where the error
+    is divided or multiplied by the target itself.
+
+    Cost: two calls of the loss for each pair of an output and a target of its shape.
+    """
+    for path, output in loss.outputs.items():
+        for name, target in loss.targets().items():
+            if target.shape != output.shape or not target.is_floating_point():
+                continue
+            minus, plus = target < 0, target > 0
+            if min(int(minus.sum()), int(plus.sum())) < _FEWEST:
+                continue
+            found = _sides(loss, path, target.to(output.device))
+            if found is None:
+                continue
+            pulled, pushed = found
+            for one, other, negative in ((minus, plus, True), (plus, minus, False)):
+                if bool(pushed[one].all()) and bool(pulled[other].all()):
+                    return Repelled(
+                        path=path, target=name, pushed=int(one.sum()), pulled=int(other.sum()),
+                        negative=negative,
+                    )  # fmt: skip
+    return None
+
+
+_FEWEST = 4  # elements of each sign: fewer may be so by chance
+
+
+def _sides(
+    loss: LossOfOutput, path: str, target: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return which elements are pulled towards their targets from both sides, and which are pushed away."""
+    size = float(target.abs().mean())
+    ways = []
+    for sign in (1.0, -1.0):
+        try:
+            found = loss.at(path, target + sign * _NEAR * size).slopes()
+        except SubjectError:
+            return None
+        if found is None or path not in found.by_output:
+            return None
+        ways.append(found.by_output[path] * sign)
+    return (ways[0] > 0) & (ways[1] > 0), (ways[0] < 0) & (ways[1] < 0)
